@@ -50,12 +50,12 @@ Survey = Annotated[str | None, typer.Option(
 
 
 def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, root_path: str = "") -> gr.Blocks:
-    """Build the page with its examples, inside `temporary_files()`; see `superres.web.page.build_page`."""
+    """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
     from PIL import Image
     from skimage import data
 
     from superres.web.files import new_folder
-    from superres.web.page import build_page
+    from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
     Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "astronaut.png")  # its centre is framed as in CelebA
@@ -66,12 +66,7 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
-    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not available.
-
-    Raises:
-        CheckpointError: the given checkpoint is missing, damaged or for another task.
-        ConfigError: SentencePiece is not installed.
-    """
+    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not available."""
     from superres.checkpoint import bundled_checkpoints
     from superres.pipeline.translator import Translator
 
@@ -80,14 +75,9 @@ def load_translator(checkpoint: str | None, device: str) -> Translator | None:
 
 
 def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
-    """Open the store of a survey, and return it with the application of the study `name`.
-
-    Raises:
-        ConfigError: the extra survey is not installed.
-        StoreError: the store or the study is missing, or the study has no pictures.
-    """
+    """Open the store of a survey, and return it with the application of the study `name`; StoreError if one lacks."""
     try:
-        from superres.survey.results import study_app
+        from superres.survey.server import study_app
         from superres.survey.store import Store
     except ImportError as error:
         raise ConfigError(f"--survey needs {error.name}; run pip install -e '.[survey]'") from error
@@ -100,20 +90,14 @@ def announce(host: str, port: int, root_path: str, survey: str | None, store: st
     address = local_address(host, port, root_path)
     lines = [f"open {address} ({how_to_leave(host)})"]
     if survey is not None:
-        from superres.web.page import SURVEY_PATH
-
-        raters = f"{address}{SURVEY_PATH[1:]}/"
+        raters = f"{address}survey/"
         lines += [f"raters vote at {raters}", results_line(raters, survey, store)]
     with suppress(OSError):  # nobody reads it
         echo("\n".join(f"superres: {line}" for line in lines))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, before anything is loaded.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """Return a listening socket; ConfigError if the address cannot be used, before anything is loaded."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
                                     backlog=2048)
@@ -122,18 +106,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
-    """Return names and passwords from pairs "name:password"; None without pairs.
-
-    Raises:
-        ConfigError: a pair has no name or no password.
-    """
-    parsed = []
-    for pair in pairs:
-        name, _, password = pair.partition(":")
-        require(bool(name and password), f"--auth must be USER:PASSWORD, not {pair.split(':')[0]!r} and "
-                                         f"{'an empty' if ':' in pair else 'no'} password")
-        parsed.append((name, password))
-    return parsed or None
+    """Return names and passwords from pairs "name:password", None without pairs; ConfigError if a part is missing."""
+    for name, colon, password in (parts := [pair.partition(":") for pair in pairs]):
+        require(bool(name and password), f"--auth must be USER:PASSWORD, not {name!r} and "
+                                         f"{'an empty' if colon else 'no'} password")
+    return [(name, password) for name, _, password in parts] or None
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

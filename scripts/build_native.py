@@ -10,17 +10,17 @@ them. `linux_x86_64` and `linux_aarch64` are compiled with g++: quickly, for sys
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform as system
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
+from typing import Any
 
 NATIVE = Path(__file__).resolve().parent.parent / "superres" / "nn" / "engines" / "native"
 
@@ -38,22 +38,13 @@ GLIBC = 28
 """The last part of the newest glibc, 2.28, that libraries of manylinux_2_28 may need."""
 
 
-def load_variants() -> ModuleType:
-    """Import variants.py by its path: the package and its dependencies need not be installed."""
-    spec = importlib.util.spec_from_file_location("native_variants", NATIVE / "variants.py")
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{NATIVE / 'variants.py'} is missing")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def load_variants() -> dict[str, Any]:
+    """Return the names in variants.py: the package and its dependencies need not be installed."""
+    return runpy.run_path(str(NATIVE / "variants.py"))
 
 
 def command(platform: str) -> list[str]:
-    """Return the compiler of a platform, and the flags that make its libraries need no C++ library.
-
-    Raises:
-        SystemExit: the platform is unknown, or has no compiler here.
-    """
+    """Return the compiler of a platform, with the flags that make its libraries need no C++ library, or exit."""
     if platform not in PLATFORMS:
         raise SystemExit(f"unknown platform {platform!r}; choose {' or '.join(PLATFORMS)}")
     machine, target = PLATFORMS[platform]
@@ -66,27 +57,22 @@ def command(platform: str) -> list[str]:
 
 
 def build(platform: str, folder: Path, only: list[str] | None = None) -> list[Path]:
-    """Compile the probe and the variants of a platform, some at a time, and return their files in `folder`.
-
-    Args:
-        platform: a key of PLATFORMS.
-        folder: folder for the libraries, which is made.
-        only: names of the variants to compile; all by default.
+    """Compile the probe and the variants (or `only` those named) of a platform, and return their files in `folder`.
 
     Raises:
         SystemExit: the compiler fails, or a library needs a newer system than the platform promises.
     """
     table, compiler = load_variants(), command(platform)
     suffix = ".dll" if platform.startswith("win") else ".so"
-    jobs = [(folder / f"probe{suffix}", "probe.cpp", table.PROBE_FLAGS)]
-    jobs += [(folder / f"{variant.name}{suffix}", "native.cpp", (*table.FLAGS, *variant.flags))
-             for variant in table.for_machine(PLATFORMS[platform][0]) if only is None or variant.name in only]
+    jobs = [(folder / f"probe{suffix}", "probe.cpp", table["PROBE_FLAGS"])]
+    jobs += [(folder / f"{variant.name}{suffix}", "native.cpp", (*table["FLAGS"], *variant.flags))
+             for variant in table["for_machine"](PLATFORMS[platform][0]) if only is None or variant.name in only]
     folder.mkdir(parents=True, exist_ok=True)
 
     def run(job: tuple[Path, str, tuple[str, ...]]) -> Path:
         path, source, flags = job
         if PLATFORMS[platform][1]:
-            flags = tuple(table.flags_of_ziglang(flags))
+            flags = tuple(table["flags_of_ziglang"](flags))
         with TemporaryDirectory() as scratch:
             # Linked without the flags of the processor, or ziglang would compile its C++ library for each variant.
             compiled = f"{scratch}/native.o"

@@ -27,14 +27,9 @@ FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
 def check_contents(wheel: Path) -> None:
-    """Check that the wheel has the probe, every variant and the weights.
-
-    Raises:
-        SystemExit: something is missing.
-    """
-    platform = wheel.stem.partition("py3-none-")[2]
-    machine, _ = PLATFORMS[platform]
-    libraries = {"probe", *(variant.name for variant in load_variants().for_machine(machine))}
+    """Exit unless the wheel has the probe, every variant and the weights."""
+    machine, _ = PLATFORMS[wheel.stem.partition("py3-none-")[2]]
+    libraries = {"probe", *(variant.name for variant in load_variants()["for_machine"](machine))}
     with ZipFile(wheel) as archive:
         names = archive.namelist()
     found = {Path(name).stem for name in names if "/native/lib/" in name}
@@ -77,7 +72,7 @@ def main() -> None:
         words = [str(commands / "superres")]
         text = subprocess.run([*words, "info", "--json"], cwd=folder, env=environment, check=True, capture_output=True)
         found = json.loads(text.stdout)
-        print(json.dumps(found, indent=1))
+        print(text.stdout.decode())
         if found["compiler"] != "none" or str(folder) not in found.get("library", ""):
             raise SystemExit("the environment is not empty: it must have no compiler, and load the wheel's library")
         installed = upscale(words, folder / "installed", environment)

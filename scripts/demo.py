@@ -34,16 +34,9 @@ ASTRONAUT_FACE = np.s_[20:190, 140:310]
 
 @dataclass
 class Variant:
-    """A way to decode, and its results.
+    """A way to decode, and its results: pictures and traces of the first round, and seconds per image of every round.
 
-    Attributes:
-        meaning: what it is, as a sentence.
-        upscaler: the checkpoint in an engine.
-        options: settings of decoding.
-        reference: name of the variant that decodes one token per step to the same end.
-        images: pictures of the first round.
-        traces: acceptance traces of the first round.
-        rounds: seconds per image of every round.
+    `reference` is the name of the variant that makes the same choices one token per step.
     """
 
     meaning: str
@@ -63,7 +56,7 @@ class Variant:
 def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
     """Return the inputs by name, each uint8 [source, source, 3]."""
     folder = Path(__file__).parent / "faces"
-    inputs = {path.stem: task.to_source(read_image(path), "lowres") for path in sorted(folder.glob("*.png"))}
+    inputs = {path.stem: task.to_source(read_image(path)) for path in sorted(folder.glob("*.png"))}
     return {"astronaut": task.source_of(data.astronaut()[ASTRONAUT_FACE]), **inputs}
 
 
@@ -72,15 +65,12 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     upscaler = Upscaler.load(checkpoint, device)
     exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
     epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
-    variants = {
-        "greedy": Variant("The likeliest token, one per step.", upscaler, exact.sequential(), "greedy"),
-        "exact": Variant("The tokens of greedy, several per step (the default).", upscaler, exact, "greedy"),
-        "epsilon 2": Variant("Proposals within 2 grey levels of the model's choice are accepted.", upscaler, epsilon,
-                             "greedy"),
-        "sequential": Variant("A random sample at temperature 0.9, one token per step.", upscaler, sample.sequential(),
-                              "sequential"),
-        "sample": Variant("The tokens of sequential, several per step.", upscaler, sample, "sequential"),
-    }
+    variants = {name: Variant(meaning, upscaler, options, reference) for name, meaning, options, reference in (
+        ("greedy", "The likeliest token, one per step.", exact.sequential(), "greedy"),
+        ("exact", "The tokens of greedy, several per step (the default).", exact, "greedy"),
+        ("epsilon 2", "Proposals within 2 grey levels of the model's choice are accepted.", epsilon, "greedy"),
+        ("sequential", "A random sample at temperature 0.9, one token per step.", sample.sequential(), "sequential"),
+        ("sample", "The tokens of sequential, several per step.", sample, "sequential"))}
     try:
         int8 = Upscaler.load(checkpoint, device, "native-int8")
     except ConfigError as error:

@@ -21,9 +21,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "superres" / "nn" / "engines" / "native"
@@ -36,22 +35,20 @@ CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 EMULATED = {"aarch64": "cortex-a72", "aarch64-dotprod": "max"}
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """One way to compile the sources: a variant, its compiler, and the command that runs the result."""
 
     variant: Any
     compiler: str
     runner: tuple[str, ...] = ()
 
-    @property
-    def folder(self) -> Path:
-        """The folder of its object files."""
-        return BUILD / f"{self.variant.name}-{Path(self.compiler).name}"
+    def file(self, name: str) -> Path:
+        """Return the path of a file that is made for this target."""
+        return BUILD / f"{self.variant.name}-{Path(self.compiler).name}" / name
 
     def compile(self, source: Path) -> Path:
         """Return the object file of `source`; compile it if it or a header has changed."""
-        target = self.folder / f"{source.parent.name}-{source.stem}.o"
+        target = self.file(f"{source.parent.name}-{source.stem}.o")
         needed = [source, NATIVE / "variants.py", Path(__file__), *CPP.rglob("*.h")]
         if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in needed):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,18 +60,9 @@ class Target:
             Path(f"{target}.part").replace(target)
         return target
 
-    def link(self, objects: list[Path], name: str) -> Path:
-        """Return the program that the object files make."""
-        execute(self.compiler, "-pthread", "-o", str(self.folder / name), *map(str, objects))
-        return self.folder / name
-
 
 def execute(*words: str) -> None:
-    """Run a command.
-
-    Raises:
-        SystemExit: it fails.
-    """
+    """Run a command, and exit if it fails."""
     if subprocess.run(words, check=False).returncode:
         raise SystemExit(f"failed: {' '.join(words)}")
 
@@ -90,11 +78,7 @@ def features(compiler: str) -> frozenset[str]:
 
 
 def targets(emulate: bool) -> Iterator[Target]:
-    """Return the targets that run here, and say which do not.
-
-    Args:
-        emulate: whether to include processors that are only emulated.
-    """
+    """Return the targets that run here, emulated ones too if `emulate`, and print which do not run."""
     compiler = os.environ.get("CXX", "c++")
     compilers = [name for name in dict.fromkeys((compiler, "clang++")) if shutil.which(name)]
     if not compilers:
@@ -103,8 +87,8 @@ def targets(emulate: bool) -> Iterator[Target]:
     for variant in reversed(VARIANTS["for_machine"]()):
         if missing := variant.missing(available):
             print(f"{variant.name}: not run, because this processor lacks {', '.join(missing)}")
-            continue
-        yield from (Target(variant, name) for name in compilers)
+        else:
+            yield from (Target(variant, name) for name in compilers)
     if not emulate or platform.machine() in ("aarch64", "arm64"):
         return
     if lacking := [name for name in (CROSS, EMULATOR) if not shutil.which(name)]:
@@ -115,34 +99,32 @@ def targets(emulate: bool) -> Iterator[Target]:
         yield Target(VARIANTS["BY_NAME"][name], CROSS, (EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor))
 
 
-def build(chosen: list[Target], what: str) -> list[Path]:
-    """Return the program of each target, from the sources in the folder `what` and native.cpp."""
-    sources = sorted((CPP / what).glob("*.cpp"))
-    if what == "test":
-        sources.insert(0, CPP / "native.cpp")
+def build(chosen: list[Target], what: str) -> None:
+    """Make the program `what` of each target, from the sources in the folder of that name and native.cpp."""
+    sources = [CPP / "native.cpp"] * (what == "test") + sorted((CPP / what).glob("*.cpp"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The longest compilations first.
         jobs = {(target, source): pool.submit(target.compile, source) for source in sources for target in chosen}
-        for job in jobs.values():
-            job.result()
-        parts = {target: [jobs[target, source].result() for source in sources] for target in chosen}
-        return list(pool.map(lambda target: target.link(parts[target], what), chosen))
+        for target in chosen:
+            objects = [str(jobs[target, source].result()) for source in sources]
+            execute(target.compiler, "-pthread", "-o", str(target.file(what)), *objects)
 
 
-def run_tests(chosen: list[Target], programs: list[Path]) -> bool:
+def run_tests(chosen: list[Target]) -> bool:
     """Run the tests of every target, print the results and their sum, and return whether all passed."""
     passed = failed = 0
-    for target, program in zip(chosen, programs, strict=True):
-        result = subprocess.run([*target.runner, str(program)], capture_output=True, text=True, check=False)
-        words = (result.stdout.splitlines() or [""])[-1].split()
+    for target in chosen:
+        words = [*target.runner, str(target.file("test"))]
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        last = (result.stdout.splitlines() or [""])[-1]
+        words = last.split()
         if len(words) == 4 and words[1::2] == ["passed,", "failed"]:
             passed, failed = passed + int(words[0]), failed + int(words[2])
         if result.returncode:
             print(result.stdout + result.stderr, end="")
             if words[2:3] in ([], ["0"]):
                 failed += 1  # it ended before its last line
-        outcome = " ".join(words) or f"exit status {result.returncode}"
-        print(f"{target.variant.name}, {target.compiler}: {outcome}", flush=True)
+        print(f"{target.variant.name}, {target.compiler}: {last or f'exit status {result.returncode}'}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return passed > 0 and failed == 0
 
@@ -157,12 +139,12 @@ def main() -> None:
         raise SystemExit(f"unknown variant {', '.join(unknown)}; choose {' or '.join(VARIANTS['BY_NAME'])}")
     chosen = [target for target in targets(arguments.what == "test")
               if not arguments.variants or target.variant.name in arguments.variants]
-    programs = build(chosen, arguments.what)
+    build(chosen, arguments.what)
     if arguments.what == "test":
-        sys.exit(not run_tests(chosen, programs))
-    for target, program in zip(chosen, programs, strict=True):
+        sys.exit(not run_tests(chosen))
+    for target in chosen:
         print(f"\n{target.variant.name}, {target.compiler}", flush=True)
-        execute(*target.runner, str(program))
+        execute(*target.runner, str(target.file("bench")))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, require
 from superres.errors import CheckpointError, OutputError, SuperresError, first_line, plain, shown
-from superres.nn.meta_network import meta_network
-from superres.nn.model import EncoderDecoder
+from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
 from superres.system.output import short_digest
 from superres.system.reading import parse_json, read_file, require_regular
@@ -49,8 +48,7 @@ WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder` to write into; it replaces `folder` if the block succeeds.
 
-    Raises:
-        OutputError: the folder cannot be written (read-only, no space left); `folder` is unchanged.
+    Raises OutputError if the folder cannot be written (read-only, no space left); `folder` is unchanged.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,24 +58,16 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     try:
         yield fresh
         fresh.chmod(0o755)
-        _swap(folder, fresh)
+        retired = fresh.with_name(fresh.name + RETIRED)
+        if folder.exists():
+            os.replace(folder, retired)
+        os.replace(fresh, folder)
+        shutil.rmtree(retired, ignore_errors=True)
     except (OSError, SafetensorError) as error:
+        recover_folder(folder)
         raise OutputError(f"cannot write {folder}: {error}; its previous content is unchanged") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _swap(folder: Path, fresh: Path) -> None:
-    """Rename `fresh` to `folder`; if that fails, restore the previous folder."""
-    retired = fresh.with_name(fresh.name + RETIRED)
-    if folder.exists():
-        os.replace(folder, retired)
-    try:
-        os.replace(fresh, folder)
-    except OSError:
-        recover_folder(folder)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
 
 
 def recover_folder(folder: Path) -> None:
@@ -92,11 +82,11 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write `model` to a checkpoint folder, which is replaced atomically.
+    """Write `model` to a checkpoint folder, which is replaced atomically; other files in it are kept.
 
     Args:
         model: the network.
-        folder: checkpoint folder, created if it is missing. Other files in it (such as a model card) are kept.
+        folder: created if it is missing.
         extra: further entries of config.json.
         dtype: type of the stored weights.
         training: stages of training for `training.jsonl`; None keeps an existing file.
@@ -120,11 +110,7 @@ def save_checkpoint(
 
 
 def read_training(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the stages of a checkpoint's training, oldest first; empty without `training.jsonl`.
-
-    Raises:
-        CheckpointError: `training.jsonl` is damaged.
-    """
+    """Return the stages in `training.jsonl`, oldest first; none without it, a CheckpointError if it is damaged."""
     path = Path(folder) / TRAINING
     try:
         return [dict(json.loads(line)) for line in read_file(path, MAX_BYTES).decode().splitlines()]
@@ -136,11 +122,7 @@ def read_training(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's config.json.
-
-    Raises:
-        CheckpointError: the folder or file is missing, damaged, or of another format.
-    """
+    """Return the content of config.json; raise CheckpointError if it is missing, damaged, or of another format."""
     path = Path(folder) / CONFIG
     try:
         document = parse_json(read_file(path, MAX_BYTES))
@@ -148,8 +130,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder") from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = f"{type(error).__name__}: {plain(str(error))}"
-        raise CheckpointError(f"{path} is damaged ({reason}); fetch the checkpoint again") from error
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {plain(str(error))}); fetch the checkpoint "
+                              "again") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {shown(version)}, this release reads {FORMAT_VERSION}; "
                               "update superres")
@@ -160,11 +142,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_network(folder: str | Path) -> ModelConfig:
-    """Return the settings of a checkpoint's network.
-
-    Raises:
-        CheckpointError: config.json is missing or damaged, or a setting is unknown or out of range.
-    """
+    """Return the settings of a checkpoint's network; errors as for `read_config`, or for settings out of range."""
     document = read_config(folder)
     try:
         return ModelConfig.from_dict(document["model"])
@@ -176,16 +154,13 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
     """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or None.
 
     An untrusted checkpoint must not cause other files to be read. Its `draft` is therefore a bundled checkpoint or a
-    folder inside the checkpoint's folder, and its `ngrams` is a file inside that folder.
-
-    Raises:
-        CheckpointError: the entry in config.json is damaged, or names a file outside or missing from the folder.
+    folder inside the checkpoint's folder, and its `ngrams` is a file inside that folder. Raises CheckpointError if the
+    entry in config.json is damaged, or names a file outside or missing from the folder.
     """
     folder = Path(folder)
     defaults = read_config(folder).get(DECODE, {})
     try:
-        values = defaults.get(kind)
-        if values is None:
+        if (values := defaults.get(kind)) is None:
             return None
         default = DecodeConfig.from_dict(values)
         draft = default.draft if default.draft in bundled_checkpoints() else _inside(folder, default.draft)
@@ -196,11 +171,7 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
 
 
 def read_confidence(folder: str | Path) -> Confidence | None:
-    """Return the coefficients in a checkpoint's config.json; None without the entry.
-
-    Raises:
-        CheckpointError: the entry is damaged.
-    """
+    """Return the coefficients in a checkpoint's config.json; None without them, a CheckpointError if damaged."""
     values = read_config(folder).get(CONFIDENCE)
     try:
         return None if values is None else Confidence.from_dict(values)
@@ -210,16 +181,12 @@ def read_confidence(folder: str | Path) -> Confidence | None:
 
 
 def _inside(folder: Path, name: str | None) -> str | None:
-    """Return the path of `name` in a checkpoint's folder; None for None.
-
-    Raises:
-        ConfigError: the path is outside the folder, or missing.
-    """
+    """Return the path of `name` in a checkpoint's folder; None for None, a ConfigError if it is not there."""
     if name is None:
         return None
     try:
-        path, home = (folder / name).resolve(), folder.resolve()
-        is_own = home in path.parents and path.exists()
+        path = (folder / name).resolve()
+        is_own = folder.resolve() in path.parents and path.exists()
     except (OSError, ValueError, RuntimeError):  # a name that is too long, a zero byte, a cycle of links
         is_own = False
     require(is_own, f"{shown(name)} is not in the checkpoint's folder; give a file in the folder, or remove the entry "
@@ -231,22 +198,15 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     """Load the network of a checkpoint folder with float32 weights.
 
     The names and shapes of all tensors must match exactly; they are compared before the weights are read into memory.
-
-    Raises:
-        CheckpointError: the folder is missing or damaged, the tensors do not match, or a weight is not finite.
+    Raises CheckpointError if the folder is missing or damaged, the tensors do not match, or a weight is not finite.
     """
-    folder = Path(folder)
-    model = meta_network(read_network(folder))
-    load_weights(model, read_tensors(folder / WEIGHTS, model), str(folder / WEIGHTS))
+    path, model = Path(folder) / WEIGHTS, meta_network(read_network(folder))
+    load_weights(model, read_tensors(path, model), str(path))
     return model.eval()
 
 
 def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
-    """Return the content of the task's files in a checkpoint's folder, by name.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
-    """
+    """Return the content of the task's files in a checkpoint's folder, by name; a CheckpointError if one is missing."""
     try:
         return {name: read_file(folder / name, MAX_BYTES) for name in TASK_FILES.get(task, ())}
     except OSError as error:
@@ -254,19 +214,21 @@ def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
 
 
 def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file.
+    """Read a safetensors file, after a comparison of names, shapes and types with those of `model`, if given.
 
-    Args:
-        path: the file.
-        model: network for the weights; names, shapes and types are compared before the weights are read.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, or does not match `model`.
+    Raises CheckpointError if the file is missing or damaged, or does not match `model`.
     """
     try:
         require_regular(path)
         if model is not None:
-            _check_header(path, model)
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
+                shapes = {name: tuple(value.get_shape()) for name, value in found.items()}
+                types = {name: value.get_dtype() for name, value in found.items()}
+            _compare(model.state_dict(), shapes, str(path))
+            if wrong := [name for name, kind in types.items() if kind not in WEIGHT_TYPES]:
+                raise CheckpointError(f"{path}: tensor {wrong[0]} is of type {types[wrong[0]]}, not "
+                                      f"{', '.join(WEIGHT_TYPES)}; fetch the checkpoint again")
         return load_file(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
@@ -274,40 +236,20 @@ def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, 
         raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint again") from error
 
 
-def _check_header(path: Path, model: torch.nn.Module) -> None:
-    """Compare the header of a safetensors file with the tensors of `model`.
-
-    Raises:
-        CheckpointError: names, shapes or types do not match.
-        SafetensorError: the file is damaged.
-        OSError: the file cannot be read.
-    """
-    with safe_open(path, framework="pt") as file:
-        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-        _compare(_shapes(model.state_dict()), {name: tuple(value.get_shape()) for name, value in found.items()},
-                 str(path))
-        types = {name: value.get_dtype() for name, value in found.items()}
-    for name, kind in types.items():
-        if kind not in WEIGHT_TYPES:
-            raise CheckpointError(f"{path}: tensor {name} is of type {kind}, not {', '.join(WEIGHT_TYPES)}; "
-                                  "fetch the checkpoint again")
-
-
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str, optional: str | None = None) -> None:
-    """Copy `weights` into `model` after a check of names and shapes; tensors on the meta device are replaced.
+    """Copy `weights`, by name, into `model` after a check of names and shapes; tensors on the meta device are replaced.
 
-    Args:
-        model: the network.
-        weights: tensors by name.
-        origin: origin of the weights for error messages.
-        optional: prefix of names that `weights` may lack; the model keeps its own tensors of these names.
-
-    Raises:
-        CheckpointError: names or shapes differ, or a weight is not finite.
+    Error messages name `origin`. The model keeps its own tensors of names with the prefix `optional` that are missing.
+    Raises CheckpointError if names or shapes differ, or a weight is not finite.
     """
     own = model.state_dict()
-    _compare(_shapes(own), _shapes(weights), origin, optional)
-    values = {name: _like(own[name], weights[name]) if name in weights else own[name] for name in own}
+    _compare(own, {name: tuple(weight.shape) for name, weight in weights.items()}, origin, optional)
+    values = dict(own)
+    for name, weight in weights.items():
+        if own[name].is_meta:
+            values[name] = torch.empty_strided(own[name].shape, own[name].stride(), dtype=own[name].dtype).copy_(weight)
+        else:
+            values[name] = weight.to(own[name].dtype)
     for name, value in values.items():
         if value.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(value)):
             raise CheckpointError(f"{origin}: tensor {name} holds numbers that are not finite; "
@@ -315,28 +257,13 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str
     model.load_state_dict(values, assign=any(value.is_meta for value in own.values()))
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _like(own: Tensor, weight: Tensor) -> Tensor:
-    """Return `weight` with the type and, for a tensor on the meta device, the strides of `own`."""
-    if not own.is_meta:
-        return weight.to(own.dtype)
-    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype).copy_(weight)
-
-
 def _compare(
-    own: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str, optional: str | None = None,
+    own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], origin: str, optional: str | None = None,
 ) -> None:
-    """Compare the shapes of a network's tensors with the shapes in a file; for the arguments, see `load_weights`.
-
-    Raises:
-        CheckpointError: names or shapes differ.
-    """
+    """Raise a CheckpointError if the shapes of a network's tensors differ from those in a file; see `load_weights`."""
     required = {name for name in own if optional is None or not name.startswith(optional) or name in found}
     missing, extra = sorted(required - set(found)), sorted(set(found) - set(own))
-    shapes = sorted(name for name in required & set(found) if found[name] != own[name])
+    shapes = sorted(name for name in required & set(found) if found[name] != own[name].shape)
     problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another shape": shapes}
     for problem, names in problems.items():
         if names:
@@ -352,18 +279,13 @@ def weights_digest(folder: str | Path) -> str:
 
 
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
-    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, which loads strictly."""
+    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, which loads strictly.
+
+    `files` are the contents of the task's files by name (such as the vocabulary of a translation model). Raises
+    CheckpointError if a file of the task is missing.
+    """
 
     def __init__(self, model: EncoderDecoder, files: Mapping[str, bytes] | None = None) -> None:
-        """Wrap the network.
-
-        Args:
-            model: the network.
-            files: content of the task's files by name (such as the vocabulary of a translation model).
-
-        Raises:
-            CheckpointError: a file of the task is missing.
-        """
         super().__init__()
         self.model, self.files = model, dict(files or {})
         missing = [name for name in TASK_FILES.get(model.config.task, ()) if name not in self.files]
@@ -375,11 +297,7 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> HubModel:  # noqa: ANN401
-        """Load a model as `PyTorchModelHubMixin.from_pretrained` does, after a strict check of config.json.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged, or its tensors do not match.
-        """
+        """See `PyTorchModelHubMixin.from_pretrained`; checks and errors are those of `load_checkpoint`."""
         if Path(pretrained_model_name_or_path).is_dir():
             read_config(pretrained_model_name_or_path)
         found: HubModel = super().from_pretrained(pretrained_model_name_or_path, **options)
@@ -393,12 +311,9 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 
 
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
-    """Return the local folder of a hub checkpoint; files that are not cached are downloaded.
+    """Return the local folder of a hub checkpoint; files that are not cached are downloaded, if the hub responds.
 
-    If the hub does not respond within seconds, only cached files are used.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or the hub is unreachable and the checkpoint is not cached.
+    Raises CheckpointError if there is no such checkpoint, or the hub is unreachable and the checkpoint is not cached.
     """
     problem = hub_problem(identifier, CONFIG, revision)
 
@@ -417,8 +332,8 @@ def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
             fetch(name)
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise CheckpointError(f"no checkpoint {identifier!r}: there is no such folder, and the hub gives none "
-                              f"({first_line(error)}); give a local folder or a bundled name ({_bundled_names()})"
-                              ) from error
+                              f"({first_line(error)}); give a local folder or a bundled name "
+                              f"({', '.join(bundled_checkpoints()) or 'none'})") from error
     return folder
 
 
@@ -431,22 +346,11 @@ def bundled_folder() -> Path:
 
 def bundled_checkpoints() -> list[str]:
     """Return the names of the bundled checkpoints."""
-    return sorted(path.parent.name for path in bundled_folder().glob("*/config.json"))
-
-
-def _bundled_names() -> str:
-    return ", ".join(bundled_checkpoints()) or "none"
+    return sorted(path.parent.name for path in bundled_folder().glob(f"*/{CONFIG}"))
 
 
 def find_checkpoint(name_or_folder: str | Path) -> Path:
-    """Return the folder of a checkpoint.
-
-    Args:
-        name_or_folder: a bundled checkpoint's name, a folder, or a Hugging Face hub id ("owner/name").
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-    """
+    """Return the folder of a bundled name, folder or hub id ("owner/name"); raise CheckpointError if there is none."""
     text = str(name_or_folder)
     if text and Path(text).is_dir():
         return Path(text)
@@ -455,4 +359,4 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
     if text.count("/") == 1 and not text.startswith((".", "/")) and not text.endswith("/"):
         return fetch_from_hub(text)
     raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name "
-                          f"({_bundled_names()})")
+                          f"({', '.join(bundled_checkpoints()) or 'none'})")

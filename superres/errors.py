@@ -3,8 +3,7 @@
 Every message is one line that names the invalid value and the remedy. The command line prints it without a traceback.
 """
 
-MAX_SHOWN = 200
-"""Largest number of characters of a value in a message."""
+MAX_SHOWN = 200  # characters of a value in a message
 
 
 def shown(value: object) -> str:
@@ -49,17 +48,13 @@ class CheckpointError(SuperresError):
 class ScoresError(SuperresError):
     """The scores of a network are not finite, so they determine no tokens."""
 
-    def __init__(self, message: str = "the network's scores are not finite: its weights are too large or damaged, and "
-                                      "nothing can be decoded; use another checkpoint") -> None:
-        super().__init__(message)
+    def __init__(self) -> None:
+        super().__init__("the network's scores are not finite: its weights are too large or damaged, and nothing can "
+                         "be decoded; use another checkpoint")
 
 
 class OutputError(SuperresError):
     """A result cannot be written to the place that the user named."""
-
-
-class ClusterError(SuperresError):
-    """A cluster cannot be reached, or its work failed."""
 
 
 class StoreError(SuperresError):

@@ -73,7 +73,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     failed = [report for kind in ("failed", "error") for report in reporter.stats.get(kind, [])]
     passed = set()
-    for node in dict.fromkeys(report.nodeid for report in failed if "browser" in report.keywords):
+    for node in dict.fromkeys(report.nodeid for report in failed if "browser" in getattr(report, "keywords", ())):
         reporter.ensure_newline()
         reporter.section(f"{node} failed, and is run once more, alone", flush=True)
         again = subprocess.run([sys.executable, "-m", "pytest", "-q", "--no-header", node], cwd=session.config.rootpath,
@@ -155,7 +155,7 @@ def postgres_server() -> Iterator[str]:
 
     if postgres_programs() is None:
         pytest.skip("no PostgreSQL server here; apt-get install postgresql")
-    with postgres(durable=False) as url:
+    with postgres() as url:
         yield url
 
 

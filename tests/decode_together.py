@@ -16,8 +16,8 @@ from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
-from superres.decoding.limits import LimitedModel
-from superres.decoding.proposers.lookahead.parallel import Processes
+from superres.decoding.sum_limits import LimitedModel
+from superres.interfaces import Peers
 from superres.nn.engines.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}
@@ -52,7 +52,7 @@ def decode_all(peers=None):
     return made
 
 
-class Counted(Processes):
+class Counted(Peers):
     """Counts the numbers that each call gathers."""
 
     gathered = 0

@@ -88,11 +88,7 @@ class Capture(TorchDispatchMode):
 
 
 class Captures:
-    """In place of CUDA graphs: runs the captured work under `Capture` whenever it is called.
-
-    Attributes:
-        kernels: number of kernels of each call.
-    """
+    """In place of CUDA graphs: runs the captured work under `Capture` whenever it is called, and counts its kernels."""
 
     def __init__(self):
         self.kernels = []

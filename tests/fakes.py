@@ -11,12 +11,12 @@ from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Result
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.decode import check_options
-from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.ngrams import Numbering, count_ngrams
+from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
-from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
+from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
 from superres.nn.engines.native.variants import SELF_TEST
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
@@ -86,7 +86,7 @@ class FakeRefilled:
 
     def run(self):
         while True:
-            while len(self.under_way) < self.rows and (more := self.feed.take(self.rows - len(self.under_way), True)):
+            while len(self.under_way) < self.rows and (more := self.feed(self.rows - len(self.under_way), True)):
                 self.under_way += more
             if not self.under_way:
                 return
@@ -259,7 +259,7 @@ def ngram_rows(model):
 
 def ngrams_of(model, order=3):
     """Return counts of `ngram_rows`, by three channels."""
-    return count_ngrams(ngram_rows(model).numpy(), Numbering(order, model.vocabulary, 3), least=1)
+    return count_ngrams(ngram_rows(model).numpy(), NgramTable(order, model.vocabulary, 3), least=1)
 
 
 def proposer_for(name, model):
@@ -333,6 +333,9 @@ class ScriptedSession:
         place = position.unsqueeze(1) + torch.arange(self.width)
         return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
 
+    def iterations(self, state):
+        return None
+
     def resize(self, width):
         self.width = width
 
@@ -394,7 +397,7 @@ class ScriptedModel:
 
 def small_source(digest=DIGEST, self_test=SELF_TEST):
     """Return C++ that compiles in no time and returns these results of `superres_abi` and `superres_self_test`."""
-    names = sorted(DECLARATIONS.functions.keys() - {"superres_abi"})
+    names = sorted(FUNCTIONS.keys() - {"superres_abi"})
     results = dict.fromkeys(names, 0) | {"superres_self_test": self_test}
     functions = " ".join(f"long long {name}() {{ return {result}; }}" for name, result in results.items())
     return f'extern "C" {{ const char* superres_abi() {{ return "{digest}"; }} {functions} }}'

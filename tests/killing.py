@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,13 +16,18 @@ FILE_CALLS = {"open", "write", "writelines", "flush", "close", "fsync", "flock",
 """Names of the built-in functions that touch files."""
 CALLERS = ("/superres/", "/pathlib", "/shutil.py")
 """Parts of the paths of the modules whose calls count."""
+FORK = multiprocessing.get_context("fork") if sys.platform != "win32" else multiprocessing
+
+
+def die(*_: object) -> None:
+    """Kill this process (SIGKILL)."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_at(moment: int) -> None:
-    """Let this process kill itself (SIGKILL) at a moment: just before or just after a call that touches a file.
+    """Let this process kill itself at a moment: just before or just after a call that touches a file.
 
-    Args:
-        moment: 1 is before the first call, 2 after it, 3 before the second, and so on, over all threads that start.
+    Moment 1 is before the first call, 2 after it, 3 before the second, and so on, over all threads that start.
     """
     count = 0
 
@@ -30,7 +37,23 @@ def die_at(moment: int) -> None:
                 and any(part in frame.f_code.co_filename for part in CALLERS):
             count += 1
             if count == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
 
     threading.setprofile(hook)
     sys.setprofile(hook)
+
+
+def killed(call: Callable[[], object], moment: int | None = None) -> bool:
+    """Do a call in a forked process, which dies at `moment` if given, and return whether it was killed."""
+    def child() -> None:
+        if moment is not None:
+            die_at(moment)
+        call()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.terminate()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0

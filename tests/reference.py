@@ -7,25 +7,22 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.nan_check import require_finite
 from superres.decoding.sampling import Samplers
+from superres.decoding.state import NanCheck
 from superres.interfaces import ScoringModel
 
 
+def require_finite(scores: Tensor) -> None:
+    """Raise ScoresError if `scores` [B, W, V] are not finite."""
+    check = NanCheck(*scores.shape[:2], scores.device)
+    check.note(scores)
+    check.check()
+
+
 def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeConfig, key: int = 0) -> list[int]:
-    """Decode one token at a time with p1: greedy (section 2 of the paper), or sampling at a temperature.
+    """Return the tokens of one source [1, S] by p1 alone: greedy (section 2 of the paper), or at a temperature.
 
-    Args:
-        model: the model.
-        source: one source [1, S].
-        options: temperature and seed; other settings are ignored.
-        key: key of the sampling noise.
-
-    Returns:
-        The tokens, up to and including the end token.
-
-    Raises:
-        ScoresError: the model's scores are not finite.
+    The last token may be the end token. Settings besides the sampling are ignored.
     """
     samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
@@ -43,20 +40,9 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
 def separate_reference(
     model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, key: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Decode blockwise with the heads, with separate predict and verify substeps (section 3), token by token.
+    """Return the tokens of one source [1, S], and the number of accepted tokens of each iteration.
 
-    Args:
-        model: the model.
-        source: one source [1, S].
-        options: acceptance, minimum block, temperature and seed.
-        block_size: k.
-        key: key of the sampling noise.
-
-    Returns:
-        The tokens, and the number of accepted tokens of each iteration.
-
-    Raises:
-        ScoresError: the model's scores are not finite.
+    It decodes blockwise with the heads, with separate predict and verify substeps (section 3), token by token.
     """
     samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     criterion = CRITERIA[options.accept](options)

@@ -41,17 +41,10 @@ class SingleScorer:
 
 
 def check_replay(scorer, options, trace, key, vocabulary, longest, end_token=None, one_of_many=False):
-    """Verify the blocks of a trace again, and return the tokens that they make.
+    """Verify the blocks of a trace again by the scores of p1, and return the tokens that they make.
 
-    Args:
-        scorer: p1.
-        options: acceptance and sampling, which must be greedy or coupled.
-        trace: acceptance trace of the row.
-        key: key of the row's noise.
-        vocabulary: V.
-        longest: largest number of tokens of the row.
-        end_token: ends the row.
-        one_of_many: whether the block of an iteration is one of several candidates, or none.
+    Sampling must be greedy or coupled. `longest` is the largest number of tokens of the row. If `one_of_many`, the
+    block of an iteration is one of several candidates, or none.
     """
     samplers, criterion = Samplers(options, torch.tensor([key]), vocabulary), CRITERIA[options.accept](options)
     tokens = []

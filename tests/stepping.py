@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from fakes import random_tokens
 
+from superres.interfaces import Sampler
 from superres.nn.engines.torch_model import StepModel
 
 
@@ -41,9 +42,9 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
         if resized:
             width = int(torch.randint(1, widest + 1, (), generator=draw))
             session.resize(width)
-        room = (config.target_length - position).clamp(max=min(width, most or width))
-        accepted = (torch.rand(rows, generator=draw) * room).long() + 1
-        accepted = torch.minimum(accepted, room)
+        missing = (config.target_length - position).clamp(max=min(width, most or width))
+        accepted = (torch.rand(rows, generator=draw) * missing).long() + 1
+        accepted = torch.minimum(accepted, missing)
         right = right_ahead.gather(1, position.unsqueeze(1) + torch.arange(width))
         wrong = (right + torch.randint(1, config.vocabulary, right.shape, generator=draw)) % config.vocabulary
         tokens = torch.where(torch.arange(width) < accepted.unsqueeze(1), right, wrong)
@@ -74,7 +75,7 @@ def proposal_scores(session, output, index, first, tokens):
 
 
 @dataclass
-class TeacherForced:
+class TeacherForced(Sampler):
     """Chooses `tokens` whatever the scores, and keeps these."""
 
     tokens: torch.Tensor
@@ -83,9 +84,6 @@ class TeacherForced:
     def __call__(self, scores, offsets):
         self.seen.append(scores)
         return self.tokens[:, offsets - 1]
-
-    def additive(self, offsets):
-        return None
 
 
 def assert_close(actual, expected):

@@ -8,19 +8,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import uvicorn
 from sqlalchemy import select
 
 from superres.survey import schema
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
-from superres.survey.results import study_app
 from superres.survey.study import StudySettings
 from superres.survey.voting import Vote, enrol, next_trial, save_vote
 
@@ -43,16 +39,17 @@ def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings
     return store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
 
 
-def ballot(choice="left", **changes):
-    """Return a vote of a page on a typical screen."""
-    return Vote(**{"choice": choice, "response_ms": 900.0, **SIGHT, **changes})
+def vote_on(store, study, session, token, choice="left", **changes):
+    """Vote on a trial as a page on a typical screen does."""
+    values = {"token": token, "choice": choice, "response_ms": 900.0, **SIGHT, **changes}
+    return save_vote(store, study, session, Vote(**values))
 
 
 def choosing(store, wanted):
     """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b, or "" for unsure."""
     def choose(trial, _):
         query = select(schema.trial, schema.pair.c.comparison).select_from(schema.trial.join(schema.pair)) \
-            .where(schema.trial.c.token_hash == digest(trial.token))
+            .where(schema.trial.c.token_hash == digest(trial["token"]))
         with store.reading() as connection:
             row = connection.execute(query).one()
         picture = wanted(row, row.comparison)
@@ -61,12 +58,12 @@ def choosing(store, wanted):
     return choose
 
 
-def vote_through(store, study, rater, choose):
-    """Let a rater vote on everything: `choose(trial, number)` returns a side."""
+def vote_through(store, study, rater="me", choose=lambda *_: "left"):
+    """Let a rater vote on everything: `choose(trial, number)` returns a side. Return the number of votes."""
     session, _ = enrol(store, study, rater, study.settings.consent_version)
     number = 0
     while (trial := next_trial(store, study, session)) is not None:
-        save_vote(store, study, session, trial.token, ballot(choose(trial, number), response_ms=1000.0 + number))
+        vote_on(store, study, session, trial["token"], choose(trial, number), response_ms=1000.0 + number)
         number += 1
     return number
 
@@ -74,24 +71,6 @@ def vote_through(store, study, rater, choose):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return listening.getsockname()[1]
-
-
-@contextmanager
-def serving(store, study, root_path="", limit=None):
-    """Serve a study in a thread of this process; gives its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(study_app(store, study, root_path, limit), log_level="error",
-                                           access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}{root_path}/"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=30)
-        listening.close()
 
 
 def wait_for_pair(page, position):
@@ -104,36 +83,32 @@ def wait_for_pair(page, position):
 def postgres_programs():
     """Return the folder of PostgreSQL's server programs, or None."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if folders:
-        return folders[-1].parent
-    found = shutil.which("initdb")
+    found = folders[-1] if folders else shutil.which("initdb")
     return Path(found).parent if found else None
 
 
 @contextmanager
-def postgres(durable=True):
-    """Run a PostgreSQL server of its own, as the user postgres if this is root; gives the URL of a database.
-
-    One that is not `durable` does not wait for the disk: killing clients costs nothing, cutting the power would.
-    """
+def postgres():
+    """Run a PostgreSQL server that does not wait for the disk, as the user postgres if this is root; gives its URL."""
     programs = postgres_programs()
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     as_user = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # a socket's path must be short
     if as_user:
         shutil.chown(folder, user)
-    data, port = folder / "data", free_port()
+    data = str(folder / "data")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
 
-    def call(program, *words):
-        subprocess.run([*as_user, str(programs / program), *words], check=True, capture_output=True, cwd="/")
+    def call(program, *words, check=True):
+        command = [*as_user, str(programs / program), "-D", data, *words]
+        subprocess.run(command, check=check, capture_output=True, cwd="/")
 
     try:
-        call("initdb", "-D", str(data), "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
-        call("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o",
-             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}", "start")
+        call("initdb", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        call("pg_ctl", "-w", "-l", str(folder / "log"), "-o",
+             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off", "start")
         yield f"postgresql://{user}@127.0.0.1:{port}/postgres"
     finally:
-        if data.exists():
-            subprocess.run([*as_user, str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
-                           check=False, capture_output=True, cwd="/")
+        call("pg_ctl", "-m", "immediate", "stop", check=False)
         shutil.rmtree(folder, ignore_errors=True)

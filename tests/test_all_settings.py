@@ -35,14 +35,14 @@ from superres.config import Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.decode import decode
-from superres.decoding.limits import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.sum_limits import LimitedModel
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 
-DRAWS = int(os.environ.get("SUPERRES_DRAWS", "60"))
+DRAWS = int(os.environ.get("SUPERRES_DRAWS", "40"))
 ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -59,13 +59,7 @@ HEADS = VARIANTS["base aids"].prediction_heads
 
 @dataclass(frozen=True)
 class Draw:
-    """A decode: what decodes, with which settings, and how.
-
-    Attributes:
-        chooser: "fixed", "restless" (block sizes at random) or "confident".
-        limited: whether sums of tokens are limited, as in consistent pictures.
-        refilled: rows that are decoded at a time; 0 decodes all rows as one batch.
-    """
+    """A decode: what decodes, with which settings, and how."""
 
     engine: str
     network: str
@@ -73,11 +67,11 @@ class Draw:
     seed: int = 0
     rows: int = 2
     end_token: int | None = None
-    limited: bool = False
-    chooser: str = "fixed"
+    limited: bool = False  # whether sums of tokens are limited, as in consistent pictures
+    chooser: str = "fixed"  # or "restless" (block sizes at random) or "confident"
     confidence: Confidence | None = None
     width: int | None = None
-    refilled: int = 0
+    refilled: int = 0  # rows that are decoded at a time; 0 decodes all rows as one batch
     threads: int = 1
     together: int = 2
     padded: bool = False

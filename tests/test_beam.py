@@ -65,7 +65,7 @@ def optimum(prefixes, alpha):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_beam_that_is_wide_enough_finds_the_optimum_of_exhaustive_search(seed, bias, alpha):
     search, source, prefixes = tiny(seed, bias)
     tokens, score, width = optimum(prefixes, alpha)
@@ -108,19 +108,11 @@ def test_a_row_that_is_over_would_find_nothing_else_up_to_the_largest_length(alp
 def test_a_batch_equals_its_single_rows_and_padding_is_hidden():
     search, source = model(2), sources(5)
     padding = torch.arange(9) >= torch.tensor([9, 3, 5, 9, 1]).unsqueeze(1)
-    together = beam_search(search, source, BeamConfig(), padding=padding)
+    batch = beam_search(search, source, BeamConfig(), padding=padding)
     for row in range(5):
         short = source[row : row + 1, : int((~padding[row]).sum())]
         alone = beam_search(search, short, BeamConfig())
-        assert torch.equal(together.tokens[row], alone.tokens[0])
-
-
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-def test_the_native_step_finds_the_same():
-    network, source = wordy(SHORT, dtype=torch.float32), sources(5)
-    found = [beam_search(kind(network, END), source, BeamConfig()) for kind in (StepModel, NativeModel)]
-    assert torch.equal(found[0].tokens, found[1].tokens)
-    torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-4, atol=1e-4)
+        assert torch.equal(batch.tokens[row], alone.tokens[0])
 
 
 def test_a_model_without_an_end_token_is_refused():

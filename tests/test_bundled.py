@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -28,7 +27,7 @@ def upscaler():
 
 @pytest.fixture(scope="module")
 def sources():
-    return np.stack([read_image(path) for path in sorted(FACES.glob("*.png"))[:3]])
+    return np.stack([read_image(path) for path in sorted(FACES.glob("*.png"))[:2]])
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.9], ids=["greedy", "sampling"])
@@ -42,7 +41,7 @@ def sequential(request, upscaler, sources):
 def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, sources, sequential):
     temperature, reference = sequential
     width = upscaler.model_config.prediction_heads
-    for k in (2, 4, 6, 8, 10):
+    for k in (2, 6, 10):
         options = superres.DecodeConfig(block_size=k, temperature=temperature)
         result = upscaler(sources, options, width=width)
         assert np.array_equal(result.images, reference.images), f"k={k}"
@@ -56,19 +55,14 @@ HARD = np.stack([
 ]).astype(np.uint8)
 """Inputs that no face looks like: black, white, a chequerboard of extremes, noise."""
 
-CONSISTENT = {
-    "exact": {}, "adaptive": {"adaptive": True}, "epsilon 2": {"accept": "distance", "epsilon": 2},
-    "top-k": {"accept": "top-k", "top_k": 3}, "sampled": {"temperature": 0.9},
-    "speculative": {"temperature": 0.9, "sampling": "speculative"},
-    "draft": {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
-    "colours": {"temperature": (1.5, 0.9, 0.5), "accept": "distance"},
-}
-
-
-@pytest.mark.parametrize("way", CONSISTENT)
+@pytest.mark.parametrize("way", [
+    {}, {"adaptive": True}, {"accept": "distance", "epsilon": 2}, {"accept": "top-k", "top_k": 3}, {"temperature": 0.9},
+    {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
+    {"temperature": (1.5, 0.9, 0.5), "accept": "distance"},
+], ids=str)
 def test_consistent_pictures_reduce_to_exactly_their_input(upscaler, sources, way):
-    inputs = np.concatenate([sources, HARD])
-    result = upscaler(inputs, superres.DecodeConfig(**CONSISTENT[way], consistent=True))
+    inputs = np.concatenate([sources[:1], HARD])
+    result = upscaler(inputs, superres.DecodeConfig(**way, consistent=True))
     assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
 
 
@@ -78,14 +72,6 @@ def test_consistent_pictures_of_every_engine_reduce_to_their_input(sources, engi
     loaded = superres.load(NAME, device="cpu", engine=engine)
     result = loaded(inputs, superres.DecodeConfig(accept="distance", epsilon=2, consistent=True))
     assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
-
-
-def test_consistent_blocks_equal_one_token_at_a_time(upscaler, sources):
-    for temperature in (0.0, 0.9):
-        options = superres.DecodeConfig(temperature=temperature, consistent=True)
-        reference = upscaler(sources[:1], dataclasses.replace(options, block_size=1)).images
-        for change in ({"block_size": 4}, {"adaptive": True}, {"proposer": "lookup", "block_size": 3}):
-            assert np.array_equal(upscaler(sources[:1], dataclasses.replace(options, **change)).images, reference)
 
 
 def test_more_heads_give_the_same_tokens_in_fewer_steps(upscaler, sources):

@@ -56,52 +56,24 @@ def test_round_trip_keeps_settings_and_bfloat16_weights(model, folder):
     for name, weight in model.state_dict().items():
         assert loaded.state_dict()[name].dtype == torch.float32
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float())
-
-
-def test_a_checkpoint_from_before_sequential_heads_still_loads(folder):
+    digest = weights_digest(folder)
+    save_checkpoint(loaded, folder)
+    assert weights_digest(folder) == digest
     config = read_config(folder)["model"]
-    del config["head_layer"]
+    del config["head_layer"]  # as in a checkpoint from before sequential heads
     edit_config(folder, model=config)
     assert load_checkpoint(folder).config == SMALL
 
 
-def test_a_second_round_trip_changes_no_byte(folder):
-    digest = weights_digest(folder)
-    save_checkpoint(load_checkpoint(folder), folder)
-    assert weights_digest(folder) == digest
-    assert len(digest) == 12
-
-
-def test_other_files_survive_a_save(model, folder):
-    (folder / "README.md").write_text("card")
-    save_checkpoint(model, folder)
-    assert (folder / "README.md").read_text() == "card"
-    assert sorted(p.name for p in folder.iterdir()) == ["README.md", CONFIG, WEIGHTS]
-    assert [p.name for p in folder.parent.iterdir()] == ["mine"]
-
-
-# Refusals
-
-
-def test_missing_and_extra_tensors_are_named(folder):
+def test_missing_extra_and_misshapen_tensors_are_named(folder):
     weights = load_file(folder / WEIGHTS)
     bias = weights.pop("project.bias")
     save_file(weights, folder / WEIGHTS)
     assert "lacks tensors: project.bias" in refusal(folder)
     save_file(weights | {"project.bias": bias, "surplus": bias.clone()}, folder / WEIGHTS)
     assert "extra tensors: surplus" in refusal(folder)
-
-
-def test_wrong_shapes_are_named(folder):
-    weights = load_file(folder / WEIGHTS)
     save_file(weights | {"project.bias": torch.zeros(3)}, folder / WEIGHTS)
     assert "another shape: project.bias" in refusal(folder)
-
-
-@pytest.mark.parametrize("content", [b"", bytes(1000), None], ids=["empty", "zeros", "truncated"])
-def test_damaged_weights_are_named(content, folder):
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-7] if content is None else content)
-    assert f"{WEIGHTS} is damaged" in refusal(folder)
 
 
 class Trap:
@@ -109,23 +81,20 @@ class Trap:
         return exit, ("unpickled",)
 
 
-def test_pickled_weights_are_refused_unread(folder):
-    (folder / WEIGHTS).write_bytes(pickle.dumps(Trap()))
-    assert f"{WEIGHTS} is damaged" in refusal(folder)
+def test_damaged_and_pickled_weights_are_refused_unread(folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    for content in (b"", bytes(1000), whole[:-7], pickle.dumps(Trap())):
+        (folder / WEIGHTS).write_bytes(content)
+        assert f"{WEIGHTS} is damaged" in refusal(folder)
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     assert f"{WEIGHTS} is missing" in refusal(folder)
 
 
-@pytest.mark.parametrize("version", [2, "1", None])
-def test_another_format_version_is_named(version, folder):
-    edit_config(folder, format_version=version)
-    assert f"format {version!r}" in refusal(folder)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    assert str(tmp_path / "none") in refusal(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        read_config(tmp_path / "none")
+def test_another_format_and_a_missing_folder_are_named(folder):
+    for version in (2, "1", None):
+        edit_config(folder, format_version=version)
+        assert f"format {version!r}" in refusal(folder)
+    assert f"no checkpoint at {folder}x" in refusal(folder.with_name(folder.name + "x"))
 
 
 def test_optional_tensors_may_be_missing_and_others_may_not(model):
@@ -140,15 +109,16 @@ def test_optional_tensors_may_be_missing_and_others_may_not(model):
         load_weights(fresh, weights, "here", optional="heads.")
 
 
-# Failing writes
-
-
-@pytest.mark.parametrize("step", ["save_file", "os.replace"])
-def test_a_failing_write_leaves_the_old_checkpoint_and_nothing_else(step, folder, monkeypatch):
+@pytest.mark.parametrize(("step", "number"), [("save_file", 1), ("os.replace", 1), ("os.replace", 2)])
+def test_a_failing_write_leaves_the_old_checkpoint_and_nothing_else(step, number, folder, monkeypatch):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    real, calls = checkpoint.os.replace, []
 
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
+    def full(*arguments, **_):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(f"superres.checkpoint.{step}", full)
@@ -160,38 +130,13 @@ def test_a_failing_write_leaves_the_old_checkpoint_and_nothing_else(step, folder
     assert [p.name for p in folder.parent.iterdir()] == ["mine"]
 
 
-def test_the_old_checkpoint_comes_back_when_the_new_one_cannot_take_its_place(folder, monkeypatch):
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    real, calls = checkpoint.os.replace, []
-
-    def second_fails(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise OSError(5, "Input/output error")
-        real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("superres.checkpoint.os.replace", second_fails)
-        with pytest.raises(OutputError):
-            save_checkpoint(random_model(SMALL, seed=5), folder)
-    assert folder.is_dir()
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
 def test_a_first_save_that_fails_leaves_nothing(model, tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         save_checkpoint(model, tmp_path / "new", training=[{"stage": object()}])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_below_a_file_is_refused(model, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="cannot write") as caught:
+    with pytest.raises(OutputError, match=r"cannot write [^\n]*$"):
         save_checkpoint(model, tmp_path / "file" / "below")
-    assert "\n" not in str(caught.value)
-
-
-# The hub
 
 
 def test_hub_form_saves_and_reads_the_same_folder(model, tmp_path):
@@ -201,12 +146,12 @@ def test_hub_form_saves_and_reads_the_same_folder(model, tmp_path):
     assert torch.equal(loaded.project.weight, model.project.weight.bfloat16().float())
 
 
-def test_training_stages_are_written_with_the_checkpoint_and_kept_by_a_later_save(model, tmp_path):
+def test_training_stages_and_other_files_are_kept_by_a_later_save(model, tmp_path):
     stages = [{"stage": "base"}, {"stage": "heads", "seconds": 3}]
     save_checkpoint(model, tmp_path / "a", training=stages)
+    (tmp_path / "a" / "README.md").write_text("card")
     save_checkpoint(model, tmp_path / "a")
     assert read_training(tmp_path / "a") == stages
     assert read_training(tmp_path / "elsewhere") == []
-    (tmp_path / "a" / "training.jsonl").write_text('{"stage"\n')
-    with pytest.raises(CheckpointError, match=r"training\.jsonl is damaged"):
-        read_training(tmp_path / "a")
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {"README.md", CONFIG, WEIGHTS, "training.jsonl"}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]

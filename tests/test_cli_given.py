@@ -13,6 +13,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
+from superres.evaluation.tuning import save_default
 from superres.pipeline.options import combined, dependent_on
 
 HEADS = 10
@@ -32,16 +33,15 @@ def reads(criterion, name):
     return name in CRITERIA[criterion].settings
 
 
+BLOCKS = ("accept", *OF_CRITERIA, "adaptive")
 IDLE = [
     *((name, {"accept": criterion}, f"--accept {next(other for other in CRITERIA if reads(other, name))}")
       for criterion in CRITERIA for name in OF_CRITERIA if not reads(criterion, name)),
     *((name, {"proposer": proposer}, f"--proposer {reader}") for proposer in PROPOSERS
       for name, reader in READERS.items() if proposer != reader),
     *((name, {}, "--temperature 0.9") for name in ("sampling", "sample_top_k", "nucleus")),
-    *((name, {"block_size": 1}, "--block-size K above 1")
-      for name in ("accept", *OF_CRITERIA, "adaptive", "proposer", "draft", "ngrams", "window", "candidates")),
-    *((name, {"block_size": 4, "min_block": 4}, "a smaller --min-block L")
-      for name in ("accept", *OF_CRITERIA, "adaptive")),
+    *((name, {"block_size": 1}, "--block-size K above 1") for name in (*BLOCKS, "proposer", *READERS)),
+    *((name, {"block_size": 4, "min_block": 4}, "a smaller --min-block L") for name in BLOCKS),
     *((name, {"sampling": "speculative", **T}, "--sampling coupled") for name in OF_CRITERIA),
 ]
 """Settings that others leave without effect, those others, and a part of the remedy."""
@@ -71,12 +71,8 @@ def test_a_given_setting_without_effect_is_refused(name, others, remedy):
         assert "leave it out, or give " in str(refused.value)
         assert remedy in str(refused.value)
         assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "others", "remedy"), IDLE, ids=str)
-def test_a_default_without_effect_is_not(name, others, remedy):
     default = DecodeConfig(**({name: SETTINGS[name]} if name not in ("accept", "min_block") else {}))
-    assert combined(default, others, HEADS) == default.changed(others)
+    assert combined(default, others, HEADS) == default.changed(others)  # a default without effect is not refused
 
 
 @pytest.mark.parametrize("given", MEANT, ids=str)
@@ -100,76 +96,54 @@ def test_a_default_that_contradicts_what_is_given_gives_way(default, given):
     assert {name: getattr(options, name) for name in given} == given
 
 
-def test_a_checkpoint_of_one_head_makes_blocks_of_one_token():
-    with pytest.raises(ConfigError, match="--accept distance has no effect in blocks of one token"):
-        combined(DecodeConfig(block_size=1), {"accept": "distance"}, 1)
-
-
-@pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
-@pytest.mark.parametrize(("options", "message"), [
-    (["--epsilon", "2"], "--epsilon 2 has no effect with --accept exact; leave it out, or give --accept distance"),
-    (["--block-size", "4", "--min-block", "5"], "min-block 5 is larger than the block size 4"),
-    (["--min-block", "11"], "min-block 11 is larger than the block size 10"),
-])
-def test_commands_for_images_refuse_what_has_no_effect(loaded, data, capsys, words, options, message):  # noqa: F811
-    place = [data / "in", "--output", data / "out"] if words == ["upscale"] else ["--data", data / "dev.npz"]
-    assert message in refusal(capsys, *words, *place, *options)
-    assert not (data / "out").exists()
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["upscale", "in", "--output", "out", "--workers", "2"], "--workers"),
-    (["upscale", "in", "--output", "out", "--format", "npz", "--metadata", "keep"],
-     "--metadata keep has no effect with --format npz, which holds none; leave it out"),
-    (["evaluate", "images", "--data", "dev.npz", "--split", "valid"], "--split valid has no effect on dev.npz, which "
-     "is not a CelebA root and has no splits; leave it out"),
-    (["tune", "--data", "in", "--split", "test", "--max-bits-loss", "1"], "--split test has no effect on in"),
-    *((["evaluate", "images", "--data", "dev.npz", "--likelihood-only", *options], f"{' '.join(options)} has no effect "
-       "with --likelihood-only, which decodes nothing; leave it out") for options in
-      (["--samples", "2"], ["--no-greedy"], ["--sheet", "s.png"], ["--engine", "plain"], ["--temperature", "0.9"],
-       ["--consistent"])),
-])
-def test_options_besides_decoding_are_refused_alike(loaded, data, capsys, monkeypatch, words, message):  # noqa: F811
-    monkeypatch.chdir(data)
-    assert message in refusal(capsys, *words)
-    assert not (data / "out").exists()
-
-
-def test_a_celeba_root_has_splits(loaded, data, capsys):  # noqa: F811
-    (data / "root" / "celeba" / "img_align_celeba").mkdir(parents=True)
-    assert "annotation files" in refusal(capsys, "evaluate", "images", "--data", data / "root", "--split", "test")
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--top-k", "2"], "--top-k 2 has no effect with --accept exact; leave it out, or give --accept top-k"),
-    (["--block-size", "2", "--min-block", "2", "--accept", "top-k"], "--accept top-k has no effect with --min-block 2"),
-])
-def test_commands_for_text_refuse_what_has_no_effect(checkpoint, tmp_path, capsys, options, message):
-    assert message in refusal(capsys, "translate", "dog", "--checkpoint", checkpoint, *options)
-    pairs = write_pairs(sentences(2), tmp_path / "dev")
-    assert message in refusal(capsys, "evaluate", "text", "--data", pairs, "--checkpoint", checkpoint, *options)
+LIKELIHOOD = "with --likelihood-only, which decodes nothing; leave it out"
+REFUSED = [
+    *((f"{command} {options}", message) for command in ("upscale in --output out", "evaluate images --data dev.npz")
+      for options, message in (
+          ("--epsilon 2", "--epsilon 2 has no effect with --accept exact; leave it out, or give --accept distance"),
+          ("--block-size 4 --min-block 5", "min-block 5 is larger than the block size 4"),
+          ("--min-block 11", "min-block 11 is larger than the block size 10"))),
+    *((f"{command} --checkpoint TOY {options}", message) for command in ("translate dog", "evaluate text --data pairs")
+      for options, message in (
+          ("--top-k 2", "--top-k 2 has no effect with --accept exact; leave it out, or give --accept top-k"),
+          ("--block-size 2 --min-block 2 --accept top-k", "--accept top-k has no effect with --min-block 2"))),
+    ("upscale in --output out --workers 2", "--workers"),
+    ("upscale in --output out --format npz --metadata keep",
+     "--metadata keep has no effect with --format npz, which holds none; leave it out"),
+    ("evaluate images --data dev.npz --split valid",
+     "--split valid has no effect on dev.npz, which is not a CelebA root and has no splits; leave it out"),
+    ("evaluate images --data root --split test", "annotation files"),
+    ("tune --data in --split test --max-bits-loss 1", "--split test has no effect on in"),
+    *((f"evaluate images --data dev.npz --likelihood-only {options}", f"{options} has no effect {LIKELIHOOD}")
+      for options in ("--samples 2", "--no-greedy", "--sheet s.png", "--engine plain", "--temperature 0.9",
+                      "--consistent")),
+    ("translate dog --length-penalty 0.6",
+     "--length-penalty 0.6 has no effect without beam search; leave it out, or give --beam 4"),
+    ("translate dog --beam 2 --trace", "--trace has no effect with --beam 2"),
+    ("translate dog --beam 2 --block-size 3", "leave out --block-size 3"),
+    ("evaluate text --data pairs --beam 0 --length-penalty 1", "--length-penalty 1.0 has no effect with --beam 0"),
+    ("survey create faces --images dev.npz --store s.db --method-a name=k6,block_size=6,epsilon=4 --method-b nearest",
+     "the method 'k6': epsilon=4 has no effect with accept=exact; leave it out, or give accept=distance"),
+]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["translate", "dog", "--length-penalty", "0.6"], "--length-penalty 0.6 has no effect without beam search; leave "
-                                                      "it out, or give --beam 4"),
-    (["translate", "dog", "--beam", "2", "--trace"], "--trace has no effect with --beam 2"),
-    (["translate", "dog", "--beam", "2", "--block-size", "3"], "leave out --block-size 3"),
-    (["evaluate", "text", "--data", "dev", "--beam", "0", "--length-penalty", "1"],
-     "--length-penalty 1.0 has no effect with --beam 0"),
-])
-def test_options_of_beam_search_are_refused_without_it_and_those_of_blocks_with_it(capsys, words, message):
-    assert message in refusal(capsys, *words)
+@pytest.mark.parametrize(("line", "message"), REFUSED)
+def test_a_command_line_with_an_option_without_effect_is_refused(
+    loaded, data, checkpoint, capsys, monkeypatch, line, message,  # noqa: F811
+):
+    monkeypatch.chdir(data)
+    (data / "root" / "celeba" / "img_align_celeba").mkdir(parents=True)
+    write_pairs(sentences(2), data / "pairs")
+    assert message in refusal(capsys, *(checkpoint if word == "TOY" else word for word in line.split()))
+    assert not (data / "out").exists()
 
 
-def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, monkeypatch, capsys):
-    from superres.evaluation.tuning import save_default
-
+def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, capsys):
     folder = write_checkpoint(tmp_path / "tuned")
     save_default(folder, "cpu", DecodeConfig(accept="top-k", top_k=2, block_size=3, window=7))
     words = ["translate", "dog", "--device", "cpu", "--checkpoint"]
@@ -179,14 +153,8 @@ def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, monkey
     assert "--top-k 3 has no effect" in refusal(capsys, *words, checkpoint, "--top-k", "3")
 
 
-def test_the_methods_of_a_survey_are_refused_alike(loaded, data, tmp_path, capsys):  # noqa: F811
-    line = refusal(capsys, "survey", "create", "faces", "--images", data / "dev.npz", "--store", tmp_path / "s.db",
-                   "--method-a", "name=k6,block_size=6,epsilon=4", "--method-b", "nearest")
-    assert "the method 'k6': epsilon=4 has no effect with accept=exact; leave it out, or give accept=distance" in line
-
-
 NEEDED = {"upscale": "--output", "evaluate images": "--data", "evaluate text": "--data", "translate": "translate"}
-"""What tells a whole command line of a command with decoding options from a part of one."""
+"""A word that only whole command lines have, by command with decoding options."""
 
 WHOLE = [(words, name) for _, words in LINES if NEEDED.get(name := command_of(words)) in words]
 

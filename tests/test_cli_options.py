@@ -79,7 +79,7 @@ def options_of_all(commands):
 
 
 def command_lines(text):
-    """Return the words of each command line of ours in Markdown: in a block, or between backticks."""
+    """Return the words of each command line of superres in Markdown: in a block, or between backticks."""
     lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
     for line in (*lines, *spans):
@@ -132,7 +132,12 @@ def test_an_option_in_a_message_is_one_of_what_its_module_is_about(path):
     assert {option for text in texts for option in OPTION.findall(text)} <= options_of_all(about)
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not hasattr(command, "commands")])
-def test_an_option_in_a_help_text_is_one_of_that_command(name, capsys):
-    assert run([*name.split(), "--help"]) == 0
-    assert set(OPTION.findall(capsys.readouterr().out)) <= options_of(name)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_of_the_command_and_no_other(name, capsys):
+    assert run([*name.split(), "--help"]) == run([*name.split(), "-h"]) == 0
+    first, second = capsys.readouterr().out.split("Usage: ")[1:]
+    assert first == second
+    assert set(OPTION.findall(first)) <= options_of(name)
+    listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", first, re.MULTILINE)
+    options = {one.opts[0] for one in COMMANDS[name].params if one.param_type_name == "option"}
+    assert sorted(listed) == sorted(options | {"--help"})

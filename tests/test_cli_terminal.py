@@ -35,11 +35,6 @@ def assert_printable(output):
     assert not [character for character in text if character != "\n" and not character.isprintable()]
 
 
-def assert_one_line(result, code, *parts):
-    assert result.returncode == code
-    assert_error(result.stderr, *parts)
-
-
 def assert_error(printed, *parts):
     assert_printable(printed)
     assert printed.startswith(b"superres: ")
@@ -103,7 +98,8 @@ def test_a_full_standard_output_is_one_line_and_code_1(checkpoint):
     for words in commands(checkpoint):
         with FULL.open("wb") as full:
             result = superres(*words, stdout=full)
-        assert_one_line(result, 1, "cannot write to standard output: No space left on device")
+        assert result.returncode == 1
+        assert_error(result.stderr, "cannot write to standard output: No space left on device")
 
 
 def test_a_closed_pipe_ends_quietly_with_the_code_of_shells(checkpoint):
@@ -119,7 +115,8 @@ def test_a_closed_standard_input_is_one_line():
     for words in (["translate"], ["upscale", "--list", "-", "--output", "out"]):
         result = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *RUN, *words], cwd=ROOT, capture_output=True,
                                 check=False)
-        assert_one_line(result, 2, "cannot read standard input: Bad file descriptor")
+        assert result.returncode == 2
+        assert_error(result.stderr, "cannot read standard input: Bad file descriptor")
 
 
 def test_paths_that_are_not_utf8_work(checkpoint, tmp_path):

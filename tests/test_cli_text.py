@@ -9,8 +9,9 @@ import sys
 import pytest
 from textual import sentences, write_checkpoint, write_pairs
 
+from superres.batch import text
 from superres.cli.main import run
-from superres.config import DecodeConfig
+from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.auto import load
 
 LINES = ["the man sees a dog", "", "a red house", "dog"]
@@ -54,11 +55,12 @@ def test_arguments_are_lines(checkpoint, wanted, capsys, words):
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
 
 
-@pytest.mark.parametrize("end", ["\n", ""])
-def test_standard_input_goes_to_standard_output(checkpoint, wanted, capsys, monkeypatch, end):
-    standard_input(monkeypatch, ("\n".join(LINES) + end).encode())
+def test_standard_input_goes_to_standard_output(checkpoint, wanted, capsys, monkeypatch):
+    standard_input(monkeypatch, ("\n".join(LINES) + "\n").encode())
     assert translate(checkpoint, "--batch-size", 1) == 0
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
+    standard_input(monkeypatch, b"")
+    assert "standard input is empty" in refusal(capsys, "translate", "--checkpoint", checkpoint)
 
 
 def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(checkpoint, wanted, tmp_path, capsys):
@@ -87,8 +89,6 @@ def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, capsys
 
 
 def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
-    from superres.config import BeamConfig
-
     assert translate(checkpoint, *LINES, "--beam", 3, "--length-penalty", 1.0) == 0
     texts = load(checkpoint, "cpu")(LINES, BeamConfig(3, 1.0)).texts
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
@@ -131,11 +131,6 @@ def test_input_that_cannot_be_used_leaves_no_output(checkpoint, tmp_path, capsys
     assert not (tmp_path / "out.txt").exists()
 
 
-def test_empty_standard_input_is_refused(checkpoint, capsys, monkeypatch):
-    standard_input(monkeypatch, b"")
-    assert "standard input is empty" in refusal(capsys, "translate", "--checkpoint", checkpoint)
-
-
 def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("a\n")
     words = ["translate", "--checkpoint", checkpoint, "--input", tmp_path / "in.txt", "--output"]
@@ -144,17 +139,10 @@ def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys
     assert (tmp_path / "in.txt").read_text() == "a\n"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_pairs(sentences(6), tmp_path_factory.mktemp("data") / "dev")
-
-
-def evaluate(checkpoint, data, *words):
-    return command("evaluate", "text", "--checkpoint", checkpoint, "--data", data, "--device", "cpu", *words)
-
-
-def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, data, capsys):
-    assert evaluate(checkpoint, data, "--json", "--limit", 5) == 0
+def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, tmp_path, capsys):
+    data = write_pairs(sentences(6), tmp_path / "dev")
+    words = ["evaluate", "text", "--checkpoint", checkpoint, "--data", data, "--device", "cpu", "--json", "--limit", 5]
+    assert command(*words) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["sentences"], report["languages"], report["batch_size"]) == (5, "en-de", 1)
     assert report["config"]["block_size"] == 4
@@ -170,37 +158,21 @@ def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, da
     assert blockwise["bleu"] == greedy["bleu"]
     assert report["identical_to_greedy"] == 1
     assert blockwise["seconds_per_sentence"] > 0
-
-
-def test_the_table_for_people_goes_to_standard_error(checkpoint, data, capsys):
-    assert evaluate(checkpoint, data, "--beam", 0, "--batch-size", 4) == 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "identical to greedy: 100.0% of the sentences" in captured.err
-    assert "beam" not in captured.err
-    assert evaluate(checkpoint, data, "--no-greedy", "--beam", 0, "--json") == 0
-    assert list(json.loads(capsys.readouterr().out)["methods"]) == ["blockwise"]
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (["--limit", "0"], "limit must be at least 1, not 0"),
-    (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
-    (["--languages", "de-en"], "translates en-de, not de-en"),
-    (["--data", "nowhere"], "no parallel text nowhere.en and nowhere.de"),
-])
-def test_bad_usage_of_evaluate_is_one_line(checkpoint, data, capsys, options, message):
-    assert message in refusal(capsys, "evaluate", "text", "--data", data, "--checkpoint", checkpoint, *options)
+    for options, message in ((["--limit", "0"], "limit must be at least 1, not 0"),
+                             (["--languages", "de-en"], "translates en-de, not de-en"),
+                             (["--data", "nowhere"], "no parallel text nowhere.en and nowhere.de")):
+        words = ["evaluate", "text", "--data", data, "--checkpoint", checkpoint, *options]
+        assert message in refusal(capsys, *words)
 
 
 def test_translations_are_written_in_order_before_further_lines_begin(checkpoint, tmp_path, monkeypatch):
-    from superres.batch import text
-    from superres.config import DecodeConfig
-    from superres.pipeline.translator import Translator
-
     monkeypatch.setattr(text, "TOGETHER", 1)
     lines, options = [*LINES, *reversed(LINES)], DecodeConfig(temperature=0.9)
-    translator = Translator.load(checkpoint, "cpu")
+    translator, cut = load(checkpoint, "cpu"), []
+    segments = translator.codec.segments
+    monkeypatch.setattr(translator.codec, "segments", lambda line: cut.append(line) or segments(line))
     results = list(text.translate_lines(lines, translator, options, 2))
+    assert cut == lines  # each line is cut once
     assert [len(result.texts) for result in results] == [2] * (len(lines) // 2)
     # The noise of a line is that of its number in the whole text.
     assert [line for result in results for line in result.texts] == translator(lines, options).texts

@@ -32,6 +32,7 @@ def sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
+    monkeypatch.setattr(training, "plot_history", lambda *_: None)
     return module
 
 
@@ -58,7 +59,7 @@ def test_scores_during_the_warm_up_are_not_extrapolated(sizes):
     history = [{"step": int(50 * t), "images": 200 * t, "seconds": 60 * t, "bits_per_dim": value}
                for t, value in zip(minutes, bits, strict=True)]
     trainer = SimpleNamespace(model=EncoderDecoder(sizes.network(32, 1)), settings=TrainConfig(endless=True),
-                              progress=SimpleNamespace(history=history))
+                              history=history)
     row = sizes.summary("small", trainer, 10, 1.0)
     assert row["bits_per_dim"] == bits.tolist()
     assert row["extrapolated"]["10"][0] == pytest.approx(3.2 + 1.5 * 100**-0.6, abs=1e-3)
@@ -86,45 +87,39 @@ def test_sizes_are_trained_alike_in_turns(sizes, data, tmp_path, monkeypatch, ca
     assert {path.name for path in (tmp_path / "out").glob("sizes.*")} == {"sizes.json", "sizes.md", "sizes.png"}
 
 
-@pytest.mark.parametrize(("where", "calls"), [("step", 5), ("score", 2)])
-def test_a_killed_comparison_has_the_rows_of_a_whole_one(sizes, data, tmp_path, monkeypatch, where, calls):
+def test_a_comparison_killed_in_a_step_and_in_scoring_has_the_rows_of_a_whole_one(sizes, data, tmp_path, monkeypatch):
     sizes.main(data, data, tmp_path / "whole", **ARGUMENTS)
     monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)  # after every step
-    owner, name = {"step": (Trainer, "_step"), "score": (sizes, "bits_per_dim")}[where]
-    work, count = getattr(owner, name), itertools.count(1)
+    for owner, name, calls in ((Trainer, "_step", 5), (sizes, "bits_per_dim", 2)):
+        work, count = getattr(owner, name), itertools.count(1)
 
-    def killed(*arguments):
-        if next(count) == calls:
-            raise KeyboardInterrupt
-        return work(*arguments)
+        def killed(*arguments, work=work, count=count, calls=calls):
+            if next(count) == calls:
+                raise KeyboardInterrupt
+            return work(*arguments)
 
-    monkeypatch.setattr(owner, name, killed)
-    with pytest.raises(KeyboardInterrupt):
-        sizes.main(data, data, tmp_path / "killed", **ARGUMENTS)
-    assert not (tmp_path / "killed" / "sizes.json").exists()
+        monkeypatch.setattr(owner, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            sizes.main(data, data, tmp_path / "killed", **ARGUMENTS)
+        assert not (tmp_path / "killed" / "sizes.json").exists()
     sizes.main(data, data, tmp_path / "killed", **ARGUMENTS)
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
 
 
-def test_a_finished_comparison_is_continued_by_more_turns_of_the_same_length(sizes, data, tmp_path):
+def test_a_finished_comparison_is_continued_by_more_turns_of_the_same_length_and_nothing_else(sizes, data, tmp_path):
     out = tmp_path / "out"
     sizes.main(data, data, out, **ARGUMENTS)
     first = rows_of(out)
-    sizes.main(data, data, out, **{**ARGUMENTS, "minutes": 0.2, "turns": 4})
+    sizes.main(data, data, out, **{**ARGUMENTS, "minutes": 0.15, "turns": 3})
     longer = rows_of(out)
-    assert [row["minutes"] for row in longer] == [[0.05, 0.1, 0.15, 0.2]] * 2
+    assert [row["minutes"] for row in longer] == [pytest.approx([0.05, 0.1, 0.15])] * 2
     assert [row["bits_per_dim"][:2] for row in longer] == [row["bits_per_dim"] for row in first]
     sizes.main(data, data, out, **ARGUMENTS)
     assert [row["bits_per_dim"] for row in rows_of(out)] == [row["bits_per_dim"] for row in first]
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"minutes": 0.2}, "minutes_per_turn 0.05 there, 0.1 now"), ({"limit": 1}, "dev .* there"),
-    ({"batch_size": 1}, "batch_size 2 there, 1 now")])
-def test_another_comparison_in_the_same_folder_is_refused(sizes, data, tmp_path, change, message):
-    sizes.main(data, data, tmp_path / "out", **ARGUMENTS)
-    with pytest.raises((ConfigError, CheckpointError), match=message):
-        sizes.main(data, data, tmp_path / "out", **{**ARGUMENTS, **change})
+    for change, message in (({"minutes": 0.2}, "minutes_per_turn 0.05 there, 0.1 now"), ({"limit": 1}, "dev .* there"),
+                            ({"batch_size": 1}, "batch_size 2 there, 1 now")):
+        with pytest.raises((ConfigError, CheckpointError), match=message):
+            sizes.main(data, data, out, **{**ARGUMENTS, **change})
 
 
 def test_two_comparisons_do_not_train_in_one_folder(sizes, data, tmp_path):

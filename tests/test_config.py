@@ -29,13 +29,6 @@ def test_settings_survive_json(config):
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("kind", [ModelConfig, DecodeConfig, TrainConfig])
-def test_unknown_settings_are_refused_by_name(kind):
-    with pytest.raises(ConfigError, match="colour") as caught:
-        kind.from_dict({"colour": 1})
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("kind", "name", "value", "other"), [
     (DecodeConfig, "noise", "gumbel", "quantile"), (DecodeConfig, "budget", 8, 9),
     (TrainConfig, "head_decay", 1.0, 0.8),
@@ -49,6 +42,7 @@ def test_a_former_setting_is_read_from_older_files_if_it_means_what_is_done_now(
 
 
 IMPOSSIBLE = [
+    *((kind, "colour", 1) for kind in (ModelConfig, DecodeConfig, TrainConfig)),
     *((ModelConfig, name, value) for name in ("width", "vocabulary", "decoder_layers", "prediction_heads",
                                               "attention_block_length") for value in (0, -1, 1.5, "4", None)),
     (ModelConfig, "encoder_layers", -1), (ModelConfig, "conditioning_blocks", -1),
@@ -81,19 +75,18 @@ def test_impossible_values_are_refused_with_the_value(kind, name, value):
         kind.from_dict(values)
     message = str(caught.value)
     assert "\n" not in message
-    assert str(value) in message
+    assert str(value) in message or f"unknown setting {name}" in message
 
 
-@pytest.mark.parametrize("aid", ["numeric_neighbourhood", "ordinal_output"])
-def test_heads_that_weigh_intensities_need_them_as_numbers(aid):
-    with pytest.raises(ConfigError, match="head_layer sequential needs numeric_neighbourhood and ordinal_output"):
-        ModelConfig(head_layer="sequential", **{aid: False})
-
-
-@pytest.mark.parametrize("lacks", [{"target_shape": (4, 4, 3)}, {"cross_attention": False}, {"identity_p1": False}])
-def test_recurrent_heads_are_for_text_and_read_the_memory(lacks):
-    with pytest.raises(ConfigError, match="head_layer recurrent needs a target_shape of one number, cross_attention"):
-        replace(VARIANTS["recurrent heads"], **lacks)
+@pytest.mark.parametrize(("settings", "needs"), [
+    ({"head_layer": "sequential", "numeric_neighbourhood": False}, "numeric_neighbourhood and ordinal_output"),
+    ({"head_layer": "sequential", "ordinal_output": False}, "numeric_neighbourhood and ordinal_output"),
+    *(({**VARIANTS["recurrent heads"].to_dict(), **lacks}, "a target_shape of one number, cross_attention and ")
+      for lacks in ({"target_shape": (4, 4, 3)}, {"cross_attention": False}, {"identity_p1": False})),
+], ids=str)
+def test_heads_need_what_they_read(settings, needs):
+    with pytest.raises(ConfigError, match=f"head_layer {settings['head_layer']} needs {needs}"):
+        ModelConfig(**settings)
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 3, "minutes": 1.0}])
@@ -104,7 +97,6 @@ def test_training_has_one_length(length):
 
 # Every number, far out of its range
 
-
 EXTREMES = [-1, 0, 1, 2**31 - 1, 2**31, 2**63, 2**64, 10**400, 1e30, 1e308, float("nan"), float("inf"), True, False,
             "5", [], None, (2**63,), (0, 2**63, 1e30)]
 SAMPLED = [{"temperature": 0.9}, {"temperature": 0.9, "sampling": "speculative"}]
@@ -114,7 +106,7 @@ READS = {
     "seed": SAMPLED, "sample_top_k": SAMPLED, "nucleus": SAMPLED, "window": LOOKAHEAD, "candidates": LOOKAHEAD,
     "temperature": [{}, {"sample_top_k": 3}],
 }
-"""Other settings with which a number has a say."""
+"""Other settings with which a number takes effect."""
 
 
 def numeric_fields(kind):
@@ -161,31 +153,16 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     from superres.web.controls import MAX_SAMPLES, options_of, whole_number
     from superres.web.translate_tab import variant_of
 
-    good = {"block_size": 4, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True,
-            "temperature": 0, "seed": 0}
-    options_of(DecodeConfig(), good.values())
+    face = {"block_size": 4, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True, "temperature": 0,
+            "seed": 0}
+    text = {"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0}
+    options_of(DecodeConfig(), face.values())
     for name in ("block_size", "epsilon", "top_k", "seed"):
         with pytest.raises(ConfigError) as caught:
-            options_of(DecodeConfig(), {**good, name: value}.values())
+            options_of(DecodeConfig(), {**face, name: value}.values())
         assert len(str(caught.value)) < 400
     for name in ("block_size", "top_k", "beam"):
         with pytest.raises(ConfigError):
-            variant_of(
-                DecodeConfig(), *{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value}.values())
+            variant_of(DecodeConfig(), *{**text, name: value}.values())
     with pytest.raises(ConfigError):
         whole_number("samples", value, 1, MAX_SAMPLES)
-
-
-@pytest.mark.parametrize("words", [
-    ["--epsilon", 2**63], ["--epsilon", "9" * 9999], ["--block-size", 2**63],
-    ["--top-k", 2**63], ["--min-block", 2**64], ["--seed", 2**63], ["--window", 2**63],
-    ["--candidates", 2**63], ["--sample-top-k", 2**63], ["--nucleus", "nan"], ["--temperature", "inf"],
-    ["--samples", 2**63], ["--samples", 10**7], ["--batch-size", 2**63], ["--shard", f"0/{2**63}"],
-], ids=lambda words: words[0])
-def test_numbers_of_the_command_line_are_refused_in_one_line(words, tmp_path, capsys):
-    from superres.cli.main import run
-
-    assert run(["upscale", "a.png", "--output", str(tmp_path), *map(str, words)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words[0].strip("-").replace("-", " ") in line.replace("-", " ")
-    assert len(line) < 400

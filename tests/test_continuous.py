@@ -1,9 +1,8 @@
-"""Training without an end: killed at any time it goes on to the bit, it makes way for timings, and reports progress."""
+"""Training without an end: a killed run resumes to the bit, training pauses for timings, and rounds are reported."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, TINY
-from train_forever import hurry, train, train_a_round
+from training_runs import forked, hurry, train_a_round, train_on, train_on_alone
 
 from superres.checkpoint import load_checkpoint, read_tensors, read_training, save_checkpoint
 from superres.cli.main import run
@@ -23,8 +22,8 @@ from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.system import training_lock
-from superres.tasks.face_data import FacePairs, write_npz
-from superres.tasks.faces import area_reduce
+from superres.tasks.face_data import FacePairs, read_faces, write_npz
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.training import continuous
 from superres.training.continuous import SCORES, Rounds
 
@@ -53,14 +52,19 @@ def cache(tmp_path, monkeypatch):
     hurry(monkeypatch.setattr)
 
 
-def start(folder, output):
-    command = [sys.executable, ROOT / "tests" / "train_forever.py", folder, output, LAST]
-    return subprocess.Popen(list(map(str, command)), env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-                                                          "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-
-
 def state(output):
     return json.loads((output / "state" / "state.json").read_text())
+
+
+BUNDLED = dict(zip(SCORES, (3.5, 22.0, 0.7, 3.0, 8.0), strict=True))
+
+
+def started(output, pairs):
+    """Start the report of a run with scores of the reference."""
+    output.mkdir(exist_ok=True)
+    rounds = Rounds(output, pairs)
+    rounds.write({"round": 0, "dev": rounds.data, "seconds": 0.0, **BUNDLED})
+    return rounds
 
 
 def step(output):
@@ -71,26 +75,27 @@ def step(output):
         return 0
 
 
-def losses(output):
-    return {record["step"]: record["total"] for record in state(output)["history"] if "total" in record}
-
-
 @pytest.mark.usefixtures("cache")
 def test_a_run_killed_several_times_equals_an_uninterrupted_one_to_the_bit(folder, tmp_path):
-    train(folder, tmp_path / "whole", LAST)
     killed, resumed = tmp_path / "killed", []
+    for output in (killed, tmp_path / "whole"):
+        started(output, read_faces(folder / "dev.npz", FaceTask(8, 32)))
+    train_on(folder, tmp_path / "whole", LAST)
     for _ in range(2):
-        process, before = start(folder, killed), step(killed)
-        while process.poll() is None and step(killed) == before:
+        before = step(killed)
+        process = forked(train_on_alone, folder, killed, LAST)
+        while process.is_alive() and step(killed) == before:
             time.sleep(0.01)
         process.kill()
-        process.communicate()
+        process.join()
         resumed.append(step(killed))
     assert resumed[0] < LAST  # killed just after the first state was saved
-    process = start(folder, killed)
-    _, messages = process.communicate(timeout=100)
-    assert process.returncode == 0, messages
-    assert losses(killed) == losses(tmp_path / "whole")
+    process = forked(train_on_alone, folder, killed, LAST)
+    process.join(100)
+    assert process.exitcode == 0
+    one, other = ({record["step"]: record["total"] for record in state(output)["history"] if "total" in record}
+                  for output in (killed, tmp_path / "whole"))
+    assert one == other
     for name in ("model", "averaged", "optimizer"):
         one, other = (read_tensors(path / "state" / f"{name}.safetensors") for path in (killed, tmp_path / "whole"))
         assert one.keys() == other.keys()
@@ -114,15 +119,10 @@ def test_rounds_are_scored_beside_the_bundled_checkpoint(folder, tmp_path, capsy
     assert (tmp_path / "best").is_dir() == any(row["beats_bundled"] for row in rounds)
 
 
-BUNDLED = dict(zip(SCORES, (3.5, 22.0, 0.7, 3.0, 8.0), strict=True))
-
-
 @pytest.fixture
 def rounds(tmp_path):
     images = np.zeros((1, 32, 32, 3), np.uint8)
-    rounds = Rounds(tmp_path, FacePairs(images, images[:, :8, :8], np.zeros(1, np.int32)))
-    rounds._write({"round": 0, "dev": rounds._data, "seconds": 0.0, **BUNDLED})
-    return rounds
+    return started(tmp_path, FacePairs(images, images[:, :8, :8], np.zeros(1, np.int32)))
 
 
 @pytest.mark.parametrize(("name", "change", "worse"), [
@@ -155,24 +155,22 @@ def test_a_report_on_other_pictures_is_refused(rounds, tmp_path):
 
 
 @pytest.mark.usefixtures("cache")
-def test_training_pauses_while_times_are_measured(folder, tmp_path):
-    seen = []
-    output = tmp_path / "run"
-    worker = threading.Thread(target=train, args=(folder, output, 8))
+def test_training_pauses_while_times_are_measured(folder, tmp_path, monkeypatch):
+    output, paused = tmp_path / "run", threading.Event()
+    monkeypatch.setattr(training_lock, "say", lambda line: paused.set() if line.startswith("paused") else None)
+    worker = threading.Thread(target=train_on, args=(folder, output, 8))
     with training_lock.training_paused():
         worker.start()
-        time.sleep(1.5)
-        seen.append((output / "state").exists())
+        assert paused.wait(60)
+        assert not (output / "state").exists()
     while not (output / "state").exists():
         time.sleep(0.02)
     with training_lock.training_paused():
         assert not training_lock.is_locked(training_lock.TRAINING)
-        steps = [state(output)["step"]]
-        time.sleep(0.5)
-        steps.append(state(output)["step"])
+        before = state(output)["step"]
+        time.sleep(0.3)
+        assert state(output)["step"] == before
     worker.join(60)
-    assert seen == [False]
-    assert steps[0] == steps[1]
     assert state(output)["step"] >= 8
 
 
@@ -190,7 +188,7 @@ def test_a_killed_measurement_does_not_pause_training(tmp_path):
 
 
 @pytest.mark.usefixtures("cache")
-def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_patience(capsys, monkeypatch):
+def test_measurements_do_not_exclude_one_another_and_wait_for_a_limited_time(capsys, monkeypatch):
     with training_lock.training_paused(), training_lock.training_paused():
         assert training_lock.times_are_measured()
     held = iter([True, False])  # another measurement looks at the lock
@@ -207,26 +205,28 @@ def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_p
     assert capsys.readouterr().err.count("waiting until 'superres train continue' pauses") == 1
 
 
-@pytest.mark.usefixtures("cache")
-def test_two_processes_do_not_train_in_one_folder(folder, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def command(folder, tmp_path, monkeypatch):
+    """Run `superres train continue` at this process's priority, and without its handling of signals."""
     monkeypatch.setattr(training_lock, "lowest_priority", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
+             tmp_path / "run", "--start", folder / "start"]
+    return lambda *more: run([str(word) for word in (*words, *more)])
+
+
+@pytest.mark.usefixtures("cache")
+def test_two_processes_do_not_train_in_one_folder(command, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / "run.lock", "ab") as file:
         training_lock.lock_file(file)
-        words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
-                 tmp_path / "run", "--start", folder / "start"]
-        assert run([str(word) for word in words]) == 2
+        assert command() == 2
     assert "another process trains in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("own", "stage"), [(False, "heads"), (True, "distil")])
-def test_on_own_pictures_p1_keeps_the_distributions_of_the_start(own, stage, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_lock, "lowest_priority", lambda: None)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+def test_on_own_pictures_p1_keeps_the_distributions_of_the_start(own, stage, folder, command, monkeypatch):
     runs = []
     monkeypatch.setattr(continuous, "train_continuously", lambda run, *_: runs.append(run))
-    words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
-             tmp_path / "run", "--start", folder / "start", *(["--own", folder / "faces.npz"] if own else [])]
-    assert run([str(word) for word in words]) == 0
+    assert command(*(["--own", folder / "faces.npz"] if own else [])) == 0
     assert (runs[0].settings.stage, runs[0].teacher) == (stage, folder / "start" if own else None)

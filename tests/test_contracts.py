@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import CHAINS, NATIVE, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, NATIVE, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from textual import vocabulary
 
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding.acceptance import CRITERIA
+from superres.decoding.acceptance import CRITERIA, Distance, TopK
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
@@ -20,66 +23,46 @@ from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
 from superres.tasks import TASK_FILES, TASKS
 
-
-@pytest.fixture
-def judged():
-    generator = torch.Generator().manual_seed(0)
-    position = torch.tensor([[0], [7], [2], [31]]) + torch.arange(1, 6)
-    return torch.randint(9, (4, 5), generator=generator), torch.randn(4, 5, 9, generator=generator), position
+# Few different values, so that ties are common.
+SCORES = hnp.arrays(float, (2, 3, 7), elements=st.integers(-3, 3).map(float)).map(torch.from_numpy)
+PROPOSED = hnp.arrays("int64", (2, 3), elements=st.integers(0, 6)).map(torch.from_numpy)
+PLACE = torch.tensor([[1, 2, 3], [6, 7, 8]])
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_criterion_gives_one_verdict_a_token(name, judged):
-    verdicts = CRITERIA[name](criterion_options(name)).accept(*judged)
-    assert verdicts.dtype == torch.bool
-    assert verdicts.shape == judged[0].shape
+@given(PROPOSED, SCORES, hnp.arrays(bool, (2, 3, 7)).map(torch.from_numpy))
+def test_criterion_judges_possible_tokens_by_their_row_the_block_before_them_and_its_settings(
+        name, proposed, scores, left_out):
+    possible = ~left_out | (torch.arange(7) == 3)  # a filter leaves one token at least
+    scores = scores.masked_fill(~possible, float("-inf"))
+    options = criterion_options(name, epsilon=6, top_k=5)
+    criterion = CRITERIA[name](options)
+    verdicts = criterion.accept(proposed, scores, PLACE)
+    assert (verdicts.dtype, verdicts.shape) == (torch.bool, proposed.shape)
+    assert not bool((verdicts & ~possible.gather(2, proposed.unsqueeze(2)).squeeze(2)).any())
+    assert bool(criterion.accept(scores.argmax(-1), scores, PLACE).all())
+    for row in range(2):
+        part = (slice(row, row + 1), slice(2))
+        assert torch.equal(criterion.accept(proposed[part], scores[part], PLACE[part]), verdicts[part])
+    others = {setting: value for setting, value in {"epsilon": 3, "top_k": 7}.items()
+              if setting not in CRITERIA[name].settings}
+    assert torch.equal(CRITERIA[name](replace(options, **others)).accept(proposed, scores, PLACE), verdicts)
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-def test_criterion_accepts_the_choice_of_the_verifier(name, judged):
-    _, scores, position = judged
-    assert bool(CRITERIA[name](criterion_options(name)).accept(scores.argmax(-1), scores, position).all())
+@pytest.mark.parametrize("epsilon", [0, 2])
+def test_distance_is_symmetric_and_includes_epsilon(epsilon):
+    scores = torch.zeros(1, 256)
+    scores[0, 100] = 1
+    proposed = torch.arange(256).unsqueeze(0)
+    accepted = Distance(DecodeConfig(epsilon=epsilon)).accept(proposed, scores.expand(1, 256, 256), proposed)
+    assert accepted[0].nonzero().flatten().tolist() == list(range(100 - epsilon, 100 + epsilon + 1))
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-def test_criterion_judges_a_token_by_its_own_row_and_the_block_before_it(name, judged):
-    criterion = CRITERIA[name](criterion_options(name))
-    whole = criterion.accept(*judged)
-    for row in range(whole.shape[0]):
-        for length in range(whole.shape[1] + 1):
-            part = (slice(row, row + 1), slice(length))
-            assert torch.equal(criterion.accept(*(values[part] for values in judged)), whole[part])
-
-
-@pytest.mark.parametrize("name", CRITERIA)
-def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
-    options = criterion_options(name)
-    others = {"epsilon": 3, "top_k": 7}
-    assert set(CRITERIA[name].settings) <= set(others)
-    changed = {setting: value for setting, value in others.items() if setting not in CRITERIA[name].settings}
-    verdicts = CRITERIA[name](replace(options, **changed)).accept(*judged)
-    assert torch.equal(verdicts, CRITERIA[name](options).accept(*judged))
-
-
-@pytest.mark.parametrize("proposer", CHAINS)
-def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
-    seen, model = [], StepModel(random_model(SMALL))
-    watched = proposer_for(proposer, model)
-    plain = watched.propose
-
-    def propose(context, offsets):
-        proposals = plain(context, offsets)
-        seen.append((proposals, offsets.tolist()))
-        return proposals
-
-    watched.propose = propose
-    decode(model, random_tokens(SMALL, 3)[0], DecodeConfig(block_size=4), proposer=watched)
-    assert seen
-    for proposals, offsets in seen:
-        assert offsets == [1, 2, 3]
-        assert proposals.shape == (3, 3)
-        assert proposals.dtype == torch.int64
-        assert bool(((proposals >= 0) & (proposals < SMALL.vocabulary)).all())
+@given(PROPOSED, SCORES, st.integers(1, 9))
+def test_top_k_accepts_by_rank(proposed, scores, k):
+    accepted = TopK(DecodeConfig(top_k=k)).accept(proposed, scores, PLACE)
+    better = (scores > scores.gather(-1, proposed.unsqueeze(-1))).sum(-1)
+    assert torch.equal(accepted, better < k)
 
 
 def block_sizes(proposer):

@@ -1,4 +1,4 @@
-"""Batches: order by seed and step, every image once an epoch, both images of a pair mirrored together."""
+"""Batches: order by seed and step, every example once an epoch, images mirrored in pairs, sentences padded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.tasks.faces import area_reduce
-from superres.training.data import DistilBatches, ImageBatches
+from superres.training.data import DistilBatches, ImageBatches, TextBatches
 
 
 def batches(count=7, batch_size=4, seed=0, flip=False):
@@ -20,6 +20,13 @@ def batches(count=7, batch_size=4, seed=0, flip=False):
     return ImageBatches(low, high, batch_size, seed, flip)
 
 
+def sentence_batches(count=40, batch_size=4, seed=0):
+    """Sources and targets of different lengths; every token tells the pair's number."""
+    lengths = np.random.default_rng(7).integers(1, 12, (count, 2))
+    rows = [[np.full(length, number + 1) for number, length in enumerate(lengths[:, side])] for side in (0, 1)]
+    return TextBatches(*rows, batch_size, seed)
+
+
 def images(tokens, size):
     return tokens.reshape(-1, size, size, 3)
 
@@ -28,13 +35,18 @@ def numbers(pair, size=2):
     return images(pair[0], size).reshape(len(pair[0]), -1).min(dim=1).values.tolist()
 
 
-@given(st.integers(0, 50), st.integers(0, 1000))
-def test_a_batch_depends_on_seed_and_step_alone(step, seed):
-    fresh, used = batches(seed=seed, flip=True), batches(seed=seed, flip=True)
+def assert_independent(make, step):
+    """A batch depends on seed and step alone, not on the batches before it."""
+    fresh, used = make(), make()
     for other in (9, 0, 30):
         used.batch(other)
-    for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True))
+
+
+@given(st.integers(0, 50), st.integers(0, 1000))
+def test_a_batch_depends_on_seed_and_step_alone(step, seed):
+    assert_independent(lambda: batches(seed=seed, flip=True), step)
+    assert_independent(lambda: sentence_batches(seed=seed), step)
 
 
 @given(st.integers(1, 12), st.integers(1, 9), st.integers(0, 9))
@@ -68,13 +80,10 @@ def test_pairs_stay_together_and_are_mirrored_together():
     assert numbers((low.flatten(1), high.flatten(1))) == images(high, 4).flatten(1).min(dim=1).values.tolist()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_tokens_are_in_raster_order(which):
-    whole = batches()
-    tokens = whole.batch(0)[which]
-    assert tokens.dtype == torch.int64
-    assert tokens.shape == (4, [12, 48][which])
-    assert tokens[:, :3].unique().tolist() == [[100], [200]][which]  # the first pixel's three channels
+def test_tokens_are_in_raster_order():
+    for tokens, shape, first in zip(batches().batch(0)[:2], ((4, 12), (4, 48)), (100, 200), strict=True):
+        assert (tokens.dtype, tokens.shape) == (torch.int64, shape)
+        assert tokens[:, :3].unique().tolist() == [first]  # the first pixel's three channels
 
 
 def test_distil_batches_hold_true_pictures_first_and_own_ones_unmirrored_after_them():
@@ -104,9 +113,35 @@ def test_a_share_of_the_images_are_random_crops(share, least, most):
 
 
 def test_crops_depend_on_seed_and_step_alone_and_leave_flips_as_they_were():
-    one, other, uncropped = crop_batches(0.5), crop_batches(0.5), crop_batches(0.0)
-    other.batch(7)
-    for a, b in zip(one.batch(3)[:2], other.batch(3)[:2], strict=True):
-        assert torch.equal(a, b)
-    same = (one.batch(3).target == uncropped.batch(3).target).all(1)
+    assert_independent(lambda: crop_batches(0.5), 3)
+    same = (crop_batches(0.5).batch(3).target == crop_batches(0.0).batch(3).target).all(1)
     assert 30 < int(same.sum()) < 60  # the standard crops, mirrored or not as before
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))
+def test_every_pair_of_sentences_comes_once_an_epoch(count, batch_size, seed):
+    whole = sentence_batches(count, batch_size, seed)
+    steps = len(whole.cuts) - 1
+    for epoch in range(2):
+        seen = [whole.batch(step).target[:, 0] for step in range(epoch * steps, (epoch + 1) * steps)]
+        assert sorted(torch.cat(seen).tolist()) == list(range(1, count + 1))
+
+
+def test_rows_are_pairs_filled_up_to_the_longest_and_masked_there():
+    whole = sentence_batches()
+    for step in range(6):
+        batch = whole.batch(step)
+        assert torch.equal(batch.padding, batch.source == 0)
+        for source, target, length in zip(batch.source, batch.target, batch.lengths.tolist(), strict=True):
+            assert target.tolist() == [int(source[0])] * length + [0] * (len(target) - length)
+        assert int(batch.lengths.max()) == batch.target.shape[1]
+        assert batch.true_count is None
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_processes_share_a_batch_of_sentences(parts):
+    whole = sentence_batches(400, 8)
+    complete = sorted(whole.batch(1).target[:, 0].tolist())
+    shares = torch.cat([whole.batch(1, part, parts).target[:, 0] for part in range(parts)])
+    assert sorted(shares.tolist()) == complete
+    assert len(sentence_batches(3, 1).batch(0, 2, 4).target) == 1  # fewer rows than processes: none is left without

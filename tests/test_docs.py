@@ -66,7 +66,8 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=name)
-def test_a_link_leads_to_a_file_and_a_heading(path):
+def test_a_link_leads_to_a_file_and_a_heading_and_a_named_file_exists(path):
+    assert [file for file in FILE.findall(prose(path)) if not (ROOT / file).exists()] == []
     for link in LINK.findall(prose(path)):
         if "://" in link:
             continue
@@ -74,11 +75,6 @@ def test_a_link_leads_to_a_file_and_a_heading(path):
         target = path.parent / place if place else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-@pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=name)
-def test_a_file_that_a_page_names_exists(path):
-    assert [file for file in FILE.findall(prose(path)) if not (ROOT / file).exists()] == []
 
 
 def test_the_names_on_the_page_of_the_api_exist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -66,16 +67,13 @@ def test_a_network_that_ctranslate2_does_not_know_gets_one_line(config, message,
     assert not (tmp_path / "exported").exists()
 
 
-def test_a_folder_with_files_is_refused_and_stays(tmp_path, capsys):
+def test_a_folder_with_files_and_a_missing_package_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
     write(tmp_path / "toy")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     assert run(["export", "ctranslate2", str(tmp_path / "toy"), str(tmp_path / "full")]) == 2
     assert "full exists and is not an empty folder; choose another one" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
-
-
-def test_without_ctranslate2_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ctranslate2.specs", None)
-    assert run(["export", "ctranslate2", str(write(tmp_path / "toy")), str(tmp_path / "exported")]) == 2
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
+    assert run(["export", "ctranslate2", str(tmp_path / "toy"), str(tmp_path / "exported")]) == 2
     assert "pip install 'superres[peers]'" in capsys.readouterr().err

@@ -1,12 +1,14 @@
+"""Faces: exact reduction, tokens there and back, pictures of every kind, data sets and their refusals."""
+
 from __future__ import annotations
 
-import importlib.util
 import math
 import runpy
 import sys
 import warnings
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,11 +18,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, PngImagePlugin
 from skimage import data
 
-from superres.config import ModelConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.faces import FaceTask, area_reduce, crop_square
 from superres.tasks.pictures import read_image
 
 TASK = FaceTask(8, 32)
@@ -29,38 +30,23 @@ PICTURES = hnp.arrays(np.uint8, st.tuples(st.integers(8, 40), st.integers(8, 40)
 
 def exact_average(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The definition, in rational numbers: each box's overlap-weighted mean, truncated."""
-
     def overlaps(length: int, size: int, box: int) -> dict[int, Fraction]:
         low, high = Fraction(box * length, size), Fraction((box + 1) * length, size)
         return {i: min(high, Fraction(i + 1)) - max(low, Fraction(i)) for i in range(math.floor(low), math.ceil(high))}
 
     height, width, channels = image.shape
     result = np.zeros((rows, columns, channels), np.uint8)
-    for r in range(rows):
-        for c in range(columns):
-            y, x = overlaps(height, rows, r), overlaps(width, columns, c)
-            for k in range(channels):
-                total = sum(wy * wx * int(image[i, j, k]) for i, wy in y.items() for j, wx in x.items())
-                result[r, c, k] = math.floor(total * Fraction(rows * columns, height * width))
+    for r, c, k in np.ndindex(result.shape):
+        y, x = overlaps(height, rows, r), overlaps(width, columns, c)
+        total = sum(wy * wx * int(image[i, j, k]) for i, wy in y.items() for j, wx in x.items())
+        result[r, c, k] = math.floor(total * Fraction(rows * columns, height * width))
     return result
-
-
-def smooth_picture(size: int) -> np.ndarray:
-    y, x = np.mgrid[:size, :size]
-    return np.stack([y * 255 // size, x * 255 // size, (x + y) * 255 // (2 * size)], -1).astype(np.uint8)
 
 
 @settings(max_examples=30)
 @given(PICTURES, st.integers(1, 8), st.integers(1, 8))
 def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns):
     np.testing.assert_array_equal(area_reduce(image, rows, columns), exact_average(image, rows, columns))
-
-
-@pytest.mark.parametrize("size", [8, 32])
-@pytest.mark.parametrize("kind", ["random", "smooth"])
-def test_area_reduce_of_the_celeba_crop_equals_the_rational_average(size, kind, rng):
-    image = rng.integers(0, 256, (138, 138, 3), np.uint8) if kind == "random" else smooth_picture(138)
-    np.testing.assert_array_equal(area_reduce(image, size, size), exact_average(image, size, size))
 
 
 @pytest.mark.parametrize(("shape", "dtype", "size"), [
@@ -70,37 +56,25 @@ def test_area_reduce_refuses_what_it_cannot_average(shape, dtype, size):
         area_reduce(np.zeros(shape, dtype), size, size)
 
 
-def test_celeba_crop_takes_rows_40_to_177_and_columns_20_to_157():
-    y, x = np.mgrid[:218, :178]
-    cropped = faces.crop_celeba(np.stack([y, x, x], -1).astype(np.uint8))
-    assert cropped.shape == (138, 138, 3)
-    assert cropped[0, 0].tolist() == [40, 20, 20]
-    assert cropped[-1, -1].tolist() == [177, 157, 157]
-    with pytest.raises(InvalidInputError, match="218, 178"):
-        faces.crop_celeba(np.zeros((178, 218, 3), np.uint8))
+def test_the_square_of_an_aligned_picture_is_the_celeba_crop_and_of_others_the_centre():
+    y, x = np.mgrid[:218, :178].astype(np.uint8)
+    aligned = np.stack([y, x, x], -1)
+    np.testing.assert_array_equal(crop_square(aligned), aligned[40:178, 20:158])
+    np.testing.assert_array_equal(crop_square(aligned[:, :100]), aligned[59:159, :100])
+    np.testing.assert_array_equal(crop_square(aligned[:51]), aligned[:51, 63:114])
 
 
-@given(PICTURES)
-def test_a_photo_is_reduced_from_its_centre_square(image):
-    side = min(image.shape[:2])
-    top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
-    expected = area_reduce(image[top : top + side, left : left + side], 8, 8)
-    np.testing.assert_array_equal(TASK.to_source(image, "photo"), expected)
-    np.testing.assert_array_equal(TASK.to_source(image, "auto"), expected)
-
-
-@pytest.mark.parametrize(("size", "source", "says"), [
-    ((9, 9), "lowres", "9x9"), ((7, 30), "auto", "30x7"), ((8, 8), "huge", "auto, lowres, photo")])
-def test_a_source_that_does_not_fit_is_refused_with_its_value(size, source, says):
-    with pytest.raises(InvalidInputError, match=says):
-        TASK.to_source(np.zeros((*size, 3), np.uint8), source)
+def test_only_a_picture_of_its_size_is_an_input():
+    picture = np.zeros((8, 8, 3), np.uint8)
+    assert TASK.to_source(picture) is picture
+    with pytest.raises(InvalidInputError, match="'lowres' needs images of 8x8, not 8x9"):
+        TASK.to_source(np.zeros((9, 8, 3), np.uint8))
 
 
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 3), st.just(32), st.just(32), st.just(3))))
 def test_decode_reverses_encode(images):
     tokens = faces.encode(images)
-    assert tokens.dtype == np.int64
-    assert tokens.shape == (len(images), 3072)
+    assert (tokens.dtype, tokens.shape) == (np.int64, (len(images), 3072))
     np.testing.assert_array_equal(TASK.decode(tokens), images)
 
 
@@ -109,50 +83,45 @@ def test_what_is_no_picture_is_neither_decoded_nor_encoded():
         with pytest.raises(InvalidInputError):
             TASK.decode(tokens)
     for images in (np.zeros((1, 8, 8, 3)), np.zeros((8, 8, 3), np.uint8), np.zeros((1, 8, 8, 4), np.uint8)):
-        with pytest.raises(InvalidInputError, match="uint8"):
-            faces.encode(images)
-    with pytest.raises(InvalidInputError, match="nearest, bicubic"):
-        TASK.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
+        for encode in (faces.encode, TASK.encode):
+            with pytest.raises(InvalidInputError, match="uint8"):
+                encode(images)
 
 
 @pytest.mark.parametrize("method", faces.ENLARGEMENTS)
-@given(hnp.arrays(np.uint8, (2, 8, 8, 3)))
-def test_enlargement_has_the_size_asked_for_and_treats_images_alone(method, images):
+def test_enlargement_has_the_size_asked_for_and_treats_images_alone(method, rng):
+    images = rng.integers(0, 256, (2, 8, 8, 3), np.uint8)
     enlarged = TASK.enlarge(images, method)
     assert enlarged.shape == (2, 32, 32, 3)
     np.testing.assert_array_equal(enlarged[1:], TASK.enlarge(images[1:], method))
 
 
-@given(PICTURES)
-def test_read_image_returns_a_saved_picture_unchanged(tmp_path_factory, image):
-    path = tmp_path_factory.getbasetemp() / "same.png"
-    Image.fromarray(image).save(path)
-    np.testing.assert_array_equal(read_image(path), image)
+# Files of pictures
+
+def reread(image, path, **options):
+    image.save(path, **options)
+    return read_image(path)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", range(2, 9))
 def test_exif_orientation_is_applied(tmp_path, orientation):
     upright = np.zeros((16, 24, 3), np.uint8)
     upright[:8, :8] = 200
     # How a camera stores it: the inverse of what the tag tells a reader to do.
     inverse = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"]
-    stored = Image.fromarray(upright)
-    if orientation > 1:
-        stored = stored.transpose(Image.Transpose[inverse[orientation - 2]])
+    stored = Image.fromarray(upright).transpose(Image.Transpose[inverse[orientation - 2]])
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored.save(tmp_path / "photo.png", exif=exif)
-    np.testing.assert_array_equal(read_image(tmp_path / "photo.png"), upright)
+    np.testing.assert_array_equal(reread(stored, tmp_path / "photo.png", exif=exif), upright)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_is_laid_over_white(tmp_path, mode):
-    image = Image.new(mode, (8, 8), (10, 20, 30, 0) if mode == "RGBA" else (10, 0))
-    image.putpixel((0, 0), (10, 20, 30, 255) if mode == "RGBA" else (10, 255))
-    image.putpixel((1, 0), (0, 0, 0, 51) if mode == "RGBA" else (0, 51))
-    image.save(tmp_path / "alpha.png")
-    pixels = read_image(tmp_path / "alpha.png")
-    assert pixels[0, 0].tolist() == ([10, 20, 30] if mode == "RGBA" else [10, 10, 10])
+@pytest.mark.parametrize(("mode", "colour"), [("RGBA", (10, 20, 30)), ("LA", (10,))])
+def test_transparency_is_laid_over_white(tmp_path, mode, colour):
+    image = Image.new(mode, (8, 8), (*colour, 0))
+    image.putpixel((0, 0), (*colour, 255))
+    image.putpixel((1, 0), (*(0 for _ in colour), 51))
+    pixels = reread(image, tmp_path / "alpha.png")
+    assert pixels[0, 0].tolist() == [*colour * (3 // len(colour))]
     assert pixels[0, 1].tolist() == [204, 204, 204]
     assert (pixels[1:] == 255).all()
 
@@ -162,8 +131,7 @@ def test_a_palette_becomes_its_colours_and_its_transparent_entry_white(tmp_path,
     image = Image.new("P", (8, 8), 0)
     image.putpalette([200, 10, 20, 0, 0, 0])
     image.putpixel((3, 2), 1)
-    image.save(tmp_path / "palette.png", **({} if transparency is None else {"transparency": transparency}))
-    pixels = read_image(tmp_path / "palette.png")
+    pixels = reread(image, tmp_path / "a.png", **({} if transparency is None else {"transparency": transparency}))
     assert pixels[0, 0].tolist() == [200, 10, 20]
     assert pixels[2, 3].tolist() == ([0, 0, 0] if transparency is None else [255, 255, 255])
 
@@ -171,27 +139,21 @@ def test_a_palette_becomes_its_colours_and_its_transparent_entry_white(tmp_path,
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
     levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(levels).save(tmp_path / f"deep.{suffix}")
-    pixels = read_image(tmp_path / f"deep.{suffix}")
-    expected = np.round(levels / 257).astype(np.uint8)
-    np.testing.assert_array_equal(pixels, np.repeat(expected[..., None], 3, axis=2))
+    pixels = reread(Image.fromarray(levels), tmp_path / f"deep.{suffix}")
+    np.testing.assert_array_equal(pixels, np.repeat(np.round(levels / 257).astype(np.uint8)[..., None], 3, axis=2))
 
 
-def test_cmyk_grey_and_one_bit_pictures_become_rgb(tmp_path):
-    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "cmyk.tif")
-    Image.new("L", (8, 8), 77).save(tmp_path / "grey.png")
-    Image.new("1", (8, 8), 1).save(tmp_path / "bit.png")
-    assert (read_image(tmp_path / "cmyk.tif") == [255, 0, 0]).all()
-    assert (read_image(tmp_path / "grey.png") == 77).all()
-    assert (read_image(tmp_path / "bit.png") == 255).all()
+@pytest.mark.parametrize(("mode", "value", "file", "rgb"), [
+    ("CMYK", (0, 255, 255, 0), "cmyk.tif", [255, 0, 0]), ("L", 77, "grey.png", 77), ("1", 1, "bit.png", 255)])
+def test_pictures_of_other_modes_become_rgb(tmp_path, mode, value, file, rgb):
+    assert (reread(Image.new(mode, (8, 8), value), tmp_path / file) == rgb).all()
 
 
-@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
-def test_the_first_frame_of_an_animation_is_taken(tmp_path, suffix):
+@pytest.mark.parametrize(("suffix", "options"), [("gif", {}), ("png", {}), ("webp", {"lossless": True})])
+def test_the_first_frame_of_an_animation_is_taken(tmp_path, suffix, options):
     first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
-    options = {"lossless": True} if suffix == "webp" else {}
-    first.save(tmp_path / f"moving.{suffix}", save_all=True, append_images=[second], duration=50, **options)
-    assert (read_image(tmp_path / f"moving.{suffix}") == [255, 0, 0]).all()
+    pixels = reread(first, tmp_path / f"a.{suffix}", save_all=True, append_images=[second], duration=50, **options)
+    assert (pixels == [255, 0, 0]).all()
 
 
 def cut_short(path: Path) -> None:
@@ -204,9 +166,8 @@ def png_that_claims(width: int, height: int):
         with path.open("wb") as file:
             file.write(b"\x89PNG\r\n\x1a\n")
             header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"
-            PngImagePlugin.putchunk(file, b"IHDR", header)
-            PngImagePlugin.putchunk(file, b"IDAT", b"x")
-            PngImagePlugin.putchunk(file, b"IEND", b"")
+            for kind, content in ((b"IHDR", header), (b"IDAT", b"x"), (b"IEND", b"")):
+                PngImagePlugin.putchunk(file, kind, content)
 
     return write
 
@@ -216,15 +177,13 @@ BAD_FILES = {
     "empty.png": (lambda path: path.write_bytes(b""), "0 bytes"),
     "missing.png": (lambda path: None, "No such file"),
     "folder.png": (lambda path: path.mkdir(), "cannot be read"),
-    "one.png": (lambda path: Image.new("RGB", (1, 1)).save(path), "1x1"),
     "thin.png": (lambda path: Image.new("RGB", (300, 7)).save(path), "300x7"),
     "float.tif": (lambda path: Image.new("F", (8, 8), 0.5).save(path), "floating-point"),
     "large.png": (png_that_claims(8_000, 8_000), "8000x8000"),
     "warned.png": (png_that_claims(11_000, 11_000), "11000x11000"),
     "bomb.png": (png_that_claims(20_000, 20_000), "400000000 pixels"),
     "garbage.png": (png_that_claims(8, 8), "damaged"),
-    "short.jpg": (cut_short, "truncated"),
-    "short.png": (cut_short, "truncated"),
+    "short.jpg": (cut_short, "truncated"), "short.png": (cut_short, "truncated"),
     "drawing.png": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image"),
 }
 
@@ -243,12 +202,7 @@ def test_a_bad_file_gives_one_line_with_its_name_value_and_remedy(tmp_path, file
     assert ";" in message
 
 
-def test_the_pixel_limit_can_be_chosen(tmp_path):
-    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
-    assert read_image(tmp_path / "a.png", max_pixels=200).shape == (10, 20, 3)
-    with pytest.raises(InvalidInputError, match="over 199 pixels"):
-        read_image(tmp_path / "a.png", max_pixels=199)
-
+# Data sets
 
 def pairs_of(count: int, rng: np.random.Generator) -> face_data.FacePairs:
     hr = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
@@ -263,16 +217,11 @@ def test_a_written_data_set_reads_back_equal(tmp_path, rng):
         assert len(read) == min(limit or 5, 5)
         for key in ("hr", "lr", "ids"):
             np.testing.assert_array_equal(getattr(read, key), getattr(pairs, key)[:limit])
-    assert [path.name for path in tmp_path.iterdir()] == ["faces.npz"]
-
-
-def test_a_data_set_that_cannot_be_written_leaves_nothing(tmp_path, rng):
     (tmp_path / "taken.npz").mkdir()
-    with pytest.raises(OutputError, match=r"taken\.npz"):
-        face_data.write_npz(pairs_of(1, rng), tmp_path / "taken.npz")
-    with pytest.raises(OutputError, match="absent"):
-        face_data.write_npz(pairs_of(1, rng), tmp_path / "absent" / "faces.npz")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken.npz"]
+    for place in ("taken.npz", "absent/faces.npz"):
+        with pytest.raises(OutputError, match=place):
+            face_data.write_npz(pairs, tmp_path / place)
+    assert {path.name for path in tmp_path.iterdir()} == {"faces.npz", "taken.npz"}
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -285,8 +234,7 @@ def test_a_data_set_that_cannot_be_written_leaves_nothing(tmp_path, rng):
      "no pictures"),
 ])
 def test_an_npz_with_other_content_is_refused(tmp_path, rng, change, says):
-    pairs = pairs_of(2, rng)
-    arrays = {"hr": pairs.hr, "lr": pairs.lr, "ids": pairs.ids} | change
+    arrays = {key: getattr(pairs_of(2, rng), key) for key in ("hr", "lr", "ids")} | change
     np.savez(tmp_path / "faces.npz", **{key: value for key, value in arrays.items() if value is not None})
     with pytest.raises(InvalidInputError, match=says) as caught:
         read_faces(tmp_path / "faces.npz", TASK)
@@ -295,8 +243,8 @@ def test_an_npz_with_other_content_is_refused(tmp_path, rng, change, says):
 
 def test_what_is_no_data_set_is_refused(tmp_path, rng):
     (tmp_path / "text.npz").write_text("hello")
-    np.save(tmp_path / "array.npz", np.zeros(3))
-    (tmp_path / "array.npz.npy").rename(tmp_path / "array.npz")
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
     face_data.write_npz(pairs_of(2, rng), tmp_path / "short.npz")
     (tmp_path / "short.npz").write_bytes((tmp_path / "short.npz").read_bytes()[:3000])
     (tmp_path / "folder").mkdir()
@@ -320,33 +268,27 @@ def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
         np.testing.assert_array_equal(pairs.hr[pair], area_reduce(square, 32, 32))
         np.testing.assert_array_equal(pairs.lr[pair], area_reduce(square, 8, 8))
     assert read_faces(tmp_path, TASK, limit=1).ids.tolist() == [3]
-
-
-def test_a_folder_s_unnumbered_files_are_counted_and_small_ones_refused(tmp_path):
-    for stem in ("anna", "bert"):
-        Image.fromarray(data.astronaut()[:40, :40]).save(tmp_path / f"{stem}.png")
+    for path in tmp_path.iterdir():
+        path.rename(path.with_stem("a" + path.stem))
     assert read_faces(tmp_path, TASK).ids.tolist() == [0, 1]
     Image.new("RGB", (31, 50)).save(tmp_path / "zoe.png")
     with pytest.raises(InvalidInputError, match=r"zoe\.png is too small: 31"):
         read_faces(tmp_path, TASK)
 
 
-def celeba_root(root: Path) -> list[str]:
-    """Lay out six pictures of noise as torchvision expects CelebA; two each for train, valid and test."""
+def celeba_root(root: Path) -> None:
+    """Lay out six grey pictures as torchvision expects CelebA; two each for train, valid and test."""
     folder = root / "celeba"
     (folder / "img_align_celeba").mkdir(parents=True)
     names = [f"{number:06d}.jpg" for number in range(1, 7)]
-    for number, file in enumerate(names):
-        noise = np.random.default_rng(number).integers(0, 256, (218, 178, 3), np.uint8)
-        Image.fromarray(noise).save(folder / "img_align_celeba" / file)
+    for file in names:
+        Image.new("RGB", (178, 218)).save(folder / "img_align_celeba" / file)
     (folder / "list_eval_partition.txt").write_text("".join(f"{file} {i // 2}\n" for i, file in enumerate(names)))
     (folder / "identity_CelebA.txt").write_text("".join(f"{file} 1\n" for file in names))
     for file in ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt", "list_attr_celeba.txt"):
         (folder / file).write_text("6\nx y\n" + "".join(f"{entry} 1 2\n" for entry in names))
-    return names
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_a_celeba_root_is_read_by_the_official_split(tmp_path, monkeypatch):
     from torchvision.datasets import CelebA
 
@@ -361,14 +303,11 @@ def test_a_celeba_root_is_read_by_the_official_split(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError])
 def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, monkeypatch, error):
-    class Broken:
-        def find_spec(self, fullname, path=None, target=None):
-            if fullname.startswith("torchvision"):
-                raise error("operator does not exist")
+    class Broken(ModuleType):
+        def __getattr__(self, name):
+            raise error("operator does not exist")
 
-    for module in [module for module in sys.modules if module.startswith("torchvision")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", Broken("torchvision.datasets"))
     celeba_root(tmp_path)
     with pytest.raises(InvalidInputError, match=r"operator does not exist.*img_align_celeba"):
         read_faces(tmp_path, TASK)
@@ -401,9 +340,7 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
     np.testing.assert_array_equal(read.large, exact.large)
     assert read.large.shape == (2, 64, 64, 3)
     for here, there in ((read.hr, exact.hr), (read.lr, exact.lr)):
-        difference = here.astype(int) - there
-        assert np.abs(difference).max() <= 1  # twice reduced
-        assert abs(difference.mean()) < 0.2
+        assert np.abs(here.astype(int) - there).max() <= 1  # twice reduced
     assert prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3") == (0, "")
     crops = read_faces(photos / "crops.npz", TASK)
     np.testing.assert_array_equal(crops.hr, face_data.random_crops(read, 3).hr)
@@ -411,98 +348,68 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
     assert not np.array_equal(crops.hr, read.hr)
 
 
+def test_prepare_celeba_writes_pairs_of_any_sizes(photos, prepare):
+    assert prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64") == (0, "")
+    read, exact = (read_faces(path, FaceTask(32, 64)) for path in (photos / "faces.npz", photos))
+    for key in ("hr", "lr", "ids"):
+        np.testing.assert_array_equal(getattr(read, key), getattr(exact, key))
+    code, error = prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
+    assert (code, error.count("\n")) == (1, 1)
+    assert "not 18 for 7" in error
+
+
 def test_random_crops_lie_inside_around_the_centre():
     gradient = np.arange(64, dtype=np.uint8) * 3
     picture = np.stack(np.broadcast_arrays(gradient[:, None], gradient[None], np.uint8(7)), -1)
     rng = np.random.default_rng(0)
     crops = np.stack([TASK.random_crop(picture, rng)[0] for _ in range(400)]).astype(float)
-    for colour, axis in ((0, 1), (1, 2)):
-        lines = crops[..., colour].mean(3 - axis)
+    for lines in (crops[..., 0].mean(2), crops[..., 1].mean(1)):
         first, last = lines[:, 0] / 3, lines[:, -1] / 3
-        side = (last - first) * 32 / 31
-        assert side.min() == pytest.approx(52, abs=0.5)
-        assert side.max() == pytest.approx(64, abs=0.5)
-        centre = (first + last) / 2
+        side, centre = (last - first) * 32 / 31, (first + last) / 2
+        assert (side.min(), side.max()) == (pytest.approx(52, abs=0.5), pytest.approx(64, abs=0.5))
         assert centre.mean() == pytest.approx(31.5, abs=0.3)
         assert 3 < np.abs(centre - 31.5).max() <= 6.5
 
 
-def test_random_crops_need_larger_pictures(photos, rng):
-    with pytest.raises(InvalidInputError, match=r"at least 40x40; prepare them .* --size 64"):
-        face_data.random_crops(pairs_of(2, rng), 0)
-    with pytest.raises(InvalidInputError, match="size must be at least 40 for random crops of 32x32, not 33; 64"):
-        read_faces(photos, TASK, size=33)
-    with pytest.raises(InvalidInputError, match="at least 200x200"):
-        read_faces(photos, TASK, size=200)
-
-
-@pytest.mark.parametrize(("source", "target", "says"), [
-    (0, 8, "not 8 for 0"), (8, 12, "not 12 for 8"), (8, 4, "not 4 for 8"), (True, 8, "not 8 for True"),
-    (2.0, 8, r"not 8 for 2\.0"),
-])
-def test_a_target_is_a_whole_multiple_of_its_source(source, target, says):
-    with pytest.raises(ConfigError, match=says):
-        FaceTask(source, target)
-
-
-@pytest.mark.parametrize("shapes", [((2, 4, 3), (4, 8, 3)), ((4, 4, 1), (8, 8, 1)), ((7,), (12,))])
-def test_a_network_for_other_shapes_is_no_face_task(shapes):
-    plain = {"aligned_conditioning": False, "numeric_neighbourhood": False, "ordinal_output": False}
-    network = ModelConfig(source_shape=shapes[0], target_shape=shapes[1], **plain)
-    with pytest.raises(ConfigError, match="faces are square RGB pictures"):
-        FaceTask.of(network)
-
-
-@pytest.mark.parametrize(("source", "target"), [(8, 32), (32, 64), (6, 18), (1, 1)])
+@pytest.mark.parametrize(("source", "target"), [(32, 64), (6, 18), (1, 1)])
 def test_no_random_crop_is_smaller_than_a_target(source, target):
     task = FaceTask(source, target)
-    assert faces.SMALLEST_CROP * (task.large - 1) < target <= faces.SMALLEST_CROP * task.large
     picture = np.zeros((task.large, task.large, 3), np.uint8)
     for seed in range(20):  # a smaller crop would be refused
         high, low = task.random_crop(picture, np.random.default_rng(seed))
         assert (high.shape, low.shape) == (task.target_shape, task.source_shape)
 
 
-def stored(path: Path, rng: np.random.Generator, high: int, low: int) -> tuple[np.ndarray, np.ndarray]:
-    """Write three pictures as a prepared file, and return its arrays."""
-    hr, lr = (rng.integers(0, 256, (3, side, side, 3), np.uint8) for side in (high, low))
-    np.savez(path, hr=hr, lr=lr, ids=np.arange(3, dtype=np.int32))
-    return hr, lr
+def test_random_crops_need_larger_pictures(photos, rng):
+    with pytest.raises(InvalidInputError, match=r"at least 40x40; prepare them .* --size 64"):
+        face_data.random_crops(pairs_of(2, rng), 0)
+    for size, says in ((33, "size must be at least 40 for random crops of 32x32, not 33; 64"), (200, "least 200x200")):
+        with pytest.raises(InvalidInputError, match=says):
+            read_faces(photos, TASK, size=size)
+
+
+@pytest.mark.parametrize(("source", "target", "says"), [
+    (0, 8, "not 8 for 0"), (8, 12, "not 12 for 8"), (8, 4, "not 4 for 8"), (True, 8, "not 8 for True"),
+    (2.0, 8, r"not 8 for 2\.0")])
+def test_a_target_is_a_whole_multiple_of_its_source(source, target, says):
+    with pytest.raises(ConfigError, match=says):
+        FaceTask(source, target)
 
 
 @pytest.mark.parametrize(("high", "low", "source", "target"), [
     (64, 32, 32, 64), (64, 32, 8, 32), (32, 8, 16, 32), (20, 4, 6, 18), (18, 6, 6, 18)])
 def test_a_prepared_file_serves_every_task_of_at_most_its_size(tmp_path, rng, high, low, source, target):
-    hr, lr = stored(tmp_path / "faces.npz", rng, high, low)
+    hr, lr = (rng.integers(0, 256, (3, side, side, 3), np.uint8) for side in (high, low))
+    np.savez(tmp_path / "faces.npz", hr=hr, lr=lr, ids=np.arange(3, dtype=np.int32))
     task = FaceTask(source, target)
     for limit in (None, 2):
         pairs = read_faces(tmp_path / "faces.npz", task, limit=limit)
         assert pairs.task == task
         np.testing.assert_array_equal(pairs.hr, area_reduce(hr, target, target, is_reduced=True)[:limit])
-        given = high == target and low == source
-        expected = lr if given else area_reduce(hr, source, source, is_reduced=True)
+        expected = lr if (high, low) == (target, source) else area_reduce(hr, source, source, is_reduced=True)
         np.testing.assert_array_equal(pairs.lr, expected[:limit])
         assert (pairs.large is not None) == (high >= task.large)
         if pairs.large is not None:
             np.testing.assert_array_equal(pairs.large, hr[:limit])
-
-
-def test_a_prepared_file_smaller_than_the_targets_is_refused_with_the_remedy(tmp_path, rng):
-    stored(tmp_path / "faces.npz", rng, 32, 8)
-    message = ("hr holds pictures of 32x32, smaller than targets of 64x64; prepare the data with "
-               r"scripts/train/prepare_celeba\.py --source 32 --target 64")
-    with pytest.raises(InvalidInputError, match=message):
-        read_faces(tmp_path / "faces.npz", FaceTask(32, 64))
-
-
-def test_prepare_celeba_writes_pairs_of_any_sizes(photos, prepare):
-    assert prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64") == (0, "")
-    task = FaceTask(32, 64)
-    read, exact = read_faces(photos / "faces.npz", task), read_faces(photos, task)
-    with np.load(photos / "faces.npz") as written:
-        assert (written["hr"].shape, written["lr"].shape) == ((2, 64, 64, 3), (2, 32, 32, 3))
-    for key in ("hr", "lr", "ids"):
-        np.testing.assert_array_equal(getattr(read, key), getattr(exact, key))
-    code, error = prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
-    assert (code, error.count("\n")) == (1, 1)
-    assert "not 18 for 7" in error
+    with pytest.raises(InvalidInputError, match=rf"{high}x{high}, smaller than targets .* --source 9 --target 72"):
+        read_faces(tmp_path / "faces.npz", FaceTask(9, 72))

@@ -18,10 +18,10 @@ from superres.checkpoint import bundled_folder, read_network
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import check_options, opened_loop
-from superres.decoding.limits import LimitedModel, Limits
 from superres.decoding.loop import decoding_type
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
+from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.tasks.consistency import cell_limits
@@ -99,9 +99,8 @@ class Opened:
             self.model, source, self.case.options, self.block_size, None, padding)
 
     def loop(self, adaptive=None):
-        keys = torch.arange(ROWS, device=CUDA)
-        return opened_loop(
-            self.model, self.session(), self.case.options, keys, self.block_size, self.proposer, adaptive)
+        keys, options = torch.arange(ROWS, device=CUDA), self.case.options
+        return opened_loop(self.model, self.session(), options, keys, self.block_size, self.proposer, adaptive)
 
     def kernels(self, loop):
         """Do one iteration, and return the number of its kernels."""
@@ -143,12 +142,6 @@ def test_an_iteration_stays_on_the_gpu_and_launches_as_many_kernels_as_recorded(
     assert (loop.captured is not None) == PROPOSERS[case.case.options.proposer].stateless
 
 
-def test_the_page_on_engines_has_the_numbers_of_the_bundled_faces():
-    text = (bundled_folder().parent / "docs" / "engines.md").read_text()
-    assert f"count its kernels: {KERNELS['celeba-8to32, k = 1']} per iteration" in text
-    assert f"and {KERNELS['celeba-8to32, epsilon 2, k = 10']} at k = 10 and epsilon 2" in text
-
-
 @pytest.mark.parametrize("name", ["limited, speculative", "text, lookahead, sampled"])
 def test_rows_and_block_sizes_change_on_the_gpu(name):
     with opened(CASES[name]) as case:
@@ -169,31 +162,18 @@ def test_rows_and_block_sizes_change_on_the_gpu(name):
                 assert loop.session.width == size
 
 
+ON_HOST = torch.arange(2)
 FAULTS = {
     "_local_scalar_dense reads": lambda x: float(x[0]),
-    "nonzero reads": lambda x: x.nonzero(),
     "index by a mask": lambda x: x[x > 0],
-    "index_put_ by a mask": lambda x: x.__setitem__(x > 0, x[:1]),
     "add uses a tensor on the host": lambda x: x + ON_HOST,
-    "index uses a tensor on the host": lambda x: x[ON_HOST],
-    "lift_fresh uses a tensor on the host": lambda x: x + torch.tensor([1, 2], device=CUDA),
-    "_to_copy uses a tensor on the host": lambda x: x.cpu(),
-    "copy_ uses a tensor on the host": lambda x: x[0].copy_(NUMBER),
+    "copy_ uses a tensor on the host": lambda x: x.copy_(ON_HOST),
     "the kernel would copy the mask first": lambda x: torch.nn.functional.scaled_dot_product_attention(
         *3 * [x.view(1, 1, 2, 1)], x.new_zeros(1, 1, 2, 2)),
 }
-ON_HOST, NUMBER = torch.arange(2), torch.tensor(1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_work_that_a_graph_cannot_capture_is_refused(fault):
     with fake_gpu(), pytest.raises(AssertionError, match=fault):
         Captures()(lambda: FAULTS[fault](torch.ones(2, device=CUDA)))()
-
-
-def test_operations_that_launch_kernels_are_counted():
-    with fake_gpu():
-        captures, x = Captures(), torch.ones(3, 3, device=CUDA)
-        captures(lambda: x[:, 0].unsqueeze(1).add(x).mul_(x.new_empty(3, 3)).view(9)[:3].sum())()
-        captures(lambda: x.fill_(NUMBER))()
-        assert captures.kernels == [3, 1]

@@ -1,4 +1,4 @@
-"""Readers of files from elsewhere, under random damage, and for some seconds under a coverage-guided fuzzer.
+"""Readers of files from elsewhere, under random damage and, with SUPERRES_FUZZ_SECONDS, a coverage-guided fuzzer.
 
 For longer: `python tests/fuzz/fuzz.py image -max_total_time=600`.
 """
@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superres.config import DecodeConfig
-
 FUZZ = Path(__file__).parent / "fuzz"
-SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
-"""For each target; CI takes 10."""
+SECONDS = os.environ.get("SUPERRES_FUZZ_SECONDS")
+"""For each target; without it, none is fuzzed."""
 
 spec = importlib.util.spec_from_file_location("fuzz_targets", FUZZ / "targets.py")
 targets = importlib.util.module_from_spec(spec)
@@ -29,32 +27,20 @@ spec.loader.exec_module(targets)
 
 @st.composite
 def damaged(draw, name):
-    """A good file with some bytes changed, cut out, doubled or put in."""
+    """A good file with some bytes changed, cut out, doubled or inserted."""
     data = bytearray(draw(st.sampled_from(targets.seeds(name))))
     for _ in range(draw(st.integers(0, 4))):
         place = draw(st.integers(0, len(data)))
-        kind = draw(st.sampled_from(["change", "cut", "drop", "insert", "double"]))
-        if kind == "change" and place < len(data):
-            data[place] = draw(st.integers(0, 255))
-        elif kind == "cut":
-            del data[place:]
-        elif kind == "drop":
-            del data[place : place + draw(st.integers(1, 9))]
-        elif kind == "insert":
-            data[place:place] = draw(st.binary(max_size=9))
-        else:
-            data[place:place] = data[max(place - 40, 0) : place]
+        length = draw(st.sampled_from([0, 1, 9, len(data)]))
+        data[place : place + length] = draw(st.binary(max_size=9) | st.just(bytes(data[max(place - 40, 0) : place])))
     return bytes(data)
 
 
 @pytest.mark.parametrize("name", targets.TARGETS)
-def test_good_files_are_read(name):
+def test_good_files_are_read_and_damaged_ones_read_or_refused_in_one_line(name):
     for seed in targets.seeds(name):
         targets.TARGETS[name](seed)
 
-
-@pytest.mark.parametrize("name", targets.TARGETS)
-def test_damaged_files_are_read_or_refused_in_one_line(name):
     @settings(max_examples=40)
     @given(damaged(name))
     def holds(data):
@@ -75,22 +61,7 @@ def test_rows_of_any_values_are_read_or_refused(values):
     targets.manifest(json.dumps({**good, **values}).encode() + b"\n")
 
 
-@settings(max_examples=30)
-@given(st.sampled_from(sorted(json.loads(targets.seeds("checkpoint")[0][1:])["model"])), JSON)
-def test_settings_of_any_values_are_read_or_refused(name, value):
-    config = json.loads(targets.seeds("checkpoint")[0][1:])
-    config["model"][name] = value
-    targets.checkpoint(b"\0" + json.dumps(config).encode())
-
-
-@settings(max_examples=30)
-@given(st.sampled_from(sorted(DecodeConfig.__dataclass_fields__)), JSON)
-def test_decoding_defaults_of_any_values_are_read_or_refused(name, value):
-    config = json.loads(targets.seeds("checkpoint")[0][1:])
-    targets.checkpoint(b"\0" + json.dumps({**config, "decode": {"cpu": {name: value}}}).encode())
-
-
-@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="the fuzzer atheris is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None or not SECONDS, reason="no fuzzer or no time for it")
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_a_coverage_guided_fuzzer_finds_nothing(name, tmp_path):
     words = [sys.executable, str(FUZZ / "fuzz.py"), name, f"-max_total_time={SECONDS}", "-seed=1", "-timeout=20",

@@ -69,13 +69,6 @@ def test_samples_have_the_distribution_of_direct_sampling(filters, pool):
         assert {accepted for trace in decoded.traces for accepted in trace.accepted} == {1, 2, 3}
 
 
-def test_a_sample_depends_on_its_key_and_not_on_the_company():
-    source = torch.zeros(3, 1, dtype=torch.int64)
-    together = decode(MODEL, source, LOOKAHEAD, keys=torch.tensor([7, 5, 7])).tokens
-    assert torch.equal(together[0], together[2])
-    assert torch.equal(decode(MODEL, source[:1], LOOKAHEAD, keys=torch.tensor([5])).tokens[0], together[1])
-
-
 def verify(p, candidates, verdict, committed=0.6, known=True):
     """Verify for one row; `p` gives the probabilities at each place."""
     table, candidates = torch.tensor(p), torch.tensor([candidates])

@@ -1,19 +1,24 @@
-"""The whole-sequence network: causal, with heads that leave the base alone, in all its published and own forms."""
+"""The whole-sequence network: its attention, its image priors, its heads, and which tokens its scores depend on."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig
+from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
+from superres.nn import image_priors
+from superres.nn.attention import attend, causal_attention, hidden_mask, local_attention
 from superres.nn.engines.torch_model import StepModel
-from superres.nn.image_priors import neighbour_table
+from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
 from superres.nn.likelihood import bits_per_dim
-from superres.nn.model import EncoderDecoder
+from superres.nn.model import meta_network
 from superres.system.machine import TorchThreads
 
 
@@ -21,16 +26,9 @@ def size(module):
     return sum(weight.numel() for weight in module.parameters())
 
 
-def on_meta(config):
-    with torch.device("meta"):
-        return EncoderDecoder(config)
-
-
-# Facts of the published network (img2img_transformer_b3), from the shapes of its weights
-
-
 def test_paper_preset_has_the_published_sizes():
-    model = on_meta(replace(PRESETS["paper"], prediction_heads=10))
+    """Those of img2img_transformer_b3, from the shapes of its weights."""
+    model = meta_network(replace(PRESETS["paper"], prediction_heads=10))
     projection_biases = {"encoder": 4 * 512, "decoder": 2 * 4 * 512}  # the published projections have none
     for layer in model.encoder:
         assert size(layer) - projection_biases["encoder"] == 3_150_336
@@ -45,11 +43,8 @@ def test_paper_preset_has_the_published_sizes():
 @pytest.mark.parametrize(("kind", "heads", "published"), [
     ("dense", 1, 2_099_712), ("dense", 10, 115_368_960), ("per-head", 10, 20_997_120)])
 def test_the_head_layer_has_the_published_size(kind, heads, published):
-    layer = on_meta(replace(PRESETS["paper"], head_layer=kind, prediction_heads=heads)).heads
+    layer = meta_network(replace(PRESETS["paper"], head_layer=kind, prediction_heads=heads)).heads
     assert size(layer) - size(layer.norm) == published
-
-
-# Prediction heads
 
 
 @pytest.mark.parametrize("layer", HEAD_LAYERS)
@@ -98,9 +93,6 @@ def test_block_scores_equal_the_scores_of_each_head(variant):
     torch.testing.assert_close(model.block_scores(decoded, position, chosen), together[chosen], rtol=1e-9, atol=1e-9)
 
 
-# Causality
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_token_changes_no_score_up_to_its_own_position(variant):
     config = VARIANTS[variant]
@@ -125,21 +117,6 @@ def test_a_token_changes_no_score_up_to_its_own_position(variant):
                 assert not torch.allclose(scores[row, place + 1], scores[0, place + 1], rtol=1e-9, atol=1e-9)
 
 
-def test_neighbours_come_before_their_target_and_lie_near_it():
-    rows, columns, channels = 5, 6, 3
-    table = neighbour_table((rows, columns, channels))
-    count = rows * columns * channels
-    for position in range(count):
-        present = [n for n in table[position].tolist() if n < count]
-        assert len(set(present)) == len(present)
-        for neighbour in present:
-            assert neighbour < position
-            assert position // (columns * channels) - neighbour // (columns * channels) <= 2
-            assert abs(position // channels % columns - neighbour // channels % columns) <= 4
-        pixel = position // channels * channels
-        assert set(range(pixel, position)) <= set(present)
-
-
 def test_gradient_checkpointing_changes_no_gradient():
     source, target = random_tokens(SMALL, 2)
     gradients = []
@@ -153,10 +130,9 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("variant", ["base aids", "plain"])
-def test_bits_per_dim_is_the_mean_surprise_in_bits(variant, threads, monkeypatch):
+def test_bits_per_dim_is_the_mean_surprise_in_bits(threads, monkeypatch):
     monkeypatch.setattr(TorchThreads, "limit", lambda: threads)
-    config = VARIANTS[variant]
+    config = VARIANTS["base aids"]
     model = random_model(config)
     source, target = random_tokens(config, 3)
     expected = []
@@ -165,3 +141,81 @@ def test_bits_per_dim_is_the_mean_surprise_in_bits(variant, threads, monkeypatch
         likelihood = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
         expected.append(float(-likelihood.log2().mean()))
     assert bits_per_dim(model, source, target, batch_size=2).tolist() == pytest.approx(expected)
+
+
+def by_query(query, key, value, shown):
+    """Attend query by query to the keys that `shown(position)` names."""
+    rows = []
+    for position in range(query.shape[2]):
+        keys = shown(position)
+        weights = (key[:, :, keys] @ query[:, :, position].unsqueeze(-1)).squeeze(-1) / query.shape[-1] ** 0.5
+        rows.append((weights.softmax(-1).unsqueeze(-1) * value[:, :, keys]).sum(2))
+    return torch.stack(rows, dim=2)
+
+
+def inputs(length):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 25), st.integers(1, 10))
+def test_local_attention_equals_a_loop_over_queries(length, block_length):
+    expected = by_query(*inputs(length), lambda position: list(range(
+        max(0, (position // block_length - 1) * block_length), position + 1)))
+    torch.testing.assert_close(local_attention(*inputs(length), block_length), expected)
+
+
+def test_causal_attention_equals_a_loop_over_queries():
+    expected = by_query(*inputs(9), lambda position: list(range(position + 1)))
+    torch.testing.assert_close(causal_attention(*inputs(9)), expected)
+
+
+def test_hidden_keys_have_no_weight():
+    query, key, value = inputs(5)
+    visible = torch.tensor([True, False, True, False, True])
+    masked = attend(query, key, value, hidden_mask(visible))
+    torch.testing.assert_close(masked, attend(query, key[:, :, visible], value[:, :, visible]))
+
+
+def test_the_last_pixel_of_a_cell_is_known_from_its_source():
+    config = SMALL
+    target = torch.randint(0, 6, (2, config.target_length)).double()
+    cell, positions = image_priors.cell_tables(config)
+    source = torch.zeros(2, config.source_length, dtype=torch.double)
+    for position in range(config.target_length):
+        source[:, cell[position]] = target[:, positions[position]].mean(1)
+    estimate = torch.rand(2, config.target_length, dtype=torch.double) * 5
+    neighbourhood = NumericNeighbourhood(config).double()
+    deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
+    every = torch.arange(config.target_length)
+    buffer = neighbourhood.buffer(deviation, neighbourhood.residual_sum(source, estimate))
+    features = neighbourhood.features(buffer, every.expand(2, -1))
+    pixels = positions.shape[1]
+    assert features.shape[-1] == image_priors.feature_count(config)
+    remainder = features[..., -pixels:]
+    last, first = (positions[:, place] == every for place in (-1, 0))
+    torch.testing.assert_close(remainder[:, last, 0], deviation[:, :-1][:, last])
+    torch.testing.assert_close(remainder[:, first, pixels - 1], deviation[:, positions[first]].mean(-1))
+    assert ((remainder != 0).sum(-1) <= 1).all()
+
+
+@pytest.mark.parametrize("shape", ["laplace", "hyperbolic"])
+def test_ordinal_scores_peak_at_the_centre_and_fall_evenly(shape):
+    network = ModelConfig(free_scores=False, ordinal_shape=shape)
+    centre, sharpness = torch.tensor([100.0]), 2.0
+    for log_d, shift in ((-2.0, 0.0), (0.0, 1.0), (1.5, 0.1), (-9.0, 0.1)):
+        outputs = torch.tensor([[log_d, shift, sharpness][-network.outputs:]])
+        term = image_priors.ordinal_term(outputs, centre)
+        scores = image_priors.scores_around(*term, outputs, network)[0]
+        z, d = (torch.arange(256) - 100 - shift * RESIDUAL_SCALE) * math.exp(sharpness - 2.5), math.exp(max(log_d, -7))
+        expected = -z.abs() if shape == "laplace" else d - (d * d + z * z).sqrt()
+        torch.testing.assert_close(scores, expected)
+        free = torch.cat([torch.zeros(1, 256), outputs], dim=1)
+        assert torch.equal(image_priors.scores_around(*term, free, ModelConfig(ordinal_shape=shape))[0], scores)
+
+
+def test_a_flat_source_stays_flat():
+    config = PRESETS["base"]
+    large = image_priors.enlarge_source(torch.full((1, config.source_length), 77), config)
+    assert torch.allclose(large, torch.tensor(77.0), atol=1e-3)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pytest
 import torch
-from fakes import NATIVE, SMALL, VARIANTS, draft_of, ngram_rows, ngrams_of, random_model, random_tokens
+from fakes import VARIANTS, draft_of, ngram_rows, ngrams_of, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_proposal import lookup_by_hand, ngram_by_hand
 
 from superres.config import DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers import JacobiProposer
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 
 
@@ -112,29 +108,3 @@ def test_lookup_and_ngrams_go_on_from_the_committed_tokens(variant, block_size, 
         for proposal in proposals:
             assert proposal == ngram_by_hand(rows, so_far)
             so_far.append(proposal)
-
-
-@settings(max_examples=10)
-@given(st.integers(2, 9), st.integers(0, 1000))
-def test_the_verifier_goes_on_from_the_committed_tokens_beside_a_proposer_that_keeps_nothing(block_size, seed):
-    model = StepModel(random_model(SMALL))
-    decoding = Decoding(model, JacobiProposer(), block_size, seed)
-    for row, tokens, first, _ in decoding.steps(9):
-        assert [first] == greedy_after(model, decoding.source[row], tokens, 1)
-
-
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("seed", range(3))
-def test_a_native_draft_goes_on_from_the_committed_tokens(seed):
-    config = replace(VARIANTS["sequential heads"], **NATIVE)
-    model = NativeModel(random_model(config, dtype=torch.float32))
-    draft = NativeModel(draft_of(model, 0.3).model)
-    plain = StepModel(draft.model)
-    same = total = 0
-    decoding = Decoding(model, DraftProposer(draft), 7, seed)
-    for row, tokens, first, proposals in decoding.steps(12):
-        wanted = greedy_after(plain, decoding.source[row], [*tokens, first], len(proposals))
-        same += sum(a == b for a, b in zip(proposals, wanted, strict=True))
-        total += len(proposals)
-    assert same >= 0.97 * total  # where two tokens are all but tied, kernels may differ
-    assert total > 50

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batch_tools import contents
 from PIL import Image
 from test_photos import group_photo
 
@@ -20,7 +21,7 @@ from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig, ModelConfig
-from superres.errors import ClusterError, ConfigError
+from superres.errors import ConfigError, SuperresError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 
@@ -54,20 +55,13 @@ def cluster(checkpoint):
 @pytest.fixture
 def faces(tmp_path):
     draw = np.random.default_rng(0)
-    for number in range(48):
+    for number in range(24):
         path = tmp_path / "faces" / f"{number % 3}" / f"{number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
     (tmp_path / "faces" / "0" / "00.png").write_bytes(b"no picture")
     Image.fromarray(group_photo()[0]).save(tmp_path / "faces" / "0" / "03-party.png")  # three faces
     return tmp_path / "faces"
-
-
-def contents(folder):
-    rows = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["seconds"], row["output"] = None, os.path.relpath(row["output"], folder)
-    return rows, {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}
 
 
 def actors():
@@ -105,31 +99,20 @@ def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoi
     stopped.set()
     thread.join()
     assert killed
-    assert (summary.done, summary.failed) == (local.done, local.failed) == (50, 1)
+    assert (summary.done, summary.failed) == (local.done, local.failed) == (26, 1)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    again = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
-    assert (again.done, again.skipped, again.failed) == (0, 50, 1)
 
 
 def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, checkpoint, faces, tmp_path):
     upscaler = Upscaler.load(checkpoint, "cpu", "plain")
     upscaler.revision = "elsewhere"
     options = BatchOptions(tmp_path / "out", recursive=True)
-    with pytest.raises(ClusterError, match="is not tiny@elsewhere") as caught:
+    with pytest.raises(SuperresError, match="is not tiny@elsewhere") as caught:
         upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
     assert "\n" not in str(caught.value)
 
 
 def test_without_the_extra_the_remedy_is_named(monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def refuse(name, *arguments, **more):
-        if name.startswith("ray"):
-            raise ImportError(name)
-        return real(name, *arguments, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'superres\[ray\]'"):
         ray_cluster._import_ray()

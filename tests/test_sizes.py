@@ -20,7 +20,7 @@ from superres.checkpoint import read_network, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
-from superres.decoding.limits import LimitedModel
+from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
@@ -32,9 +32,8 @@ from superres.tasks.pictures import Picture
 from superres.training.corpora import Stage
 from superres.training.recipes import train_stage
 from superres.training.settings import TrainConfig
-from superres.web import cropping
 from superres.web.decoding import Decoder
-from superres.web.photos import CropShare, take
+from superres.web.photos import CropShare, crop_of, take
 from superres.web.upscale_tab import subject_of, views_of
 
 ROOT = Path(__file__).parent.parent
@@ -46,8 +45,7 @@ NAMED = re.compile(r"\b(8x8|32x32|3,?072)\b|\b(8, 8|32, 32), (3|C)\b|\[N, ?(8, ?
 ALLOWED = {
     "superres/config/network.py": "the sizes of a network, and of the named networks",
     "scripts/reproduce/table3.py": "what the paper's study showed",
-    "scripts/check/survey.py": "pictures of a study, which may have any size",
-    "scripts/check/simulations/coverage.py": "pictures of a study, which may have any size",
+    "scripts/check/simulations/model.py": "pictures of a study, which may have any size",
 }
 native = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -81,17 +79,13 @@ def sources(rng):
 def prepared(tmp_path, rng):
     """A prepared file of three random pictures of 18x18 pixels."""
     hr = rng.integers(0, 256, (3, 18, 18, 3), np.uint8)
-    pairs = FacePairs(hr, TASK.both_sizes(hr)[1], np.arange(3, dtype=np.int32))
-    write_npz(pairs, tmp_path / "dev.npz")
+    write_npz(FacePairs(hr, TASK.both_sizes(hr)[1], np.arange(3, dtype=np.int32)), tmp_path / "dev.npz")
     return tmp_path / "dev.npz"
 
 
-def test_a_checkpoint_tells_its_sizes(toy, folder):
+def test_a_checkpoint_tells_its_sizes_and_one_of_other_shapes_is_refused(toy, folder, tmp_path):
     assert face_task(folder) == toy.face_task == TASK == FaceTask.of(read_network(folder))
     assert face_task("celeba-8to32") == FaceTask.of(ModelConfig())
-
-
-def test_a_checkpoint_of_other_shapes_is_refused(tmp_path):
     save_checkpoint(random_model(replace(TOY, source_shape=(6, 3, 3)), dtype=torch.float32), tmp_path / "odd")
     for read in (face_task, load):
         with pytest.raises(CheckpointError, match=r"odd: faces are square RGB pictures.*source_shape \[6, 3, 3\]"):
@@ -102,7 +96,6 @@ def test_an_input_is_upscaled_as_it_is_and_a_photo_by_its_face(toy, sources):
     result = toy(sources, ALL)
     assert (result.images.shape, result.images.dtype, result.filled.shape) == ((2, 18, 18, 3), np.uint8, (2, 18, 18, 3))
     assert [trace.tokens for trace in result.traces] == [972, 972]
-    np.testing.assert_array_equal(toy(list(sources), ALL).images, result.images)
     photo = data.astronaut()
     result = toy(photo, ALL)
     (crop,) = choose_crops(photo, TASK)
@@ -112,25 +105,19 @@ def test_an_input_is_upscaled_as_it_is_and_a_photo_by_its_face(toy, sources):
     assert result.notes[0].endswith("the model sees only 6x6")
 
 
-@pytest.mark.parametrize("options", [
-    DecodeConfig(block_size=4), DecodeConfig(block_size=4, temperature=0.9), replace(ALL, block_size=8)])
+@pytest.mark.parametrize("options", [DecodeConfig(block_size=4, temperature=0.9), replace(ALL, block_size=8)])
 def test_consistent_pictures_reduce_to_exactly_their_input(toy, sources, options):
     images = toy(sources, replace(options, consistent=True)).images
     np.testing.assert_array_equal(area_reduce(images, 6, 6, is_reduced=True), sources)
 
 
-def test_exact_blocks_give_the_greedy_pictures(toy, sources):
-    greedy, blocks = (toy(sources, DecodeConfig(block_size=size), width=8) for size in (1, 8))
-    np.testing.assert_array_equal(greedy.images, blocks.images)
-
-
-def test_the_batch_command_decodes_inputs_and_photos(folder, tmp_path, sources):
+def test_the_batch_command_decodes_inputs_and_photos(folder, tmp_path, sources, capsys):
+    (tmp_path / "in").mkdir()
     for name, pixels in (("small", sources[0]), ("photo", data.astronaut()), ("tiny", sources[0, :5])):
-        (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{name}.png").write_bytes(encode_png(Picture(pixels), {}))
     words = ["upscale", str(tmp_path / "in"), "--checkpoint", str(folder), "--device", "cpu", "--accept", "distance",
-             "--epsilon", "255"]
-    assert run([*words, "--output", str(tmp_path / "out")]) == 1
+             "--epsilon", "255", "--output"]
+    assert run([*words, str(tmp_path / "out")]) == 1
     lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
     rows = {Path(row["input"]).stem: row for row in map(json.loads, lines)}
     assert "tiny.png is too small: 6x5; provide an image of at least 6x6" in rows["tiny"]["error"]
@@ -138,35 +125,19 @@ def test_the_batch_command_decodes_inputs_and_photos(folder, tmp_path, sources):
         assert rows[name]["tokens"] == 972
         with Image.open(rows[name]["output"]) as image:
             assert image.size == (18, 18)
-    assert run([*words, "--output", str(tmp_path / "lowres"), "--source", "lowres"]) == 1
+    assert run([*words, str(tmp_path / "lowres"), "--source", "lowres"]) == 1
     assert [path.name for path in (tmp_path / "lowres").glob("*.png")] == ["small.png"]
-
-
-def test_a_crop_under_the_size_of_an_input_is_wrong_usage(folder, tmp_path, capsys, sources):
-    (tmp_path / "a.png").write_bytes(encode_png(Picture(sources[0]), {}))
-    words = ["upscale", str(tmp_path / "a.png"), "--checkpoint", str(folder), "--device", "cpu"]
-    assert run([*words, "--output", str(tmp_path / "out"), "--crop", "0,0,5"]) == 2
+    capsys.readouterr()
+    assert run([*words, str(tmp_path / "crop"), "--crop", "0,0,5"]) == 2
     assert "--crop 0,0,5 has a SIZE of 5; the model needs at least 6 pixels" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert run([*words, "--output", str(tmp_path / "out"), "--crop", "0,0,6", "--block-size", "8"]) == 0
-
-
-def test_evaluation_scores_pictures_of_the_checkpoint_s_sizes(folder, prepared, capsys):
-    words = ["evaluate", "images", "--data", str(prepared), "--checkpoint", str(folder), "--device", "cpu", "--json",
-             "--accept", "distance", "--epsilon", "255"]
-    assert run([*words, "--samples", "2", "--temperature", "0.9", "--consistent", "--no-greedy"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["images"] == 3
-    assert report["methods"]["blockwise"]["consistent_images"] == report["methods"]["nearest"]["consistent_images"] == 1
-    assert report["sampling"]["cell"] == 3
-    assert report["sampling"]["methods"]["mean of 2"]["psnr"] > 0
+    assert not (tmp_path / "crop").exists()
 
 
 def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     photo = data.astronaut()
     Image.fromarray(photo).save(tmp_path / "photo.png")
-    element, preview, square = cropping.crop_of(str(tmp_path / "photo.png"), TASK)
+    element, preview, square = crop_of(str(tmp_path / "photo.png"), TASK)
     assert "&quot;least&quot;: 6" in element
     assert "6x6: the model&#x27;s input" in preview
     assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
@@ -191,22 +162,15 @@ def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
 
 
 # Sources of many pixels: the encoder has convolution blocks only.
-
 LARGE = replace(VARIANTS["sequential heads"], source_shape=(1, 257, 3), target_shape=(1, 514, 3), encoder_layers=0,
                 cross_attention=False, conditioning_blocks=2)
 
 
-@pytest.mark.parametrize("side", [16, 17, 32])
-def test_attention_over_a_large_image_is_refused(side):
-    shapes = {"source_shape": (side, side, 3), "target_shape": (2 * side, 2 * side, 3)}
-    if side == 16:
-        assert ModelConfig(**shapes, encoder_layers=1).source_length == 768
-        return
-    with pytest.raises(ConfigError, match=f"encoder_layers must be 0 for a source image of {3 * side**2} positions, "
-                                          "not 2: attention takes time quadratic in the positions") as caught:
-        ModelConfig(**shapes, encoder_layers=2)
-    assert "\n" not in str(caught.value)
-    assert ModelConfig(**shapes, encoder_layers=0).encoder_layers == 0
+def test_attention_over_a_large_image_is_refused():
+    for side, layers in ((16, 1), (17, 0)):
+        ModelConfig(source_shape=(side, side, 3), target_shape=(2 * side, 2 * side, 3), encoder_layers=layers)
+    with pytest.raises(ConfigError, match="encoder_layers must be 0 for a source image of 867 positions, not 2: "):
+        ModelConfig(source_shape=(17, 17, 3), target_shape=(34, 34, 3), encoder_layers=2)
 
 
 @pytest.mark.parametrize(("engine", "consistent"), [

@@ -1,4 +1,4 @@
-"""The laws of the packages, beside the layers that import-linter checks."""
+"""The rules for the packages, beside the layers that import-linter checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "superres"
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
     "build_hook", "build_native", "batch", "exactness", "native", "cost_model", "survey", "check_wheel", "draw_dev",
-    "draw_faces", "face_crops", "native_kernels", "pages", "peers", "prepare_celeba", "simulate_votes", "stress_demo",
+    "draw_faces", "face_crops", "native_kernels", "pages", "prepare_celeba", "simulate_votes", "stress_demo",
     "table1", "table2", "table3",
 }
 """Scripts that measure no time of decoding in their own process."""
@@ -43,11 +43,11 @@ def test_no_files_import_each_other_in_a_circle(imports):
     assert not left
 
 
-@pytest.mark.parametrize("room", APART)
-def test_network_decoder_tasks_and_survey_know_nothing_of_one_another(room, imports):
-    others = tuple(f"superres.{other}" for other in APART if other != room)
+@pytest.mark.parametrize("package", APART)
+def test_network_decoder_tasks_and_survey_do_not_import_one_another(package, imports):
+    others = tuple(f"superres.{other}" for other in APART if other != package)
     for name, imported in imports.items():
-        if name.startswith(f"superres.{room}"):
+        if name.startswith(f"superres.{package}"):
             assert not [one for one in imported if one.startswith(others)], name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,13 @@ def create(*words):
     return survey("create", "study", "--trials", 5, "--gold", 1, "--repeats", 1, "--practice", 1, *words)
 
 
+def stored_study():
+    store = Store("survey.db")
+    study = store.study("study")
+    store.close()
+    return study
+
+
 FOLDERS = ("--method-a", "ours", "--method-b", "theirs")
 
 
@@ -74,59 +82,50 @@ def refusal(capsys, *words, lines=1):
 
 
 def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
+    def printed(*words):
+        capsys.readouterr()
+        assert survey(*words) == 0
+        return "".join(capsys.readouterr())
+
     assert create(*FOLDERS) == 0
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == [
-        "superres: study study is in survey.db: 5 pairs (1 comparison of 5 images)",
-        "superres: each rater votes 8 times: on 5 of the 5 pairs, on 1 of these again with the sides swapped, on 1 "
-        "obvious pairs that test attention, and first on 1 for practice; 20 raters give each pair about 20 votes",
-        "superres: next: superres survey serve study",
-        "superres: the token of the study's owner, which opens the results, follows; it is shown only once"]
+    assert "5 pairs (1 comparison of 5 images)\nsuperres: each rater votes 8 times: on 5 of the 5 pairs" in captured.err
+    assert "superres: next: superres survey serve study\n" in captured.err
     store = Store("survey.db")
     study = store.study("study")
     assert store.is_owner(study, captured.out.strip())
-    assert study.settings.minimum_viewport == (240, 240)
     assert study.methods == {"ours": {"folder": "ours"}, "theirs": {"folder": "theirs"}}
     for rater in ("one", "two"):
-        vote_through(store, study, rater, lambda *_: "left")
-    assert survey("report", "study", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["result"]["votes"] == 10
-    assert survey("report", "study", "--output", "report") == 0
-    assert capsys.readouterr().out.startswith("# study")
+        vote_through(store, study, rater)
+    report = printed("report", "study", "--json")
+    assert json.loads(report)["result"]["votes"] == 10
+    assert printed("report", "study", "--output", "report").startswith("# study")
     assert {path.name for path in Path("report").iterdir()} == {"report.json", "report.md", "report.png"}
-    assert survey("export", "study", "--output", "out/votes.jsonl", "--format", "jsonl") == 0
-    assert survey("import", "out/votes.jsonl", "--store", "other.db") == 0
-    capsys.readouterr()
-    assert survey("report", "study", "--json", "--store", "other.db") == 0
-    assert json.loads(capsys.readouterr().out.replace(" --store other.db", "")) == report
-    assert survey("exclude", "study", "same-side>0.9", "--reason", "one key") == 0
-    assert "2 raters are excluded now, by 1: same-side>0.9" in capsys.readouterr().err
-    assert survey("exclude", "study", "--revoke", 1, "--reason", "pilot") == 0
-    assert "0 raters are excluded now, by no rule" in capsys.readouterr().err
-    assert survey("exclude", "study", "--rater-id", "one", "--reason", "asked") == 0
-    assert "1 rater is excluded now, by 3: rater=" in capsys.readouterr().err
-    assert survey("token", "study") == 0
-    assert store.is_owner(study, capsys.readouterr().out.strip())
-    assert survey("migrate") == 0
-    assert "has schema 1 already" in capsys.readouterr().err
+    assert Path("report/report.json").read_text() == report
+    printed("export", "study", "--output", "out/votes.jsonl", "--format", "jsonl")
+    printed("import", "out/votes.jsonl", "--store", "other.db")
+    assert printed("report", "study", "--json", "--store", "other.db").replace(" --store other.db", "") == report
+    for words, expected in (
+            (["same-side>0.9", "--reason", "one key"], "2 raters are excluded now, by 1: same-side>0.9"),
+            (["--revoke", 1, "--reason", "pilot"], "0 raters are excluded now, by no rule"),
+            (["--rater-id", "one", "--reason", "asked"], "1 rater is excluded now, by 3: rater=")):
+        assert expected in printed("exclude", "study", *words)
+    assert store.is_owner(study, printed("token", "study").strip())
+    assert "has schema 1 already" in printed("migrate")
     store.close()
 
 
 def test_decoder_settings_enlargements_and_photographs_are_methods(here, decoding):
     assert create("--images", "photos", "--pairs", 3, "--method-a", "name=k6,accept=distance,epsilon=2,block_size=6",
                   "--method-a", "bicubic", "--method-b", "camera", "--seed", 5) == 0
-    store = Store("survey.db")
-    study = store.study("study")
+    study = stored_study()
     assert [comparison.name for comparison in study.comparisons] == ["k6 vs camera", "bicubic vs camera"]
-    assert all(comparison.is_fool_rate for comparison in study.comparisons)
     record = study.methods["k6"]
     assert record["checkpoint"] == "fake"
     assert (record["config"]["block_size"], record["config"]["epsilon"]) == (6, 2)
     assert record["mean_accepted_block_size"] == pytest.approx(6)
     assert study.methods["camera"] == {"photographs": True}
     assert study.settings.seed == 5
-    store.close()
 
 
 def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys):
@@ -144,8 +143,6 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
 
 @pytest.mark.parametrize(("words", "message"), [
     (FOLDERS[:2], "Missing option '--method-b'"),
-    ((*FOLDERS, "--method-a", "photos", "--method-a", "bicubic", "--method-b", "nearest"), "3 --method-a and 2"),
-    (("--method-a", "ours", "--method-b", "ours"), "method 'ours' is compared with itself"),
     (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is not a method: give a folder of finished pictures"),
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "epsilon must be a whole number"),
@@ -153,8 +150,6 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (("--method-a", "ours", "--method-b", "name=camera,block_size=2"), "'camera' is the name of the photographs"),
     (("--method-a", "ours", "--method-b", "name=x,folder=theirs,epsilon=2"), "takes no decoding settings"),
     (("--method-a", "ours", "--method-b", "name=x,block_size=99", "--images", "photos"), "more than the 10 prediction"),
-    (("--method-a", "ours", "--method-b", "photos"), "pictures differ in size, which would reveal methods"),
-    ((*FOLDERS, "--pairs", 6), "--pairs 6 asked for, but there are 5 images"),
     ((*FOLDERS, "--interpolation", "lanczos"), "interpolation must be one of nearest, bicubic, not 'lanczos'"),
     ((*FOLDERS, "--minimum-viewport", "big"), "--minimum-viewport must be W,H such as 640,480, not 'big'"),
     ((*FOLDERS, "--consent", "nowhere.txt"), "--consent nowhere.txt cannot be read"),
@@ -193,16 +188,14 @@ def test_a_study_of_no_pictures_is_refused(here, capsys):
     assert "no picture in ours can be read" in refusal(capsys, "create", "study", *FOLDERS, lines=6)
 
 
-@pytest.mark.parametrize(("size", "scale"), [(100, 2), (640, 1)])
+@pytest.mark.parametrize(("size", "scale"), [(100, 2), (300, 1)])
 def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     for path in (*Path("ours").iterdir(), *Path("theirs").iterdir()):
         with Image.open(path) as picture:
             picture.resize((size, size // 2 + 4)).save(path)
     assert create(*FOLDERS, "--question", "Which is sharper?") == 0
-    store = Store("survey.db")
-    settings = store.study("study").settings
+    settings = stored_study().settings
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
-    store.close()
 
 
 COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "migrate", "token"]
@@ -232,16 +225,10 @@ DECODING = ("gradio", "huggingface_hub", "safetensors", "skimage", "torch", "tor
 
 
 def test_two_folders_become_a_study_a_report_and_an_export_without_torch(here):
-    made = superres_without(DECODING, ["survey", "create", "study", *FOLDERS, "--gold", "1", "--practice", "0"])
+    made = superres_without(DECODING, ["survey", "create", "study", *FOLDERS], ["survey", "report", "study", "--output",
+                            "report"], ["survey", "export", "study", "--output", "votes.csv"])
     assert made.returncode == 0
-    store = Store("survey.db")
-    for number in range(3):
-        vote_through(store, store.study("study"), f"rater{number}", lambda *_: "left")
-    store.close()
-    told = superres_without(DECODING, ["survey", "report", "study", "--output", "report"],
-                            ["survey", "export", "study", "--output", "votes.csv"])
-    assert told.returncode == 0
-    assert "too early to say, with 3 finished raters" in told.stdout
+    assert "ours or theirs: no votes yet." in made.stdout
     assert Path("report/report.png").is_file()
     assert Path("votes.csv").is_file()
 
@@ -263,21 +250,16 @@ def test_help_needs_no_extra():
     assert shown.stdout.count("Usage: superres survey") == 1 + len(COMMANDS)
 
 
-@pytest.mark.parametrize(("missing", "words", "install"), [
-    (EXTRA, ["report", "x"], "superres survey needs sqlalchemy: pip install 'superres[survey]'"),
-    (("scipy",), ["plan"], "superres survey needs scipy: pip install 'superres[survey]'"),
-    (("torch",), ["create", "x", "--images", "photos", "--method-a", "name=k,block_size=2", "--method-b", "camera"],
-     "decoding needs torch: pip install superres"),
-])
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here, missing, words, install):
-    refused = superres_without(missing, ["survey", *words])
-    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"superres: {install}\n")
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
+    words = ["survey", "create", "x", "--images", "photos", "--method-a", "name=k,block_size=2", "--method-b", "camera"]
+    refused = superres_without(("torch", "uvicorn"), words, ["survey", "serve", "x"])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines() == ["superres: decoding needs torch: pip install superres",
+                                           "superres: superres survey needs uvicorn: pip install 'superres[survey]'"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
     (("create", "study", *FOLDERS), "the study 'study' exists in survey.db already"),
-    (("report", "other"), "no study 'other' in survey.db; it holds: study"),
-    (("report", "study", "--store", "nowhere.db"), "no survey store nowhere.db; make one with superres survey create"),
     (("report", "study", "--level", 1.5), "--level must be between 0 and 1, not 1.5"),
     (("export", "study", "--output", "votes.txt"), "--output votes.txt must end in .csv"),
     (("export", "study", "--output", "v.xls", "--format", "xls"), "--format must be one of csv, jsonl, parquet, not"),
@@ -286,7 +268,6 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here, m
     (("serve", "other"), "no study 'other'"),
     (("serve", "study", "--host", "256.1.1.1", "--port", "0"), "cannot listen on 256.1.1.1:0"),
     (("plan", "--precision", "60"), "the precision must be between 0 and 0.5"),
-    (("plan", "--pilot", "study"), "has too few votes to estimate their correlations"),
 ])
 def test_other_mistakes_are_one_line_and_code_2(here, capsys, words, message):
     assert create(*FOLDERS) == 0
@@ -294,54 +275,52 @@ def test_other_mistakes_are_one_line_and_code_2(here, capsys, words, message):
 
 
 def test_a_plan_is_printed(capsys):
-    assert survey("plan", "--precision", 3, "--images", 400, "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["votes"] > plan["independent_votes"] > 700
-    assert survey("plan") == 0
-    assert "give an interval of +-2 points at 90%" in capsys.readouterr().out
+    assert survey("plan", "--precision", 3, "--images", 400, "--json") == survey("plan") == 0
+    plan, _, text = capsys.readouterr().out.rpartition("}")
+    assert json.loads(plan + "}")["votes"] > 700
+    assert "give an interval of +-2 points at 90%" in text
 
 
 def test_a_spec_joins_numbers_by_colons_and_a_folder_may_have_another_name(here):
     spec = parse_spec("name=k,temperature=0.9:0.7:0.7,seed=3")
-    assert spec.settings == {"temperature": (0.9, 0.7, 0.7), "seed": 3}
-    assert spec.checkpoint == "celeba-8to32"
+    assert (spec.settings, spec.checkpoint) == ({"temperature": (0.9, 0.7, 0.7), "seed": 3}, "celeba-8to32")
     names = [parse_spec(text).name for text in ("name=mine,folder=ours", "folder=ours", "ours")]
     assert names == ["mine", "ours", "ours"]
 
 
-def shell(line, **settings):
-    """Start a command line as a user would, with the `superres` of this environment."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.Popen(["sh", "-c", f"exec {line}"], text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **settings})
+def run_line(line):
+    """Run a command line that was printed, with the words that a POSIX shell would make of it."""
+    program, *words = shlex.split(line)
+    assert program == "superres"
+    return run(words)
 
 
-def test_every_printed_command_runs_as_printed(here, capsys):
+def test_every_printed_command_runs_as_printed(here, capsys, monkeypatch):
     name, store = "my  study", "o'brien's  votes.db"
     assert survey("create", name, *FOLDERS, "--store", store, "--question", "Which?") == 0
     printed = capsys.readouterr()
-    serve = next(line for line in printed.err.splitlines() if "next: " in line).split("next: ")[1]
-    with shell(f"{serve} --port 0") as server:
-        lines = [server.stderr.readline() for _ in range(2)]
-        server.terminate()
-    address = lines[0].split("superres: open ")[1].split()[0]
-    assert lines[0].endswith(f" to vote in {name} (Ctrl-C stops it)\n")
-    assert f"results are at {address}results/" in lines[1]
-    token, err = shell(lines[1].split("the old one expires: ")[1].strip()).communicate()
+    served = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.extend(sockets))
+    assert run_line(f"{printed.err.split('next: ')[1].splitlines()[0]} --port 0") == 0
+    (listening,) = served
+    first, second = capsys.readouterr().err.splitlines()
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    listening.close()
+    assert first == f"superres: open {address} to vote in {name} (Ctrl-C stops it)"
+    assert f"results are at {address}results/" in second
+    assert run_line(second.split("the old one expires: ")[1]) == 0
     opened = Store(store)
     study = opened.study(name)
-    assert opened.is_owner(study, token.strip()), err
+    assert opened.is_owner(study, capsys.readouterr().out.strip())
     assert not opened.is_owner(study, printed.out.strip())
     for number in range(2):
-        vote_through(opened, study, f"rater{number}", lambda *_: "left")
+        vote_through(opened, study, f"rater{number}")
     assert survey("report", name, "--store", store) == 0
-    told = capsys.readouterr().out
-    commands = [line.split("`")[1] for line in told.splitlines() if "`superres" in line]
+    commands = [line.split("`")[1] for line in capsys.readouterr().out.splitlines() if "`superres" in line]
     assert len(commands) >= 1  # their speed is judged, and by the draw of the pairs their care
     for command in commands:
-        _, err = shell(command).communicate()
-    assert "2 raters are excluded now, by 1: " in err
-    assert ": median-ms<500" in err
+        assert run_line(command) == 0
+    assert "2 raters are excluded now, by 1: " in capsys.readouterr().err
     assert survey("report", name, "--store", store) == 0
     assert "took under half a second for most votes |" in capsys.readouterr().out  # the reason on record
     opened.close()
@@ -370,11 +349,8 @@ def test_personal_links_are_printed_for_the_page_to_take(here, capsys):
     assert create(*FOLDERS, "--id-param", "PROLIFIC_PID", "--id-param", "who") == 0
     capsys.readouterr()
     assert survey("link", "study", "anna", "b & c", "--address", "https://example.org/survey/") == 0
-    links = capsys.readouterr().out.splitlines()
-    store = Store("survey.db")
-    salt = store.study("study").salt
+    links, salt = capsys.readouterr().out.splitlines(), stored_study().salt
     assert links[0] == f"https://example.org/survey/?who=anna&link_key={link_key(salt, 'anna')}"
     assert parse_qs(urlsplit(links[1]).query) == {"who": ["b & c"], "link_key": [link_key(salt, "b & c")]}
-    store.close()
     assert "a participant id must be 1 to 100" in refusal(capsys, "link", "study", "anna", "x" * 101)
     assert "--address must be http(s)" in refusal(capsys, "link", "study", "anna", "--address", "example.org")

@@ -16,10 +16,9 @@ from survey_tools import add_study, choosing, vote_through
 from superres.errors import ConfigError, InvalidInputError, OutputError, StoreError
 from superres.survey.exclusions import exclude, excluded_raters, quality, read_exclusions, revoke
 from superres.survey.export import FORMATS, export_study, import_study, study_file
-from superres.survey.planning import pilot_correlations
 from superres.survey.presentation import report_markdown, report_plot
 from superres.survey.records import COLUMNS, read_votes
-from superres.survey.report import study_report
+from superres.survey.report import pilot_correlations, study_report
 from superres.survey.server import survey_app
 from superres.survey.store import Store
 
@@ -35,7 +34,7 @@ def votes(tmp_path_factory):
         vote_through(store, study, f"careful{number}", choosing(store, lambda trial, _, number=number: (
             "" if trial.kind in ("main", "repeat") and (trial.pair_id + number) % 7 == 0 else
             "a" if trial.kind in ("gold", "practice") or (trial.pair_id + number) % 3 else "b")))
-    vote_through(store, study, "careless", lambda *_: "left")
+    vote_through(store, study, "careless")
     store.close()
     return path, study
 
@@ -65,11 +64,9 @@ def test_the_report_counts_what_was_voted(sqlite, voted):
             assert 0 <= low <= comparison["preference"] <= high <= 1
     left = [record["choice"] == "left" for record in main if record["choice"] != "unsure"]
     assert result["sides"]["share"] == sum(left) / len(left)
-    assert result["gold"]["count"] == 8
-    assert result["repeats"]["count"] == 12
+    assert (result["gold"]["count"], result["repeats"]["count"]) == (8, 12)
     assert {s["method"] for s in result["strengths"]} == {"k6", "greedy", "camera"}
     assert result["response_ms"]["median"] == median(record["response_ms"] for record in main)
-    assert -1 <= result["agreement"] <= 1
 
 
 def test_studies_without_votes_and_with_a_single_one_have_reports(sqlite):
@@ -77,7 +74,7 @@ def test_studies_without_votes_and_with_a_single_one_have_reports(sqlite):
     report = study_report(sqlite, study)
     assert "0 votes of 0 raters" in report_markdown(report)
     assert report_plot(report).startswith(b"\x89PNG")
-    vote_through(sqlite, study, "me", lambda *_: "left")
+    vote_through(sqlite, study)
     (comparison,) = study_report(sqlite, study)["result"]["comparisons"]
     assert comparison["intervals"]["two_way"] is None
     assert comparison["intervals"]["wilson"] is not None
@@ -95,14 +92,11 @@ def test_markdown_and_plot_show_every_comparison(sqlite, voted):
 
 
 def test_quality_tells_careful_raters_from_one_who_presses_one_key(sqlite, voted):
-    measured = quality(read_votes(sqlite, voted))
-    careless = [rater for rater, measures in measured.items() if measures["same-side"] == 1]
-    assert len(careless) == 1
-    assert measured[careless[0]]["repeats"] == 0  # sides are swapped, so the same key is another choice
-    for rater, measures in measured.items():
-        assert measures["votes"] == 12
-        if rater != careless[0]:
-            assert measures["gold"] == measures["repeats"] == 1
+    measured = sorted(quality(read_votes(sqlite, voted)).values(), key=lambda measures: measures["same-side"])
+    assert {measures["votes"] for measures in measured} == {12}
+    assert all(measures["gold"] == measures["repeats"] == 1 for measures in measured[:3])
+    assert measured[3]["same-side"] == 1
+    assert measured[3]["repeats"] == 0  # sides are swapped, so the same key is another choice
 
 
 def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(sqlite, voted):
@@ -124,13 +118,10 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(sqli
     assert read_votes(sqlite, voted) == votes
     with pytest.raises(ConfigError, match="no active exclusion 1; active are: 3"):
         revoke(sqlite, voted, 1, "again")
-
-
-@pytest.mark.parametrize("rule", ["", "gold", "gold=1", "gold<x", "silver<1", "gold<1; DROP", "rater=me", "gold<1.2.3"])
-def test_what_is_no_rule_is_refused(sqlite, voted, rule):
-    with pytest.raises(ConfigError, match="a rule is one of gold, repeats, median-ms, same-side, votes"):
-        exclude(sqlite, voted, rule, "x")
-    assert read_exclusions(sqlite, voted) == []
+    for rule in ("", "gold", "gold=1", "gold<x", "silver<1", "gold<1; DROP", "rater=me", "gold<1.2.3"):
+        with pytest.raises(ConfigError, match="a rule is one of gold, repeats, median-ms, same-side, votes"):
+            exclude(sqlite, voted, rule, "x")
+    assert len(read_exclusions(sqlite, voted)) == 2
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -155,6 +146,8 @@ def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlit
 
 
 def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv", "csv")
     votes, described, dictionary = (path.read_text() for path in export_study(sqlite, voted, tmp_path / "v.csv", "csv"))
     rows = list(csv.DictReader(io.StringIO(votes)))
     assert list(rows[0]) == list(COLUMNS)
@@ -169,7 +162,7 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tm
     (lambda path: path.with_suffix(".txt"), "must end in .csv, .jsonl, .parquet"),
     (lambda path: path.unlink() or path, "cannot be read: No such file"),
     (lambda path: study_file(path).unlink() or path, "cannot be read: No such file"),
-    (lambda path: study_file(path).write_text("[]") and path, "is not what superres survey export writes"),
+    (lambda path: study_file(path).write_text("[]") and path, "does not match"),
     (lambda path: study_file(path).write_text('{"format": 2}') and path, "has format 2, newer than this program's 1"),
     (lambda path: study_file(path).write_text('{"format": 1}') and path, "does not match"),
     (lambda path: path.write_text("rater,position\na,1\n") and path, "does not match"),
@@ -184,13 +177,6 @@ def test_files_that_are_no_export_are_refused_and_nothing_is_stored(sqlite, vote
     assert "\n" not in str(caught.value)
     assert other.studies() == []
     other.close()
-
-
-def test_an_export_that_cannot_be_written_is_one_line(sqlite, voted, tmp_path):
-    with pytest.raises(OutputError, match="cannot write"):
-        export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv", "csv")
-    with pytest.raises(ConfigError, match="--format must be one of csv, jsonl, parquet, not 'xls'"):
-        export_study(sqlite, voted, tmp_path / "votes.xls", "xls")
 
 
 def test_a_pilots_correlations_are_the_reports(sqlite, voted):

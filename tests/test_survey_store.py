@@ -6,39 +6,32 @@ import sqlite3
 import threading
 
 import pytest
-from sqlalchemy import insert, text
-from survey_tools import add_study, ballot, vote_through
+from sqlalchemy import text
+from survey_tools import add_study, vote_on, vote_through
 
 from superres.errors import ConfigError, StoreError
 from superres.survey import schema
+from superres.survey.exclusions import exclude, read_exclusions
 from superres.survey.records import read_votes
 from superres.survey.store import Store
-from superres.survey.voting import enrol, next_trial, save_vote
+from superres.survey.voting import enrol, next_trial
 
 
-def test_the_file_is_in_wal_mode_and_survives_closing(tmp_path):
-    store = Store(tmp_path / "survey.db", create=True)
-    study, _ = add_study(store)
-    vote_through(store, study, "me", lambda *_: "left")
-    before = read_votes(store, study)
-    with store.reading() as connection:
-        assert connection.scalar(text("PRAGMA synchronous")) == 2
-        assert connection.scalar(text("PRAGMA foreign_keys")) == 1
-    store.close()
-    with sqlite3.connect(tmp_path / "survey.db") as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    again = Store(tmp_path / "survey.db")
-    assert read_votes(again, again.study("study")) == before
-    assert len(before) == 9
+def test_every_vote_is_on_disk_when_it_is_stored(sqlite):
+    study, _ = add_study(sqlite)
+    vote_through(sqlite, study)
+    with sqlite.reading() as connection:
+        found = [connection.scalar(text(f"PRAGMA {name}")) for name in ("synchronous", "foreign_keys", "journal_mode")]
+    assert found == [2, 1, "wal"]
+    again = Store(sqlite.location)
+    assert read_votes(again, again.study("study")) == read_votes(sqlite, study)
 
 
 def test_a_study_is_read_as_it_was_stored(store):
     study, token = add_study(store, allow_unsure=True, minimum_viewport=(700, 500), id_params=("who",))
     again = store.study("study")
     assert again == study
-    assert again.settings.minimum_viewport == (700, 500)
-    assert again.methods == {"k6": {"config": "k6"}, "greedy": {"config": "greedy"}}
-    assert [comparison.name for comparison in again.comparisons] == ["k6 vs greedy"]
+    assert (again.settings.minimum_viewport, again.settings.id_params) == ((700, 500), ("who",))
     assert store.is_owner(study, token)
     assert not store.is_owner(study, token + "x")
     new = store.new_owner_token(study)
@@ -58,40 +51,29 @@ def test_names_are_unique_and_printable_and_listed_if_a_study_is_unknown(store):
         store.study("third")
 
 
-@pytest.mark.parametrize("statement", [
-    "UPDATE survey_vote SET choice = 'left'", "DELETE FROM survey_vote", "UPDATE survey_exclusion SET rule = 'x'",
-    "DELETE FROM survey_exclusion",
-])
-def test_the_database_itself_refuses_to_change_votes_and_exclusions(store, statement):
+def test_the_database_itself_refuses_to_change_votes_and_exclusions(store):
     study, _ = add_study(store)
-    vote_through(store, study, "me", lambda *_: "left")
-    with store.writing() as connection:
-        connection.execute(insert(schema.exclusion).values(study_id=study.id, number=1, rule="votes<1", reason="test",
-                                                           recorded="2026"))
-    before = read_votes(store, study)
-    with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
-        connection.execute(text(statement))
-    assert read_votes(store, study) == before
+    vote_through(store, study)
+    exclude(store, study, "votes<1", "test")
+    before = read_votes(store, study), read_exclusions(store, study)
+    for statement in ("UPDATE survey_vote SET choice = 'left'", "DELETE FROM survey_vote",
+                      "UPDATE survey_exclusion SET rule = 'x'", "DELETE FROM survey_exclusion"):
+        with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
+            connection.execute(text(statement))
+    assert (read_votes(store, study), read_exclusions(store, study)) == before
 
 
-def test_no_store_is_not_made_by_reading(tmp_path):
-    with pytest.raises(StoreError, match=r"no survey store .*survey.db; make one with superres survey create"):
-        Store(tmp_path / "survey.db")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_newer_schema_is_left_alone(tmp_path):
-    store = Store(tmp_path / "survey.db", create=True)
-    with store.writing() as connection:
+def test_a_newer_schema_is_left_alone(sqlite):
+    with sqlite.writing() as connection:
         connection.execute(schema.schema.update().values(version=schema.VERSION + 1))
     for create in (False, True):
         with pytest.raises(StoreError, match="has schema 2, newer than this program's 1; install a newer superres"):
-            Store(tmp_path / "survey.db", create=create)
+            Store(sqlite.location, create=create)
 
 
 def test_an_older_schema_is_brought_up_to_date_in_one_step_or_not_at_all(store, monkeypatch):
     study, _ = add_study(store)
-    vote_through(store, study, "me", lambda *_: "left")
+    vote_through(store, study)
     votes = read_votes(store, study)
     failing = [True]
 
@@ -114,14 +96,14 @@ def test_an_older_schema_is_brought_up_to_date_in_one_step_or_not_at_all(store, 
     new.close()
 
 
-def test_tables_of_another_program_are_no_survey(tmp_path):
+def test_files_that_are_no_store_are_refused_and_none_is_made_by_reading(tmp_path):
+    with pytest.raises(StoreError, match=r"no survey store .*nowhere.db; make one with superres survey create"):
+        Store(tmp_path / "nowhere.db")
+    assert list(tmp_path.iterdir()) == []
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE things (name TEXT)")
     with pytest.raises(StoreError, match="holds no survey; run superres survey migrate"):
         Store(tmp_path / "other.db")
-
-
-def test_a_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "survey.db").write_bytes(b"not a database, only some text\n" * 100)
     for create in (False, True):
         with pytest.raises(StoreError, match="is not an SQLite database; give another --store"):
@@ -144,11 +126,11 @@ def test_a_store_that_cannot_be_reached_is_one_line_without_its_password(url, me
 def test_a_read_only_store_is_read_and_refuses_votes_in_one_line(sqlite):
     study, _ = add_study(sqlite)
     session, _ = enrol(sqlite, study, "me", study.settings.consent_version)
-    token = next_trial(sqlite, study, session).token
+    token = next_trial(sqlite, study, session)["token"]
     frozen = Store(f"sqlite:///file:{sqlite.location}?mode=ro&uri=true")
     assert read_votes(frozen, frozen.study("study")) == []
     with pytest.raises(StoreError, match=r"\A[^\n]* is read-only; allow writing"):
-        save_vote(frozen, study, session, token, ballot())
+        vote_on(frozen, study, session, token)
     assert read_votes(sqlite, study) == []
 
 
@@ -160,19 +142,17 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing(sqlite):
         with sqlite.reading() as connection:  # a connection's own limit; this test uses one at a time
             connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
-    def vote_on(session):
+    def vote_on_the_rest(session):
         while (trial := next_trial(sqlite, study, session)) is not None:
-            save_vote(sqlite, study, session, trial.token, ballot())
+            vote_on(sqlite, study, session, trial["token"])
 
     session, _ = enrol(sqlite, study, "me", study.settings.consent_version)
-    with sqlite.reading() as connection:
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-    limit(pages)
+    limit(1)  # raised by SQLite to the present size
     with pytest.raises(StoreError, match=r"\A[^\n]* the disk is full; make room and try again"):
-        vote_on(session)
+        vote_on_the_rest(session)
     votes = read_votes(sqlite, study)
     limit(10_000)
-    vote_on(session)
+    vote_on_the_rest(session)
     assert read_votes(sqlite, study)[:len(votes)] == votes
     assert len(read_votes(sqlite, study)) == 60
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from PIL import Image
 from survey_tools import pictures, vote_through
@@ -17,9 +12,7 @@ from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import StudySettings
-from table3 import ROWS, match_rows, table3_markdown, table3_plot, write_table3
-
-ROOT = Path(__file__).parent.parent
+from table3 import ROWS, match_rows, table3_markdown, write_table3
 
 
 def decoded(name, **settings):
@@ -51,9 +44,7 @@ def test_the_papers_ten_rows():
                                           for k in (2, 4, 6, 8, 10)]
     best = max(ROWS, key=lambda row: row.preference)
     assert (best.name, best.preference, best.interval) == ("approximate-k6", 56.8, (55.4, 58.2))
-    for row in ROWS:
-        assert row.interval[0] < row.preference < row.interval[1]
-        assert 2.7 < row.interval[1] - row.interval[0] < 4.2
+    assert all(row.interval[0] < row.preference < row.interval[1] for row in ROWS)
 
 
 def test_a_comparison_belongs_to_the_row_of_its_settings_or_its_name(reported):
@@ -101,16 +92,7 @@ def test_markdown_has_ten_rows_with_the_papers_below_ours(reported):
 
 
 def test_the_plot_has_ours_and_the_papers(reported, tmp_path):
-    report = reported([decoded("six", block_size=6)])
-    with Image.open(io.BytesIO(table3_plot(report))) as plot:
-        assert plot.width == 1000
-    paths = write_table3(report, tmp_path / "tables")
+    paths = write_table3(reported([decoded("six", block_size=6)]), tmp_path / "tables")
     assert [path.name for path in paths] == ["table3.json", "table3.md", "table3.png"]
-
-
-def test_the_script_names_what_is_missing_in_one_line(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "reproduce" / "tables.py"), "table3", "x", "--store", "nowhere.db"]
-    words += ["--output", str(tmp_path)]
-    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith("tables: no survey store nowhere.db")
+    with Image.open(paths[2]) as plot:
+        assert plot.width == 1000

@@ -1,4 +1,4 @@
-"""Training on text: batches of like length, padding that does not count, stages, distillation, and the whole ladder."""
+"""Training on text: padding that does not count, stages, distillation, and the whole ladder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from textual import CONFIG, SHORT, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 from superres import config as config_module
@@ -22,7 +20,6 @@ from superres.nn.likelihood import bits_per_token
 from superres.pipeline.translator import Translator
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
 from superres.training.corpora import CORPORA, Stage, text_corpus
-from superres.training.data import TextBatches
 from superres.training.distillation import translate_pairs
 from superres.training.losses import TeacherForcingLoss
 from superres.training.recipes import Recipe, train_recipe, train_stage
@@ -34,53 +31,6 @@ def never():
 
 def ignore(*_):
     pass
-
-
-def batches(count=40, batch_size=4, seed=0):
-    """Sources and targets of different lengths; every token tells the pair's number."""
-    rng = np.random.default_rng(7)
-    lengths = rng.integers(1, 12, (count, 2))
-    rows = [[np.full(length, number + 1) for number, length in enumerate(lengths[:, side])] for side in (0, 1)]
-    return TextBatches(*rows, batch_size, seed)
-
-
-@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))
-def test_every_pair_comes_once_an_epoch(count, batch_size, seed):
-    whole = batches(count, batch_size, seed)
-    steps = len(whole.cuts) - 1
-    for epoch in range(2):
-        seen = [whole.batch(step).target[:, 0] for step in range(epoch * steps, (epoch + 1) * steps)]
-        assert sorted(torch.cat(seen).tolist()) == list(range(1, count + 1))
-
-
-def test_rows_are_pairs_filled_up_to_the_longest_and_masked_there():
-    whole = batches()
-    for step in range(6):
-        batch = whole.batch(step)
-        for row in range(len(batch.source)):
-            number = int(batch.source[row, 0])
-            length = int(batch.lengths[row])
-            assert batch.target[row].tolist() == [number] * length + [0] * (batch.target.shape[1] - length)
-            assert torch.equal(batch.padding[row], batch.source[row] == 0)
-        assert int(batch.lengths.max()) == batch.target.shape[1]
-        assert batch.true_count is None
-
-
-@given(st.integers(0, 100), st.integers(0, 9))
-def test_a_batch_depends_on_seed_and_step_alone(step, seed):
-    fresh, used = batches(seed=seed), batches(seed=seed)
-    for other in (3, 50):
-        used.batch(other)
-    assert all(torch.equal(a, b) for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True))
-
-
-@pytest.mark.parametrize("parts", [2, 3])
-def test_processes_share_a_batch(parts):
-    whole = batches(400, 8)
-    complete = sorted(whole.batch(1).target[:, 0].tolist())
-    shares = torch.cat([whole.batch(1, part, parts).target[:, 0] for part in range(parts)])
-    assert sorted(shares.tolist()) == complete
-    assert len(batches(3, 1).batch(0, 2, 4).target) == 1  # fewer rows than processes: none is left without
 
 
 def padded_batch(extra=0):
@@ -100,14 +50,14 @@ def test_padding_counts_for_nothing(stage):
     network = wordy().requires_grad_(True)
     loss = TeacherForcingLoss(network, stage)
 
-    def of(batch):
-        source, target, padding, lengths = batch
+    def of(source, target, padding, lengths):
         return loss(source, target, 5, None, padding, lengths)["total"]
 
-    torch.testing.assert_close(of(padded_batch(3)), of(padded_batch()))
     source, target, padding, lengths = padded_batch()
-    disturbed = torch.where(torch.arange(5) < lengths.unsqueeze(1), target, 99), torch.where(padding, 77, source)
-    torch.testing.assert_close(of((disturbed[1], disturbed[0], padding, lengths)), of(padded_batch()))
+    expected = of(source, target, padding, lengths)
+    torch.testing.assert_close(of(*padded_batch(3)), expected)
+    target = torch.where(torch.arange(5) < lengths.unsqueeze(1), target, 99)
+    torch.testing.assert_close(of(torch.where(padding, 77, source), target, padding, lengths), expected)
 
 
 def test_label_smoothing_spreads_its_share_over_all_tokens():
@@ -145,14 +95,12 @@ def test_a_base_and_its_heads_are_trained_from_the_command_line(preset, text, tm
                  "--output", heads) == 0
     (first, second) = read_training(heads / "checkpoint")
     assert (first["stage"], first["pairs_seen"], first["settings"]["label_smoothing"]) == ("base", 8, 0.1)
-    assert second["settings"]["head_positions"] == 3
-    assert second["dev_pairs"] == 60
+    assert (second["settings"]["head_positions"], second["dev_pairs"]) == (3, 60)
     assert 0 < second["dev_bits_per_token"] < 20
     assert second["dev_bleu"] >= 0
-    assert read_config(heads / "checkpoint")["model"]["prediction_heads"] == 3
-    vocabularies = {(folder / "checkpoint" / VOCABULARY_FILE).read_bytes() for folder in (base, heads)}
-    assert len(vocabularies) == 1
+    assert len({(folder / "checkpoint" / VOCABULARY_FILE).read_bytes() for folder in (base, heads)}) == 1
     translator = Translator.load(heads / "checkpoint", "cpu")
+    assert translator.model_config.prediction_heads == 3
     assert len(translator(["a dog"]).texts) == 1
     assert "training a vocabulary of 330 pieces" in capsys.readouterr().err
     assert (base / "curves.png").exists()
@@ -223,23 +171,6 @@ def recipe_of(path, rungs, **changes):
     recipe = {"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs, **changes}
     path.write_text(json.dumps(recipe))
     return Recipe.read(path)
-
-
-def test_a_ladder_distils_through_a_teacher(preset, text, tmp_path):
-    ladder, output = recipe_of(tmp_path / "recipe.json", [
-        {"name": "base"}, {"name": "teacher", "settings": {"seed": 1}},
-        {"name": "student", "translated_by": "teacher", "start": "base"},
-        {"name": "both", "translated_by": "teacher", "start": "student", "settings": {"stage": "heads"}},
-    ]), tmp_path / "run"
-    assert train_recipe(ladder, text, output, text, never, ignore)
-    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
-    assert [row["rung"] for row in rows] == ["base", "teacher", "student", "both"]
-    assert [row.get("translated_by") for row in rows] == [None, None, "teacher", "teacher"]
-    assert len(read_pairs(output / "teacher" / "translated" / "pairs")) == 60
-    names = [row["rung"] for row in rows]
-    vocabularies = {(output / name / "checkpoint" / VOCABULARY_FILE).read_bytes() for name in names}
-    assert len(vocabularies) == 1
-    assert train_recipe(ladder, text, output, text, pytest.fail, pytest.fail)
 
 
 def test_a_rung_reads_back_translations_of_the_targets(preset, text, tmp_path, monkeypatch):

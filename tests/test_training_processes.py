@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from train_together import ONE_HEAD, train
+from training_runs import ONE_HEAD, forked, train, train_together
 
 from superres.checkpoint import load_checkpoint
 from superres.errors import ConfigError
 from superres.training.data import ImageBatches
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +20,19 @@ def runs(tmp_path_factory):
     """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "alone")
-    train(folder / "begun alone", stop_at=15)
+    train(folder / "begun alone", stop_at=6)
     train(folder / "one head alone", settings=ONE_HEAD)
-    train_on_two(folder)
-    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 15}
-    assert train(folder / "begun together").progress.step == 40
-    return folder
-
-
-def train_on_two(folder):
-    """Start two processes as torchrun and accelerate do, without the seconds that these take to start themselves."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    shared = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    words = [sys.executable, str(HERE / "train_together.py"), str(folder)]
-    own = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    members = [subprocess.Popen(words, env=each, stderr=subprocess.PIPE, text=True) for each in own]
-    messages = [member.communicate()[1] for member in members]
-    assert [member.returncode for member in members] == [0, 0], messages
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    for member in members:
+        member.join(100)
+    assert [member.exitcode for member in members] == [0, 0]
+    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 6}
+    assert train(folder / "begun together").step == 16
+    return folder
 
 
 def curve(folder):
@@ -63,7 +49,7 @@ def weights(folder):
     ("one head together", "one head alone"),
 ])
 def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, alone):
-    assert [step for step, *_ in curve(runs / name)] == list(range(5, 41, 5))
+    assert [step for step, *_ in curve(runs / name)] == list(range(2, 17, 2))
     np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-4)
     torch.testing.assert_close(weights(runs / name), weights(runs / alone), rtol=0.02, atol=2e-3)
 

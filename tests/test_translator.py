@@ -85,12 +85,6 @@ def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(t
     assert len(threads) > 1
     assert progress[-1] == (len(LINES), len(LINES))
 
-
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-def test_an_error_in_one_of_several_groups_ends_the_translation(toy, monkeypatch):
-    several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
-    several.scoring.threads = 2
-
     def fails(*_):
         raise ScoresError
         yield
@@ -108,33 +102,28 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
     assert [bool(text) for text in (result.texts[0], result.texts[4], result.texts[6])] == [False] * 3
     assert [len(traces) for traces in result.traces] == [0, 1, 1, 1, 0, 1, 0]
     assert toy([]).texts == []
-
-
-def test_a_long_line_is_translated_in_parts(toy):
-    line = "the small red dog sees a man. " * 5
-    segments = codec().segments(line)
-    assert len(segments) > 1
-    result = toy([LINES[0], line])
-    assert result.texts[1] == " ".join(toy(segments).texts)
-    assert len(result.traces[1]) == len(segments)
+    (only,) = toy.stream(["", " "])
+    assert (only.texts, only.is_complete) == (["", ""], True)
 
 
 SAMPLED = DecodeConfig(temperature=0.9, seed=3)
 
 
-def test_parts_of_a_long_line_have_noise_of_their_own(toy):
+@pytest.mark.parametrize("options", [DecodeConfig(), SAMPLED], ids=["greedy", "sampling"])
+def test_a_long_line_is_translated_in_parts_that_have_noise_of_their_own(toy, options):
     line = "the small red dog sees a man. " * 8
     segments = codec().segments(line)
     assert len(segments) > 2
     assert len(set(segments)) == 1
-    result = toy([LINES[0], line], SAMPLED)
+    result = toy([LINES[0], line], options)
+    assert result.parts == [1, len(segments)]
     parts = [tuple(trace.sequence.tolist()) for trace in result.traces[1]]
-    assert len(set(parts)) > 1
+    assert (len(set(parts)) > 1) == options.is_sampling
     # The first part has the line's own key; and neither batch nor neighbours change anything.
-    assert toy([LINES[0], segments[0]], SAMPLED).traces[1][0].sequence.tolist() == list(parts[0])
+    assert toy([LINES[0], segments[0]], options).traces[1][0].sequence.tolist() == list(parts[0])
     for batch_size in (1, 2):
-        assert toy([LINES[0], line], SAMPLED, batch_size=batch_size).texts == result.texts
-    assert toy(["", line, LINES[1]], SAMPLED).texts[1] == result.texts[1]
+        assert toy([LINES[0], line], options, batch_size=batch_size).texts == result.texts
+    assert toy(["", line, LINES[1]], options).texts[1] == result.texts[1]
 
 
 def test_keys_make_a_sample_independent_of_the_place_of_its_line(toy):
@@ -166,16 +155,11 @@ def test_a_translation_that_does_not_end_is_cut_at_a_length_bound_by_that_of_its
     assert all(result.cut)
 
 
-def test_load_picks_by_the_task(folder):
+def test_load_picks_by_the_task_and_another_task_is_refused_by_name(folder):
     toy = load(folder, "cpu")
-    assert isinstance(toy, Translator)
+    assert isinstance(toy, superres.Translator)
     assert (toy.name, toy.languages, toy.codec.size) == ("toy", ("en", "de"), 330)
     assert isinstance(load("celeba-8to32", "cpu"), Upscaler)
-    assert superres.Translator is Translator
-    assert toy(["a dog"], GREEDY).texts == Translator.load(folder, "cpu")(["a dog"], GREEDY).texts
-
-
-def test_a_checkpoint_for_another_task_is_refused_by_name(folder):
     with pytest.raises(CheckpointError, match="toy is for the task 'translation', not faces"):
         Upscaler.load(folder, "cpu")
     with pytest.raises(CheckpointError, match="celeba-8to32 is for the task 'faces', not translation"):
@@ -196,8 +180,9 @@ def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
     (DecodeConfig(block_size=5), "block size 5 is more than the 4 prediction heads"),
 ])
 def test_options_for_pictures_are_refused(toy, options, message):
-    with pytest.raises(ConfigError, match=message):
-        toy(["a"], options)
+    for call in (lambda: toy(["a"], options), lambda: next(toy.stream(["a"], options))):
+        with pytest.raises(ConfigError, match=message):
+            call()
 
 
 @pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, BeamConfig(3)], ids=str)
@@ -218,13 +203,6 @@ def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options)
         for before, after in zip(frames, [*frames[1:], last], strict=True):
             assert all(count <= more for count, more in zip(before.tokens, after.tokens, strict=True))
             assert frames[0].tokens != last.tokens
-
-
-def test_a_stream_of_nothing_is_complete_at_once_and_pictures_options_are_refused(toy):
-    (only,) = toy.stream(["", " "])
-    assert (only.texts, only.is_complete) == (["", ""], True)
-    with pytest.raises(ConfigError, match="compares grey levels"):
-        next(toy.stream(["a"], DecodeConfig(accept="distance")))
 
 
 def test_a_hub_checkpoint_keeps_its_vocabulary(folder, tmp_path):

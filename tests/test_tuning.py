@@ -16,10 +16,10 @@ from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, QualityBound
+from superres.decoding.decode import check_options
 from superres.errors import ConfigError, OutputError
 from superres.evaluation import tuning
-from superres.evaluation.comparison import GREEDY, label
-from superres.evaluation.tuning import save_default, shortlist, within
+from superres.evaluation.tuning import ACCEPTANCE, GREEDY, as_rows, compare, label, save_default, shortlist, within
 from superres.evaluation.tuning import tune_faces as search
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, area_reduce
@@ -62,6 +62,24 @@ def tune(*words):
     return run(["tune", "--batch-size", "1", "--device", "cpu", *map(str, words)])
 
 
+def test_every_setting_of_the_grid_is_accepted_and_has_a_name_of_its_own():
+    assert all(check_options(options, 10) == 10 for options in ACCEPTANCE)
+    assert len({label(options) for options in (GREEDY, *ACCEPTANCE)}) == len(ACCEPTANCE) + 1
+
+
+def test_greedy_comes_first_and_loses_nothing_and_loose_blocks_trade_quality_for_size(data, upscaler):
+    pairs = read_faces(data, FaceTask(8, 32), limit=1)
+    rows = compare(pairs, upscaler, [replace(LOOSE, block_size=None)], batch_size=1)
+    assert list(rows) == [GREEDY, replace(LOOSE, block_size=None)]
+    greedy, loose = rows.values()
+    assert (greedy["mean_accepted_block_size"], loose["mean_accepted_block_size"]) == (1.0, 8.0)
+    assert (greedy["psnr_to_greedy"], greedy["speed_up"], greedy["bits_loss"]) == (None, 1.0, 0.0)
+    assert loose["psnr_to_greedy"] < 40
+    assert loose["bits_loss"] == loose["bits_per_dim"] - greedy["bits_per_dim"] > 0
+    listed = json.loads(json.dumps(as_rows(rows), allow_nan=False))
+    assert [DecodeConfig.from_dict(row["config"]) for row in listed] == list(rows)
+
+
 def test_a_bound_is_kept_by_what_is_at_it_and_by_identical_images():
     assert within(BOUND, scores(40.0))
     assert not within(BOUND, scores(39.99))
@@ -79,9 +97,8 @@ def test_the_shortlist_holds_the_fastest_within_the_bound_and_within_a_tighter_o
 
 
 @pytest.mark.parametrize(("bound", "largest"), [
-    (QualityBound(max_bits_loss=2), 2), (QualityBound(max_bits_loss=0), 0),
-    (QualityBound(min_psnr_to_greedy=38.5), 3), (QualityBound(min_psnr_to_greedy=60), 0),
-])
+    (QualityBound(max_bits_loss=2), 2), (QualityBound(min_psnr_to_greedy=38.5), 3),
+    (QualityBound(min_psnr_to_greedy=60), 0)])
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest, data):
     report, table, fastest = search(read_faces(data, FaceTask(8, 32)), LossyUpscaler(), bound, batch_size=3)
     assert fastest.block_size == 10
@@ -193,16 +210,16 @@ def test_bad_usage_is_one_line_and_code_2(bound, message, folder, data, capsys):
 
 def test_given_settings_replace_the_defaults_and_what_belonged_to_them():
     default = DecodeConfig(10, "distance", 4, min_block=3)
-    assert default.changed({}) == default
-    assert default.changed({"epsilon": 5}) == replace(default, epsilon=5)
-    assert default.changed({"accept": "top-k"}) == replace(default, accept="top-k", epsilon=2)
-    assert default.changed({"block_size": 2}) == replace(default, block_size=2, min_block=2)
+    for given, expected in (({}, {}), ({"epsilon": 5}, {"epsilon": 5}), (
+            {"accept": "top-k"}, {"accept": "top-k", "epsilon": 2}), (
+            {"block_size": 2}, {"block_size": 2, "min_block": 2})):
+        assert default.changed(given) == replace(default, **expected)
     with pytest.raises(ConfigError, match="min-block 4 is larger than the block size 2"):
         default.changed({"block_size": 2, "min_block": 4})
 
 
 @pytest.mark.parametrize("layer", ["recurrent", "dense"])
-def test_text_is_tuned_exactly_and_calibrated_if_its_heads_know_how_sure_they_are(layer, tmp_path, capsys):
+def test_text_is_tuned_exactly_and_calibrated_if_its_heads_give_probabilities(layer, tmp_path, capsys):
     folder = tmp_path / "text"
     write_checkpoint(folder, head_layer=layer)
     pairs = write_pairs(sentences(9), tmp_path / "pairs")

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from web_demo import FACES, FAST, FILE, HTTP, events, running, stress_demo
+from web_demo import FACES, FAST, FILE, HTTP, events, running, toy
 
+import stress_demo
 from superres.web.files import NOT_UPLOADED
 
 
 @pytest.fixture(scope="module")
-def demo(upscaler):
-    with running(upscaler) as served:
+def demo():
+    with running(toy()) as served:
         yield served
 
 
@@ -103,13 +104,13 @@ def test_every_refusal_is_the_same_message(demo, secret, tmp_path):
     for path in (secret, tmp_path / "missing.png", tmp_path, "/dev/zero", "/etc/passwd", "face.png", "/", ".",
                  f"{own}/../../../../../../../..{secret}", f"{Path(own).parent}/missing.png",
                  f"{Path(own).parent}/{'x' * 300}.png", "file:///etc/passwd"):
-        outputs, error = stress_demo().call(demo.url, "upscale", {"image": {"path": str(path), "meta": FILE}, **FAST})
+        outputs, error = stress_demo.call(demo.url, "upscale", {"image": {"path": str(path), "meta": FILE}, **FAST})
         assert (outputs, error) == ([], f"the file {NOT_UPLOADED}"), path
 
 
 @pytest.mark.parametrize("url", ["https://example.com/face.png", "http://127.0.0.1:1/face.png"])
 def test_the_server_fetches_nothing_from_other_hosts(demo, url):
-    outputs, error = stress_demo().call(demo.url, "upscale", {"image": {"path": url, "meta": FILE}})
+    outputs, error = stress_demo.call(demo.url, "upscale", {"image": {"path": url, "meta": FILE}})
     assert (outputs, error) == ([], "give a file, not a URL")
     assert HTTP.get(f"{demo.url}/gradio_api/file={url}").status_code == 404
 
@@ -117,7 +118,7 @@ def test_the_server_fetches_nothing_from_other_hosts(demo, url):
 def test_files_are_served_only_to_those_who_know_paths_that_cannot_be_guessed(demo, secret):
     face = FACES[0].read_bytes()
     upload = demo.upload("face.png", face)
-    results = [stress_demo().call(demo.url, "upscale", {"image": upload, **FAST})[0][0][0]["path"] for _ in range(2)]
+    results = [stress_demo.call(demo.url, "upscale", {"image": upload, **FAST})[0][0][0]["path"] for _ in range(2)]
     assert hashlib.sha256(face).hexdigest() not in upload["path"]
     assert results[0] != results[1]
     for path in (upload["path"], *results):
@@ -138,7 +139,7 @@ def test_members_of_a_zip_file_lead_nowhere(demo, secret, tmp_path):
         for name in (str(secret), f"../../../../../..{secret}", f"folder.png/{secret.name}", "..", "/"):
             archive.writestr(name, b"overwritten")
     files = [demo.upload("faces.zip", buffer.getvalue())]
-    (_, report), _ = stress_demo().call(demo.url, "upscale_batch", {"files": files, **FAST})
+    (_, report), _ = stress_demo.call(demo.url, "upscale_batch", {"files": files, **FAST})
     assert {row["status"] for row in report["rows"]} == {"failed"}
     assert all("is not an image" in row["error"] for row in report["rows"])
 

@@ -14,9 +14,10 @@ import torch
 from fakes import TINY, random_model
 from gradio_client import Client
 from textual import codec, learned, sentences, write_checkpoint
-from web_demo import HTTP, running, stress_demo
+from web_demo import HTTP, running
 
 import app
+import stress_demo
 from superres.batch.text import trace_lines
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
@@ -24,12 +25,19 @@ from superres.errors import CheckpointError, InvalidInputError
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder
-from superres.web.text_views import Clock, blocks_html, report_of, slow_motion, translations_html
-from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, variant_of
+from superres.web.translate_tab import (
+    MAX_CHARACTERS,
+    MAX_LINES,
+    blocks_html,
+    lines_of,
+    report_of,
+    slow_motion,
+    text_stepper,
+    translations_html,
+)
 
 ROOT = Path(__file__).parents[1]
 LINES = [*sentences(4, seed=5).source, "", "the red dog"]
-CONTROLS = {"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +73,7 @@ def traced(text, size):
 
 def test_every_accepted_block_is_marked_numbered_and_named(translator):
     (traces,) = translator(["the small red dog"]).traces
-    shown = Spans(blocks_html(translator, traces, None, 0))
+    shown = Spans(blocks_html(translator, traces, [], 0))
     assert shown.text == translator(["the small red dog"]).texts[0]
     assert [attributes["data-step"] for _, attributes in shown.elements] == [
         str(number) for number in range(1, traces[0].iterations + 1)]
@@ -73,7 +81,7 @@ def test_every_accepted_block_is_marked_numbered_and_named(translator):
         f"Step {number}: {count} token{'s' if count > 1 else ''}" for number, count in enumerate(traces[0].accepted, 1)]
     assert ["sr-ends" in attributes["class"] for _, attributes in shown.elements] == [
         *[False] * (traces[0].iterations - 1), True]
-    parts = Spans(blocks_html(translator, [traced("a dog", 2), traced("a man", 2)], None, 0))  # of a long line
+    parts = Spans(blocks_html(translator, [traced("a dog", 2), traced("a man", 2)], [], 0))  # of a long line
     assert parts.text == "a dog a man"
     assert [attributes["data-step"] for _, attributes in parts.elements] == [
         str(number) for number in range(1, len(parts.elements) + 1)]
@@ -102,16 +110,13 @@ def test_the_steps_are_listed_as_on_the_command_line(translator):
 
 def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(translator):
     (traces,) = translator(["the small red dog"], DecodeConfig(block_size=1)).traces
-    clocks = {"Greedy": Clock(), "Blockwise": Clock()}
-    for name, seconds in (("Greedy", 0.010), ("Blockwise", 0.004)):
-        for call in range(1, 6):
-            clocks[name].record(Translated([""], [[]], [False], [0], [1], call, call * seconds))
+    clocks = {name: [(call, call * seconds) for call in range(1, 6)]
+              for name, seconds in (("Greedy", 0.010), ("Blockwise", 0.004))}
     assert slow_motion(clocks) == pytest.approx(0.3 * 5 / 0.05)
     times = [float(re.search(r"--at: (.*)s", attributes["style"])[1]) for _, attributes in
              Spans(blocks_html(translator, traces, clocks["Greedy"], 100)).elements]
     assert times[:4] == pytest.approx([2, 3, 4, 5])  # the first call only proposes
-    long = Clock([1, 200], [0.1, 20])
-    assert slow_motion({"": long}) == pytest.approx(4 / 20)
+    assert slow_motion({"": [(1, 0.1), (200, 20)]}) == pytest.approx(4 / 20)
 
 
 def test_a_race_tells_who_won_and_whether_it_cost_anything(translator):
@@ -140,18 +145,6 @@ def test_the_report_holds_the_steps_of_every_line(translator):
 # What visitors ask for
 
 
-def test_controls_ask_for_blocks_or_for_beam_search():
-    default = DecodeConfig(seed=3, min_block=2)
-    assert variant_of(default, *CONTROLS.values()) == DecodeConfig(block_size=4, seed=3, min_block=2)
-    assert variant_of(default, *{**CONTROLS, "accept": "top-k", "top_k": 3.0}.values()).top_k == 3
-    assert variant_of(default, *{**CONTROLS, "beam": 4}.values()) == BeamConfig(4)
-
-
-def test_a_line_is_what_ends_with_a_line_break():
-    assert lines_of("a\n\nb\u2028c\n") == ["a", "", "b\u2028c"]
-    assert lines_of(["a", ""]) == ["a", ""]
-
-
 @pytest.mark.parametrize(("text", "message"), [
     (None, "give text"), ([1], "give text"), ({"a": 1}, "give text"), (" \n ", "there is no text yet"),
     ([], "there is no text yet"), ("a\n" * (MAX_LINES + 1), "21 lines"),
@@ -162,7 +155,22 @@ def test_text_that_cannot_be_translated_is_refused_with_a_message(text, message)
         lines_of(text)
 
 
-# Decoding
+@pytest.mark.parametrize("text", ['"><script>alert(1)</script>', "${1+1} {{7}} &lt; 'é'"])
+def test_rejected_text_continues_the_accepted_text_and_stays_data(translator, text):
+    (tokens,) = codec(None).split([text])
+    half, width = len(tokens) // 2, len(tokens)
+    proposed = np.array([tokens, [*tokens[half:], *[-1] * half]])
+    trace = RowTrace([0, half], [half, width - half], proposed)
+    result = Translated([text], [[trace]], [False], [width], [1], 3, 0.5)
+    ((_, attributes),) = Spans(text_stepper(translator, {"": result})).elements
+    (part,) = json.loads(attributes["data-view"])["decodes"][0]["parts"]
+    assert "".join(part["texts"]) == text
+    assert part["texts"][0] + part["rejected"][0] == text
+    assert part["rejected"][1] == ""
+
+
+def test_beam_search_has_no_steps(translator):
+    assert text_stepper(translator, {"": translator(["a dog"], BeamConfig(2))}) == ""
 
 
 def test_all_variants_end_complete_and_the_log_tells_no_text(translator, caplog):
@@ -222,16 +230,6 @@ def test_text_may_be_one_string_and_settings_are_those_of_the_translator(client,
     assert DecodeConfig.from_dict(report["config"]) == replace(translator.default, block_size=4)
 
 
-def test_translate_streams_frames_while_it_decodes(client):
-    job = client.submit(LINES, block_size=1, api_name="/translate")
-    job.result(timeout=300)
-    frames = [report for _, report in job.outputs()]
-    tokens = [sum(entry["tokens"] for entry in report["lines"]) for report in frames]
-    assert tokens == sorted(tokens)
-    assert len(set(tokens)) > 2
-    assert [report["complete"] for report in frames] == [*[False] * (len(frames) - 1), True]
-
-
 def test_the_documented_example_of_translation_runs(demo, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "/translate" in block)
@@ -245,7 +243,7 @@ def test_the_documented_example_of_translation_runs(demo, capsys):
     ({"accept": "distance"}, "distance compares grey levels"), ({"beam": 99}, "beam must be at most 8, not 99"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
-    outputs, error = stress_demo().call(demo.url, "translate", {"lines": ["a dog"], **arguments})
+    outputs, error = stress_demo.call(demo.url, "translate", {"lines": ["a dog"], **arguments})
     assert outputs == []
     assert message in error
     assert "\n" not in error

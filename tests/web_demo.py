@@ -1,6 +1,6 @@
-"""The web demo as the tests meet it: a real server on a free port of the loopback."""
+"""A web demo for tests: a real server on a free port of the loopback."""
 
-import importlib.util
+import functools
 import json
 import os
 import re
@@ -10,23 +10,23 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio is imported
 
 import httpx
+import torch
 import uvicorn
+from fakes import TINY, random_model
 
 import app
+from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
-"""Patient: a busy machine is slow, and time is not what is tested."""
-
-
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
 FILE = {"_type": "gradio.FileData"}
@@ -35,12 +35,11 @@ FAST = {"accept": "distance", "epsilon": 255}
 """Settings that accept everything: few calls."""
 
 
-def stress_demo():
-    """Return the script that stresses a running demo, as a module."""
-    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "check" / "stress_demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@functools.cache
+def toy():
+    """Return an untrained network for faces of 16x16 pixels."""
+    model = random_model(replace(TINY, target_shape=(16, 16, 3)), dtype=torch.float32)
+    return Upscaler(model, "tiny", device="cpu")
 
 
 @dataclass
@@ -67,10 +66,6 @@ class Demo:
         data = [body.get(p["parameter_name"], p["parameter_default"]) for p in parameters]
         return HTTP.post(f"{self.url}/gradio_api/queue/join",
                          json={"data": data, "fn_index": index, "session_hash": session})
-
-    def wait(self, condition, seconds=300):
-        wait(condition, seconds)
-
 
 def wait(condition, seconds=300):
     """Wait until `condition()` is true."""

@@ -29,6 +29,7 @@ import typer
 
 from superres.config import DecodeConfig
 from superres.errors import SuperresError
+from superres.evaluation.examples import SENTENCES
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import machine
@@ -44,27 +45,23 @@ work = busy.workloads()[{name!r}]
 work()
 print(flush=True)
 for _ in sys.stdin:
-    print(benchmark_busy.seconds(work), flush=True)
+    print(busy.seconds(work), flush=True)
 """
-SENTENCES = ["A dog runs through the snow.", "Two men in hats talk in front of a shop.",
-             "A girl reads a book on a bench.",
-             "A boy in a red shirt plays football in the park with his friends."]
 
 
 def workloads() -> dict[str, Callable[[], object]]:
     """Return functions that decode once, by the name of the workload."""
     upscaler, translator = Upscaler.load(), Translator.load()
     faces = np.random.default_rng(0).integers(0, 256, (8, *upscaler.face_task.source_shape), dtype=np.uint8)
-    one = faces[:1]
-    epsilon_2 = DecodeConfig(accept="distance", epsilon=2)
+    one, lines, epsilon_2 = faces[:1], list(SENTENCES), DecodeConfig(accept="distance", epsilon=2)
     return {
         "greedy": lambda: upscaler(one, DecodeConfig(block_size=1)),
         "exact": lambda: upscaler(one, DecodeConfig()),
         "epsilon 2": lambda: upscaler(one, epsilon_2),
         "sampling": lambda: upscaler(one, DecodeConfig(temperature=0.9)),
         "8 faces, epsilon 2": lambda: upscaler(faces, epsilon_2),
-        "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2)) for text in SENTENCES],
-        "32 sentences": lambda: translator(SENTENCES * 8, DecodeConfig(block_size=2)),
+        "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2)) for text in lines[:4]],
+        "32 sentences": lambda: translator(lines * 2, DecodeConfig(block_size=2)),
     }
 
 
@@ -119,12 +116,6 @@ def beside_busy(works: dict[str, Callable[[], object]], rounds: int) -> list[dic
     return rows
 
 
-def at_once(work: Callable[[], object], count: int, rounds: int) -> float:
-    """Return the median duration in seconds of `count` concurrent decodes in threads of this process."""
-    with ThreadPoolExecutor(count) as pool:
-        return statistics.median(seconds(lambda: list(pool.map(lambda _: work(), range(count)))) for _ in range(rounds))
-
-
 def in_processes(name: str, count: int, rounds: int) -> float:
     """Return the median duration in seconds of `count` concurrent decodes in separate processes."""
     here = Path(__file__).resolve().parent
@@ -150,8 +141,12 @@ def sharing(works: dict[str, Callable[[], object]], names: list[str], rounds: in
     rows, count = [], 4
     share = max(1.0, count / (os.cpu_count() or 1))
     for name in names:
-        alone = statistics.median(seconds(works[name]) for _ in range(rounds))
-        threads, processes = at_once(works[name], count, rounds), in_processes(name, count, rounds)
+        work = works[name]
+        alone = statistics.median(seconds(work) for _ in range(rounds))
+        with ThreadPoolExecutor(count) as pool:
+            threads = statistics.median(seconds(
+                lambda work=work, pool=pool: list(pool.map(lambda _: work(), range(count)))) for _ in range(rounds))
+        processes = in_processes(name, count, rounds)
         rows.append({"work": name, "alone": alone, "threads": threads, "processes": processes, "share": share * alone})
         print(f"{name}: {alone:.3f} s alone, four at once {threads:.3f} and {processes:.3f} s", file=sys.stderr)
     return rows

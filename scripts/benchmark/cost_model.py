@@ -2,9 +2,10 @@
 
 The formulas are from Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section 3,
 and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In their
-notation, alpha is the acceptance rate E[min(p, q)]. gamma is the number of proposals per step, so our block size is
-gamma + 1. c is the cost of a proposal in calls of the verifier. The formulas assume that every proposal passes with the
-same probability, independently of the other proposals.
+notation, alpha is the acceptance rate E[min(p, q)], in [0, 1]. gamma is the number of proposals per step, so our block
+size is gamma + 1. c is the cost of a proposal in calls of the verifier for one token, at least 0. candidates is the
+number b of candidates verified per step. The formulas assume that every proposal passes with the same probability,
+independently of the other proposals. A number out of range is a ConfigError.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ import math
 import numpy as np
 import torch
 
-from superres.config import require
+from superres.config import DecodeConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sampling import SpeculativeSampler
 from superres.decoding.trace import RowTrace
+
+
+def branches(options: DecodeConfig, block_size: int) -> tuple[int, int]:
+    """Return the number of candidate continuations verified per step, and of tokens that the model reads per row."""
+    if options.proposer != "lookahead":
+        return 1, block_size
+    return options.candidates, max(1, (options.window + options.candidates) * (block_size - 1))
 
 
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
@@ -25,14 +33,6 @@ def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
 
     For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for i = 1..gamma
     (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per candidate, at least 0.
-        candidates: b, number of candidates verified per step, at least 1.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
     require(0 <= alpha <= 1, f"the acceptance rate must be in [0, 1], not {alpha}")
     require(gamma >= 0, f"gamma must be at least 0, not {gamma}")
@@ -43,16 +43,8 @@ def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
 def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, candidates: int = 1) -> float:
     """Return the predicted speed-up of blockwise decoding: expected tokens / (gamma * c + verify).
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per step.
-        c: cost of a proposal in verifier calls for one token, at least 0.
-        verify: cost of a verifier call for gamma + 1 tokens in the same unit. The paper assumes 1, which holds if
-            reading the weights dominates.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
+    `verify` is the cost of a verifier call for gamma + 1 tokens in the unit of c. The paper assumes 1, which holds if
+    reading the weights dominates.
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
     return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
@@ -61,15 +53,8 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, 
 def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, candidates: int = 1) -> float:
     """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) / expected tokens.
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per step.
-        c: operations of a proposal divided by operations of the verifier for one token, at least 0.
-        columns: tokens that the verifier reads per step; gamma + 1 if None, as in the paper.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
+    Here c is in operations of the verifier for one token. `columns` is the number of tokens that the verifier reads per
+    step; gamma + 1 if None, as in the paper.
     """
     require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
     read = gamma + 1 if columns is None else columns
@@ -79,34 +64,18 @@ def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = 
 def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, candidates: int = 1) -> int:
     """Return the number of proposals per step, 0..`most`, with the best predicted speed-up; the smallest of equals.
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        c: cost of a proposal, in verifier calls for one token.
-        most: the largest gamma.
-        more: additional cost of a verifier call per proposal, in the same unit; 0 in the paper.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
+    `more` is the additional cost of a verifier call per proposal, in the unit of c; 0 in the paper.
     """
     return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, candidates))
 
 
 def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1) -> float:
-    """Estimate the acceptance rate alpha from the traces of decoding with block size k.
+    """Estimate alpha from the traces of decoding with block size k; 0.0 if no proposal was accepted.
 
     For one candidate, alpha is the share of verified proposals that were accepted. The proposals of a block are
     verified up to the first rejection; the last block of a sequence ends without a rejection. For several candidates,
     the traces record only the best candidate of each step. alpha is then the maximum-likelihood value in steps of
     0.001: the best of b candidates reaches i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
-
-    Args:
-        traces: acceptance trace of each sequence.
-        block_size: k.
-        candidates: b, number of candidates verified per step.
-
-    Returns:
-        alpha in [0, 1]; 0.0 if no proposal was accepted.
     """
     passed = [count - 1 for trace in traces for count in trace.accepted]
     failed = [count - 1 for trace in traces for count in trace.accepted[:-1] if count < block_size]

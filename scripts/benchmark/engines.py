@@ -11,33 +11,127 @@ accept at least five of six tokens.
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+import torch
 import typer
 
-from peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.cli.benchmark import parse_batches
-from superres.config import DecodeConfig
-from superres.errors import SuperresError
+from superres.config import DecodeConfig, ModelConfig
+from superres.errors import ConfigError, SuperresError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
+from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import machine, require_idle
+from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
 
-def peers_markdown(sizes: dict[str, list[dict[str, Any]]]) -> str:
+M = {"width": 256, "decoder_layers": 6, "filter_size": 1024, "attention_heads": 8}
+"""Settings of size M that differ from the measured checkpoint, which is size S."""
+HEADS, FORCED = 6, 5
+"""Heads of a network with random weights, and its minimum block: about what a trained network with 6 heads accepts."""
+NEW_TOKENS = 512
+UNCACHED_CALLS = 5
+
+Row = dict[str, Any]
+
+
+def random_upscaler(config: ModelConfig, engine: str) -> Upscaler:
+    """Return an upscaler of size M with random weights and `HEADS` heads, otherwise like `config`."""
+    torch.manual_seed(0)
+    model = EncoderDecoder(dataclasses.replace(config, prediction_heads=HEADS, **M))
+    return Upscaler(model, "random M", engine=engine, device="cpu")
+
+
+def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
+    """Return transformers' GPT-2 with random weights and the layers, widths and vocabulary of our decoder."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise ConfigError("peers need transformers; install it with: pip install 'superres[peers]'") from error
+    torch.manual_seed(0)
+    same = GPT2Config(
+        vocab_size=config.vocabulary, n_positions=config.target_length, n_embd=config.width,
+        n_layer=layers or config.decoder_layers, n_head=config.attention_heads, n_inner=config.filter_size,
+        bos_token_id=0, eos_token_id=None, pad_token_id=0)
+    return GPT2LMHeadModel(same).eval()
+
+
+@torch.inference_mode()
+def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
+    """Time transformers' greedy generation with a cache: a whole target, or `NEW_TOKENS` tokens if assisted.
+
+    The assistant is a GPT-2 with one layer. Both networks have random weights, so the time shows the overhead of
+    assisted generation, but not the acceptance rate of a trained assistant.
+    """
+    model = gpt2(config).to(timer.device)
+    extra = {"assistant_model": gpt2(config, 1).to(timer.device)} if assisted else {}
+    count = NEW_TOKENS if assisted else config.target_length - 1
+    start = torch.zeros(1, 1, dtype=torch.int64, device=timer.device)
+
+    def generate(new: int) -> object:
+        return model.generate(
+            start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=False, use_cache=True, **extra)
+
+    generate(32)
+    name = "transformers generate, assisted by one layer" if assisted else "transformers generate, greedy with cache"
+    return {"way": name, "tokens": count, "seconds": timer.once(lambda: generate(count))}
+
+
+def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Row:
+    """Time decoding that computes the whole prefix in each of `iterations` calls, like the implementation of the paper.
+
+    `source` is uint8 [1, source, source, 3]; `UNCACHED_CALLS` of the calls are timed.
+    """
+    scoring, timer = upscaler.scoring, Timer(upscaler.device, UNCACHED_CALLS, 1)
+    tokens = upscaler.source_tokens(source)
+    target = torch.zeros(1, scoring.length, dtype=torch.int64, device=upscaler.device)
+    middle = torch.tensor([scoring.length // 2], device=upscaler.device)
+    seconds = timer.median(lambda: scoring.uncached_scores(tokens, target, middle))
+    return {"way": f"no cache, {iterations} model calls ({UNCACHED_CALLS} timed)", "tokens": scoring.length,
+            "seconds": seconds * iterations}
+
+
+def compare_with_peers(
+    upscalers: dict[str, Upscaler], source: np.ndarray, blockwise: DecodeConfig, repeats: int = 3,
+) -> list[Row]:
+    """Time our engines, greedy and blockwise (`repeats` times), and the peers (once), on one image.
+
+    `upscalers` has the same network by engine; `source` is uint8 [1, source, source, 3].
+
+    Returns:
+        One row per variant with `tokens_per_second` and `over_generate`, the ratio to transformers' greedy generation.
+    """
+    first = next(iter(upscalers.values()))
+    rows = [generation_cost(first.model_config, Timer(first.device), assisted) for assisted in (False, True)]
+    for engine, upscaler in upscalers.items():
+        for name, options in (("greedy", DecodeConfig(1)), ("blockwise", blockwise)):
+            runs = [upscaler(source, options) for _ in range(repeats + 1)][1:]
+            trace = runs[0].traces[0]
+            rows.append({"way": f"{engine}: {name}", "tokens": trace.tokens, "iterations": trace.iterations,
+                         "seconds": statistics.median(run.seconds for run in runs)})
+    rows.append(uncached_cost(first, source, rows[-1]["iterations"] + 1))
+    for row in rows:
+        row["tokens_per_second"] = row["tokens"] / row["seconds"]
+        row["over_generate"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+    return rows
+
+
+def peers_markdown(sizes: dict[str, list[Row]]) -> str:
     """Return the tables of peers as Markdown."""
-    parts = []
-    for size, rows in sizes.items():
-        cells = [[row["way"], number_text(row["tokens_per_second"], 0), number_text(row["seconds"], 3),
-                  str(row["tokens"]), number_text(row["over_generate"], 2)] for row in rows]
-        parts.append(f"## Size {size}\n\n" + markdown_table(
-            ["variant", "tokens/s", "s", "tokens", "ratio to transformers' greedy"], cells))
-    return "\n\n".join(parts) + "\n"
+    header = ["variant", "tokens/s", "s", "tokens", "ratio to transformers' greedy"]
+    return "\n\n".join(f"## Size {size}\n\n" + markdown_table(header, [
+        [row["way"], number_text(row["tokens_per_second"], 0), number_text(row["seconds"], 3), str(row["tokens"]),
+         number_text(row["over_generate"], 2)] for row in rows]) for size, rows in sizes.items()) + "\n"
 
 
 @training_paused()
@@ -66,12 +160,10 @@ def main(
         print(benchmark_markdown(report))
     if not peers:
         return
-    config = loaded[0].model_config
-    blockwise = DecodeConfig(accept="distance", epsilon=2)
-    compared = {"S": compare_with_peers(upscalers, sources[:1], blockwise, repeats)}
-    for size in list(SIZES)[1:]:
-        random = {engine: random_upscaler(config, size, engine) for engine in upscalers}
-        compared[size] = compare_with_peers(random, sources[:1], DecodeConfig(HEADS, min_block=FORCED), repeats)
+    random = {engine: random_upscaler(loaded[0].model_config, engine) for engine in upscalers}
+    compared = {
+        "S": compare_with_peers(upscalers, sources[:1], DecodeConfig(accept="distance", epsilon=2), repeats),
+        "M": compare_with_peers(random, sources[:1], DecodeConfig(HEADS, min_block=FORCED), repeats)}
     table = peers_markdown(compared)
     document = {"machine": machine(loaded[0].device), "sizes": compared}
     write_results(output, {"peers.json": document, "peers.md": table})

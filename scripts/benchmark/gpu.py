@@ -12,7 +12,6 @@ engine. With --device cpu the script runs the CPU engines, as a test of the scri
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import typer
 from torch.profiler import ProfilerActivity, profile
 
 from superres.config import DecodeConfig
+from superres.decoding.batching import feed_of
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import iterations
 from superres.decoding.trace import mean_accepted_block_size
@@ -35,7 +35,7 @@ from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import machine, peak_bytes, require_idle
+from superres.system.machine import Timer, machine, peak_bytes, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
@@ -44,7 +44,6 @@ READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzer
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 WIDE_HEADS = 24
 """Prediction heads of a network with random weights, whose iterations are timed at every width."""
-
 WIDE_WIDTHS = (1, 2, 4, 8, 10, 16, 24)
 ITERATIONS = 64
 """Number of iterations under the profiler, and of iterations before it."""
@@ -58,18 +57,6 @@ class Image:
 
     source: np.ndarray
     key: int
-
-
-class Images:
-    """A feed whose images are all available from the start."""
-
-    def __init__(self, sources: np.ndarray) -> None:
-        self.waiting = [Image(source, key) for key, source in enumerate(sources)]
-
-    def take(self, most: int, wait: bool) -> list[Image] | None:
-        """See `superres.decoding.batching.Feed.take`."""
-        taken, self.waiting = self.waiting[:most], self.waiting[most:]
-        return taken or None
 
 
 def variants_of(heads: int) -> dict[str, DecodeConfig]:
@@ -96,21 +83,12 @@ def engines(checkpoint: str, device: str, compiled: bool) -> dict[str, Upscaler]
     return loaded
 
 
-def seconds_of(work: Callable[[], object], repeats: int) -> float:
-    """Return the median duration of `repeats` calls in seconds, after a warm-up; calls end with results on the host."""
-    timings = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        work()
-        timings.append(time.perf_counter() - started)
-    return statistics.median(timings[1:])
-
-
 def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, repeats: int) -> list[Row]:
     """Decode images one by one with every variant."""
     rows: list[Row] = []
+    timer = Timer(upscaler.device, repeats, 1)
     for name, options in variants_of(upscaler.model_config.prediction_heads).items():
-        seconds = seconds_of(lambda options=options: [upscaler(one[None], options) for one in sources], repeats)
+        seconds = timer.median(lambda options=options: [upscaler(one[None], options) for one in sources])
         made = [upscaler(one[None], options) for one in sources]
         images = np.concatenate([one.images for one in made])
         accepted = mean_accepted_block_size([trace for one in made for trace in one.traces])
@@ -125,21 +103,14 @@ def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, r
 
 def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) -> Row:
     """Return the kernels and the device time of an iteration, and the number of reads by the host."""
-    cuda = upscaler.device.type == "cuda"
-    tokens = upscaler.source_tokens(source[None])
+    timer, tokens = Timer(upscaler.device), upscaler.source_tokens(source[None])
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if upscaler.device.type == "cuda" else [])]
     with torch.inference_mode():
         loop = next(iterations(upscaler.scoring, tokens, options))
         loop.run(ITERATIONS)
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         with profile(activities=activities) as profiler:
-            loop.run(ITERATIONS)
-            if cuda:
-                torch.cuda.synchronize()
-        started = time.perf_counter()
-        loop.run(ITERATIONS)
-        if cuda:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
+            timer.once(lambda: loop.run(ITERATIONS))
+        seconds = timer.once(lambda: loop.run(ITERATIONS))
     events = profiler.key_averages()
     kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
     return {
@@ -164,8 +135,8 @@ def wide_costs(upscaler: Upscaler, source: np.ndarray) -> dict[str, list[float]]
 def throughput(upscaler: Upscaler, sources: np.ndarray, options: DecodeConfig, rows: int) -> Row:
     """Decode a stream of images, `rows` at a time, after a short stream that warms up."""
     def stream(images: np.ndarray) -> float:
-        started = time.perf_counter()
-        done = sum(len(finished) for finished in upscaler.refilled(Images(images), options, rows))
+        started, feed = time.perf_counter(), feed_of(map(Image, images, range(len(images))))
+        done = sum(len(finished) for finished in upscaler.refilled(feed, options, rows).run())
         if done != len(images):
             raise RuntimeError(f"{done} of {len(images)} images were decoded")
         return time.perf_counter() - started

@@ -20,11 +20,11 @@ import torch.distributed
 import typer
 from tqdm import tqdm
 
+from cost_model import branches
 from superres import DecodeConfig, SuperresError
 from superres.config import DEFAULT_TRANSLATOR
-from superres.decoding.proposers.lookahead.decoding import Layout
-from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.errors import ConfigError
+from superres.interfaces import Peers
 from superres.pipeline.translator import Translator
 from superres.system.training_lock import training_paused
 from superres.tasks.translation import read_pairs
@@ -33,24 +33,12 @@ SIZES = ["5,3,5", "10,3,10", "10,4,10", "15,4,15", "15,5,15"]
 
 
 def parse_sizes(text: str) -> DecodeConfig:
-    """Return the decoding settings for "W,N,G".
-
-    Raises:
-        ConfigError: the text has another form, or a number is out of range.
-    """
+    """Return the decoding settings for "W,N,G"; raise ConfigError if the text has another form."""
     try:
         window, size, candidates = map(int, text.split(","))
     except ValueError:
         raise ConfigError(f"--sizes takes W,N,G such as 10,4,10, not {text!r}") from None
     return DecodeConfig(block_size=size, proposer="lookahead", window=window, candidates=candidates)
-
-
-def processes() -> Processes | None:
-    """Join the processes that torchrun has started; return None without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None
-    torch.distributed.init_process_group("gloo")
-    return Processes()
 
 
 @training_paused()
@@ -62,7 +50,10 @@ def main(
 ) -> None:
     """Print a JSON line per setting."""
     settings = {text: parse_sizes(text) for text in sizes}
-    peers = processes()
+    peers = None
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
+        torch.distributed.init_process_group("gloo")
+        peers = Peers()
     plain, fastest = (Translator.load(checkpoint, "cpu", engine) for engine in ("plain", "auto"))
     plain.scoring.peers = peers
     greedy = DecodeConfig(block_size=1)
@@ -82,11 +73,11 @@ def main(
             tokens[name] += sum(made.tokens)
             steps[name] += sum(trace.iterations for traces in made.traces for trace in traces)
     for name, (translator, options) in runs.items():
-        layout = Layout.of(options, options.block_size or 2, peers) if name in settings else None
         if peers is None or peers.rank == 0:
             print(json.dumps({
                 "way": name, "engine": translator.engine, "processes": 1 if peers is None else peers.count,
-                "columns": 1 if layout is None else layout.tree.size, "step_compression": tokens[name] / steps[name],
+                "columns": branches(options, options.block_size or 1)[1],
+                "step_compression": tokens[name] / steps[name],
                 "model_calls": steps[name] / len(lines) + 1, "seconds": seconds[name] / len(lines),
                 "speed_up": seconds["greedy"] / seconds[name],
                 "equal_sentences": sum(a == b for a, b in zip(texts[name], texts["greedy"], strict=True)) / len(lines),

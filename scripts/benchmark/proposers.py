@@ -27,14 +27,7 @@ import typer
 from torch import Tensor
 from tqdm import tqdm
 
-from cost_model import (
-    acceptance_rate,
-    best_gamma,
-    expected_tokens,
-    improvement_factor,
-    mean_overlap,
-    operations_factor,
-)
+import cost_model
 from pages import fill_page
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
@@ -46,6 +39,7 @@ from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, SuperresError
 from superres.evaluation.benchmark import Workload, run_record, run_text
+from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
@@ -57,17 +51,12 @@ Row = dict[str, Any]
 
 MODES = ("greedy", "coupled", "speculative")
 """Modes of choosing tokens: exact greedy decoding, and two methods of sampling."""
-
 MAX_BLOCK_SIZE = 16
 """Largest block size that the cost model may choose for a proposer without heads."""
 
 
 def parse_proposers(text: str) -> list[str]:
-    """Return the names in a list such as "heads,draft"; "all" means all proposers.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
+    """Return the names in a list such as "heads,draft", or all for "all"; raise ConfigError for an unknown name."""
     if text == "all":
         return list(PROPOSERS)
     names = [name.strip() for name in text.split(",")]
@@ -76,35 +65,26 @@ def parse_proposers(text: str) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Inputs that are decoded together: source tokens [B, S], and their padding mask, bool [B, S], or None."""
+Batch = tuple[Tensor, Tensor | None]
+"""Inputs that are decoded together: source tokens [B, S], and their padding mask, bool [B, S], or None."""
 
-    source: Tensor
-    padding: Tensor | None
 
-    @classmethod
-    def of(cls, pipeline: Pipeline, source: Tensor) -> Batch:
-        """Make a batch from padded source tokens; columns that are padding in all rows are removed."""
-        if pipeline.task != translation.name:
-            return cls(source, None)
-        padding = source == translation.PADDING
-        longest = int((~padding).sum(1).max())
-        source, padding = source[:, :longest], padding[:, :longest]
-        return cls(source, padding if bool(padding.any()) else None)
+def batch_of(pipeline: Pipeline, source: Tensor) -> Batch:
+    """Return a batch of padded source tokens, without the columns that are padding in all rows."""
+    if pipeline.task != translation.name:
+        return source, None
+    padding = source == translation.PADDING
+    longest = int((~padding).sum(1).max())
+    source, padding = source[:, :longest], padding[:, :longest]
+    return source, padding if bool(padding.any()) else None
 
 
 @dataclass
 class Variant:
-    """A variant of decoding and its measurements.
+    """A variant of decoding, a proposer (None: one token per step) in a mode of MODES, and its measurements.
 
-    Attributes:
-        mode: a name in MODES.
-        options: decoding settings.
-        proposer: the proposer; None for one token per step.
-        seconds: wall-clock time of all batches so far.
-        proposing: part of `seconds` that the proposer took.
-        decoded: results, one per batch.
+    `seconds` is the wall-clock time of all batches so far, of which the proposer took `proposing`. `decoded` has the
+    results, one per batch.
     """
 
     mode: str
@@ -116,28 +96,26 @@ class Variant:
 
     def measure(self, pipeline: Pipeline, batch: Batch) -> None:
         """Decode a batch and record time and result; two iterations of the first batch warm up."""
+        model, (source, padding), timer = pipeline.scoring_for(self.options), batch, Timer(pipeline.device)
+
+        def timed_decode() -> tuple[float, Decoded]:
+            started = timer.now()
+            decoded = decode(model, source, self.options, padding=padding, proposer=self.proposer)
+            return timer.now() - started, decoded
+
         if not self.decoded:
-            for _ in islice(iterations(pipeline.scoring_for(self.options), batch.source, self.options,
-                                       padding=batch.padding, proposer=self.proposer), 2):
-                pass
-        timer = Timer(pipeline.device)
+            list(islice(iterations(model, source, self.options, padding=padding, proposer=self.proposer), 2))
         with timed(self.proposer, timer) as spent:
-            seconds, decoded = self._decode(pipeline, batch, timer)
+            seconds, decoded = timed_decode()
         proposing = sum(spent)
         if self.proposer is not None and self.proposer.stateless:
             # Without timing inside, iterations may run in a CUDA graph or natively. The share is assumed equal there.
             share = proposing / seconds
-            seconds, decoded = self._decode(pipeline, batch, timer)
+            seconds, decoded = timed_decode()
             proposing = share * seconds
         self.seconds += seconds
         self.proposing += proposing
         self.decoded.append(decoded)
-
-    def _decode(self, pipeline: Pipeline, batch: Batch, timer: Timer) -> tuple[float, Decoded]:
-        started = timer.now()
-        decoded = decode(pipeline.scoring_for(self.options), batch.source, self.options, padding=batch.padding,
-                         proposer=self.proposer)
-        return timer.now() - started, decoded
 
     @property
     def tokens(self) -> int:
@@ -176,12 +154,8 @@ def timed(proposer: Proposer | None, timer: Timer) -> Iterator[list[float]]:
 class Comparison:
     """Measurements of the proposers of one checkpoint on the same inputs.
 
-    Attributes:
-        pipeline: the loaded checkpoint.
-        batches: inputs.
-        temperature: temperature of sampling.
-        base: common decoding settings, such as `draft` and `ngrams`.
-        most: largest block size of a proposer without heads.
+    `base` has the common decoding settings, such as `draft` and `ngrams`; `most` is the largest block size of a
+    proposer without heads.
     """
 
     pipeline: Pipeline
@@ -238,17 +212,15 @@ class Comparison:
     def row(self, variant: Variant, baseline: Variant, same: Variant) -> Row:
         """Return the measurements of a variant, and the predictions of the cost model from these measurements.
 
-        Args:
-            variant: a measured variant.
-            baseline: one token per step, for comparing times.
-            same: one token per step in the same mode, for comparing tokens.
+        Times are compared with `baseline`, and tokens with `same`, which is in the same mode; both make one token per
+        step.
         """
         k = variant.options.block_size or 1
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in variant.decoded for trace in decoded.traces]
         kind = PROPOSERS[variant.options.proposer]
-        candidates, columns = kind.candidates(variant.options), kind.columns(variant.options, k)
-        observed = acceptance_rate(traces, k, candidates)
+        candidates, columns = cost_model.branches(variant.options, k)
+        observed = cost_model.acceptance_rate(traces, k, candidates)
         overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.proposes_tree else None
         alpha = observed if overlap is None else overlap
         c = variant.proposing / max(variant.iterations * gamma, 1) / call
@@ -262,11 +234,12 @@ class Comparison:
             "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
             "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
             "alpha": alpha, "alpha_seen": observed, "c": c, "verify": verify,
-            "predicted_tokens": expected_tokens(alpha, gamma, candidates),
-            "predicted_speed_up": improvement_factor(alpha, gamma, c, candidates=candidates),
-            "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, candidates),
-            "operations": operations_factor(alpha, gamma, self.operations(variant), columns, candidates),
-            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, extra, candidates),
+            "predicted_tokens": cost_model.expected_tokens(alpha, gamma, candidates),
+            "predicted_speed_up": cost_model.improvement_factor(alpha, gamma, c, candidates=candidates),
+            "predicted_speed_up_here": cost_model.improvement_factor(alpha, gamma, c, verify, candidates),
+            "operations": cost_model.operations_factor(alpha, gamma, self.operations(variant), columns, candidates),
+            "best_block_size": 1 + cost_model.best_gamma(
+                alpha, c, self.largest(variant.options.proposer) - 1, extra, candidates),
             "extra_bytes": self.extra_bytes(variant),
             "training": PROPOSERS[variant.options.proposer].training,
         }
@@ -275,14 +248,15 @@ class Comparison:
         """Return E[min(p, q)], measured in a separate decoding of the first batch."""
         if variant.proposer is None:
             return 0.0
-        batch, k = self.batches[0], variant.options.block_size or 1
+        (source, padding), k = self.batches[0], variant.options.block_size or 1
         model = with_proposer_state(self.pipeline.scoring_for(variant.options), variant.proposer)
         with torch.inference_mode():
-            session = model.session(batch.source, k, batch.padding)
-            keys = torch.arange(len(batch.source), device=batch.source.device)
+            session = model.session(source, k, padding)
+            keys = torch.arange(len(source), device=source.device)
             # An explicit criterion keeps the loop on single iterations, which `mean_overlap` observes.
             criterion = CRITERIA[variant.options.accept](variant.options)
-            return mean_overlap(BlockwiseLoop(model, session, variant.options, keys, k, variant.proposer, criterion))
+            return cost_model.mean_overlap(
+                BlockwiseLoop(model, session, variant.options, keys, k, variant.proposer, criterion))
 
     def equal(self, variant: Variant, baseline: Variant) -> float:
         """Return the share of tokens that equal the token of `baseline` at the same position."""
@@ -295,14 +269,11 @@ class Comparison:
 
     def operations(self, variant: Variant) -> float:
         """Return the operations of a proposal relative to the verifier's operations per token, by number of weights."""
-        model = self.pipeline.model
-        own = sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
-        draft = getattr(variant.proposer, "draft", None)
+        model, draft = self.pipeline.model, getattr(variant.proposer, "draft", None)
         if draft is not None:
-            parts = (*draft.model.decoder.parameters(), *draft.model.project.parameters())
-            return float(sum(weight.numel() for weight in parts) / own)
+            return decoder_weights(draft.model) / decoder_weights(model)
         if PROPOSERS[variant.options.proposer].uses_heads and model.heads is not None:
-            return model.heads.weights_per_head / own
+            return model.heads.weights_per_head / decoder_weights(model)
         return 0.0
 
     def extra_bytes(self, variant: Variant) -> int:
@@ -312,26 +283,25 @@ class Comparison:
         held = variant.proposer.weight_bytes
         if variant.proposer.uses_heads and self.pipeline.model.heads is not None:
             held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
-        batch = self.batches[0]
+        source, padding = self.batches[0]
         with torch.inference_mode():
-            state = variant.proposer.new_state(batch.source, variant.options.block_size or 1, batch.padding, 1)
+            state = variant.proposer.new_state(source, variant.options.block_size or 1, padding, 1)
         return held + sum(part.numel() * part.element_size() for part in (state.row_state() if state else []))
+
+
+def decoder_weights(model: EncoderDecoder) -> int:
+    """Return the number of weights of a network's decoder, without heads and embeddings."""
+    return sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
 
 
 def compare_proposers(
     work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
     base: DecodeConfig | None = None, most: int = MAX_BLOCK_SIZE,
 ) -> Report:
-    """Measure proposers.
+    """Measure the proposers `names` on `count` batches of `batch` rows.
 
-    Args:
-        work: inputs of decoding.
-        names: names in `PROPOSERS`.
-        batch: rows per batch.
-        count: number of batches; every variant decodes all batches.
-        temperature: temperature of sampling.
-        base: common decoding settings, such as `draft`, `ngrams` and the first block size; None uses the defaults.
-        most: largest block size of a proposer without heads.
+    `base` has common decoding settings, such as `draft`, `ngrams` and the first block size. `most` is the largest block
+    size of a proposer without heads.
 
     Returns:
         A report, serialisable as JSON: `run_record`, `rows` with a row per proposer, mode and block size, and `missing`
@@ -341,11 +311,9 @@ def compare_proposers(
         ConfigError: a number is out of range, or no proposer can be measured.
     """
     require(batch >= 1 and count >= 1, f"batches and their number must be positive, not {batch} and {count}")
-    pipeline = work.pipeline
-    every = work.source(batch * count)
-    batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
+    batches = [batch_of(work.pipeline, rows) for rows in work.source(batch * count).split(batch)]
     base = base or DecodeConfig()
-    comparison = Comparison(pipeline, batches, temperature, base, most)
+    comparison = Comparison(work.pipeline, batches, temperature, base, most)
     variants, missing = comparison.variants(names, base.block_size)
     require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
     rows = comparison.rows(variants)
@@ -396,10 +364,6 @@ def proposers_run_text(report: Report) -> str:
             f"{report['temperature']}.")
 
 
-SUMMARY = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",
-           "training"]
-
-
 def summary_markdown(report: Report) -> str:
     """Return the fastest block size of each proposer, for greedy decoding and for sampling, as a Markdown table."""
     lines = []
@@ -412,7 +376,9 @@ def summary_markdown(report: Report) -> str:
                           number_text(row["model_calls"], 1), number_text(row["speed_up"], 2),
                           number_text(row["extra_bytes"] / 2**20, 2), row["training"]])
     lines += [[name, "not measured", *["-"] * 5, reason] for name, reason in report["missing"].items()]
-    return markdown_table(SUMMARY, lines)
+    header = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",
+              "training"]
+    return markdown_table(header, lines)
 
 
 class Task(str, Enum):

@@ -17,14 +17,7 @@ import typer
 from superres import SuperresError, load
 from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig, parse_temperature, require
-from superres.evaluation.pictures import (
-    SHEET_ROWS,
-    contact_sheet,
-    decode_interleaved,
-    equal_tokens,
-    picture_scores,
-    pooled_psnr,
-)
+from superres.evaluation import pictures as scores
 from superres.evaluation.sampling import draw_samples
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
@@ -44,12 +37,6 @@ def evaluate_coupled_sampling(
     The block size is the number of prediction heads. At epsilon 0 the samples equal those of sequential sampling, up to
     rounding in float32 kernels of another width.
 
-    Args:
-        pairs: inputs and true images.
-        upscaler: the loaded checkpoint.
-        sampling: settings of sampling, whose block size and acceptance are replaced.
-        batch_size: images per batch.
-
     Returns:
         The report, serialisable as JSON, with one row per variant of sampling; and pictures of the first inputs for
         `superres.evaluation.pictures.contact_sheet`.
@@ -64,28 +51,26 @@ def evaluate_coupled_sampling(
     blocks = dataclasses.replace(sequential, block_size=block_size, accept="distance")
     variants = {"sequential": sequential,
                 **{f"epsilon {epsilon}": dataclasses.replace(blocks, epsilon=epsilon) for epsilon in EPSILONS}}
-    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
+    decoded = scores.decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     reference = decoded["sequential"]
     rows = {
         variant: {
             **result.statistics(),
             "speed_up": reference.seconds_per_image / max(result.seconds_per_image, 1e-9),
-            "equal_tokens": float(equal_tokens(result.images, reference.images).mean()),
-            "psnr_to_sequential": pooled_psnr(result.images, reference.images),
-            **picture_scores(result.images, pairs),
-        }
-        for variant, result in decoded.items()
-    }
+            "equal_tokens": float(scores.equal_tokens(result.images, reference.images).mean()),
+            "psnr_to_sequential": scores.pooled_psnr(result.images, reference.images),
+            **scores.picture_scores(result.images, pairs),
+        } for variant, result in decoded.items()}
     report = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
         "batch_size": min(batch_size, len(pairs)), "block_size": block_size,
         "temperature": sampling.temperature, "seed": sampling.seed, "ways": rows,
     }
-    shown = pairs.lr[:SHEET_ROWS]
+    shown = pairs.lr[:scores.SHEET_ROWS]
     greedy = draw_samples(shown, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
     pictures = {"input": pairs.task.enlarge(shown, "nearest"), "greedy": greedy}
     # Epsilon 0 has the same samples as sequential sampling.
-    pictures.update({name: result.images[:SHEET_ROWS] for name, result in decoded.items() if name != "epsilon 0"})
+    pictures.update({name: result.images[:len(shown)] for name, result in decoded.items() if name != "epsilon 0"})
     return report, pictures
 
 
@@ -98,8 +83,8 @@ def coupled_sampling_markdown(report: dict[str, Any]) -> str:
         "consistency": ("consistency_rmse", 2), "LR-PSNR, dB": ("lr_psnr", 2),
     }
     rows = [
-        [variant, *(number_text(scores[name], digits) for name, digits in columns.values())]
-        for variant, scores in report["ways"].items()
+        [variant, *(number_text(own[name], digits) for name, digits in columns.values())]
+        for variant, own in report["ways"].items()
     ]
     heading = (f"Blockwise sampling with k = {report['block_size']}, and sequential sampling with the same noise: "
                f"temperature {report['temperature']}, seed {report['seed']}, "
@@ -126,7 +111,7 @@ def main(
     pairs = read_faces(data, upscaler.face_task, "valid", limit)
     report, pictures = evaluate_coupled_sampling(pairs, upscaler, sampling, batch_size)
     markdown = coupled_sampling_markdown(report)
-    sheet = encode_png(Picture(contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
+    sheet = encode_png(Picture(scores.contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
     write_results(output, {"sampling.json": report, "sampling.md": markdown, "sampling.png": sheet})
     print(markdown)
 

@@ -28,7 +28,7 @@ from superres.evaluation.text import bleu
 from superres.pipeline.export import export_ctranslate2
 from superres.pipeline.translator import Translator
 from superres.system.machine import machine, require_idle
-from superres.system.output import markdown_table, prepare_folder, write_results
+from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.translation import TextPairs, read_pairs
 
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 
 Translate = Callable[[list[str], int], list[str]]
 """Translates lines in batches of a given size."""
-
 SIZES = (2, 3, 4, 5)
 """Block sizes to measure."""
-
 PEER = "CTranslate2 int8, greedy"
 """The variant that the others are compared with."""
 
@@ -81,14 +79,11 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
     return made
 
 
-def seconds(translate: Translate, lines: Sequence[str], batch_size: int) -> float:
+def seconds(translate: Translate, lines: list[str], batch_size: int) -> float:
     """Time one translation of all lines, in calls of one batch each if the batch size is 1."""
     started = time.perf_counter()
-    if batch_size == 1:
-        for line in lines:
-            translate([line], 1)
-    else:
-        translate(list(lines), batch_size)
+    for part in [[line] for line in lines] if batch_size == 1 else [lines]:
+        translate(part, batch_size)
     return time.perf_counter() - started
 
 
@@ -96,13 +91,14 @@ def measure(
     compared: dict[str, Translate], text: TextPairs, batches: Sequence[int], repeats: int,
 ) -> list[dict[str, Any]]:
     """Return one row per variant and batch size, serialisable as JSON."""
-    texts = {name: translate(list(text.source), max(batches)) for name, translate in compared.items()}
+    lines = list(text.source)
+    texts = {name: translate(lines, max(batches)) for name, translate in compared.items()}
     rows = []
     for batch_size in batches:
         times: dict[str, list[float]] = {name: [] for name in compared}
         for _ in range(repeats):
             for name, translate in compared.items():
-                times[name].append(seconds(translate, text.source, batch_size))
+                times[name].append(seconds(translate, lines, batch_size))
         medians = {name: statistics.median(found) for name, found in times.items()}
         rows += [{
             "variant": name, "batch_size": batch_size, "milliseconds_per_sentence": 1000 * median / len(text.source),
@@ -115,12 +111,12 @@ def measure(
 
 def markdown(rows: Sequence[dict[str, Any]], sentences: int, threads: int) -> str:
     """Return the table of all rows."""
-    cells = [[row["variant"], str(row["batch_size"]), f"{row['milliseconds_per_sentence']:.2f}",
-              f"{row['words_per_second']:.0f}", f"{row['time_over_peer']:.2f}", f"{row['bleu']:.2f}",
-              str(row["equal_to_float32"])] for row in rows]
-    table = markdown_table(["variant", "batch", "ms per sentence", "words per second", f"time over {PEER}", "BLEU",
-                            "equal to CTranslate2 float32"], cells)
-    return f"{sentences} sentences, threads: {threads}.\n\n{table}\n"
+    header = ["variant", "batch", "ms per sentence", "words per second", f"time over {PEER}", "BLEU",
+              "equal to CTranslate2 float32"]
+    digits = (None, None, 2, 0, 2, 2, None)
+    cells = [[str(value) if places is None else number_text(value, places)
+              for value, places in zip(row.values(), digits, strict=True)] for row in rows]
+    return f"{sentences} sentences, threads: {threads}.\n\n{markdown_table(header, cells)}\n"
 
 
 @training_paused()

@@ -44,47 +44,29 @@ from superres.pipeline.auto import face_task
 from superres.pipeline.base import pick_device
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, machine, require_idle
-from superres.system.output import (
-    figure_png,
-    markdown_table,
-    number_text,
-    prepare_folder,
-    write_result,
-    write_results,
-)
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result, write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 
 ENGINES = {"cpu": "plain,native,native-bf16,native-int8", "cuda": "plain,graph,graph-bf16"}
-
 PAGE = "measured"
 """Name of the tables in a Markdown page."""
-
 LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
 """Decoder layers of a network by its width."""
-
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
-
 CHECKED_ROWS = 8
 """Number of images that are decoded whole in batches, to check the prediction; larger batches take minutes on a CPU."""
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours of Okabe and Ito, which colour-blind people can tell apart."""
-
 MARKERS = "osD^vP"
 
 Row = dict[str, Any]
 
 
 def speed_ups(survival: Iterable[float], costs: Sequence[float]) -> list[float]:
-    """Return the expected speed-up over greedy decoding at W = 1, 2 and so on.
-
-    Args:
-        survival: S_1, S_2 and so on.
-        costs: T(B, 1), T(B, 2) and so on, seconds per iteration.
-    """
+    """Return the expected speed-up over greedy decoding at W = 1, 2 and so on, from S_1, S_2, ... and T(B, W)."""
     return [tokens * costs[0] / cost for tokens, cost in zip(accumulate(survival), costs, strict=False)]
 
 
@@ -92,11 +74,6 @@ def best_block(survival: Iterable[float], costs: Sequence[float]) -> tuple[int, 
     """Return the W with the largest expected speed-up, and this speed-up; the smallest of equals, 1 if greedy wins."""
     expected = speed_ups(survival, costs)
     return expected.index(max(expected)) + 1, max(expected)
-
-
-def block_options(criterion: str, block_size: int) -> DecodeConfig:
-    """Return the decoding settings of a criterion and W; those of greedy decoding for W = 1."""
-    return DecodeConfig(1) if block_size == 1 else dataclasses.replace(CRITERIA[criterion], block_size=block_size)
 
 
 def network_of(config: ModelConfig, width: int) -> ModelConfig:
@@ -110,25 +87,13 @@ def network_of(config: ModelConfig, width: int) -> ModelConfig:
         decoder_layers=layers, encoder_layers=0)
 
 
-def survival_curves(upscaler: Upscaler, sources: np.ndarray) -> dict[str, list[float]]:
-    """Return S_1..S_K by criterion, measured on uint8 sources [N, source, source, 3]."""
-    heads = upscaler.model_config.prediction_heads
-    return {name: survival_curve(upscaler(sources, options).traces, heads) for name, options in CRITERIA.items()}
-
-
 def iteration_costs(
     upscaler: Upscaler, sources: np.ndarray, engines: Sequence[str], widths: Sequence[int], batches: Sequence[int],
     report: Callable[[str], None],
 ) -> list[Row]:
-    """Measure T(B, W) of every engine, network and batch size.
+    """Measure T(B, W) of every engine, network and batch size; `upscaler` is measured itself at its own width.
 
-    Args:
-        upscaler: the checkpoint, which is measured itself at its own width.
-        sources: uint8 [N, source, source, 3], repeated for batches of more than N images.
-        engines: names of engines.
-        widths: widths of the networks.
-        batches: batch sizes.
-        report: called with the name of the next measurement.
+    `sources` are uint8 [N, source, source, 3]. `report` is called with the name of the next measurement.
 
     Returns:
         One row per engine, network and batch size; `costs` are the seconds per iteration at W = 1, 2 and so on.
@@ -153,12 +118,9 @@ def iteration_costs(
 
 def predictions(costs: Sequence[Row], survival: dict[str, list[float]]) -> list[Row]:
     """Return the rows of `iteration_costs`, one per criterion, with the best W and its expected speed-up."""
-    rows = []
-    for row in costs:
-        for criterion, shares in survival.items():
-            block_size, speed_up = best_block(shares, row["costs"])
-            rows.append({**row, "criterion": criterion, "block_size": block_size, "speed_up": speed_up})
-    return rows
+    return [{**row, "criterion": criterion, **dict(zip(
+        ("block_size", "speed_up"), best_block(shares, row["costs"]), strict=True))}
+        for row in costs for criterion, shares in survival.items()]
 
 
 def whole_decodes(
@@ -166,13 +128,6 @@ def whole_decodes(
     report: Callable[[str], None],
 ) -> list[Row]:
     """Decode `CHECKED_ROWS` images by the engine of `upscaler`, and return predicted beside measured speed-ups.
-
-    Args:
-        upscaler: the checkpoint.
-        sources: uint8 [N, source, source, 3], repeated for batches of more than N images.
-        predicted: rows of `predictions`.
-        survival: result of `survival_curves`.
-        report: called with the name of the next measurement.
 
     Returns:
         One row per batch size, criterion and W: the best W, and the number of prediction heads. `decoder` is the
@@ -195,7 +150,8 @@ def whole_decodes(
         greedy, encoder = seconds(batch, DecodeConfig(1)), _encoder_seconds(upscaler, sources[np.zeros(batch, int)])
         expected = speed_ups(survival[criterion], cell["costs"])
         for size in sorted({1, cell["block_size"], heads}):
-            taken = seconds(batch, block_options(criterion, size))
+            taken = greedy if size == 1 else seconds(
+                batch, dataclasses.replace(CRITERIA[criterion], block_size=size))
             rows.append({"engine": upscaler.engine, "batch": batch, "criterion": criterion, "block_size": size,
                          "predicted": expected[size - 1], "decoder": (greedy - encoder) / (taken - encoder),
                          "whole": greedy / taken, "seconds_per_image": taken / batch,
@@ -214,14 +170,11 @@ def run_study(
     checkpoint: str, sources: np.ndarray, device: str, engines: Sequence[str], widths: Sequence[int],
     batches: Sequence[int], report: Callable[[str], None],
 ) -> Row:
-    """Measure T and S, predict the speed-ups, and check the prediction by whole decodes with the checkpoint.
-
-    Returns:
-        A report, serialisable as JSON.
-    """
+    """Measure T and S, predict the speed-ups, and check the prediction by whole decodes with the checkpoint."""
     report("survival curves")
     upscaler = Upscaler.load(checkpoint, device)
-    survival = survival_curves(upscaler, sources)
+    heads = upscaler.model_config.prediction_heads
+    survival = {name: survival_curve(upscaler(sources, options).traces, heads) for name, options in CRITERIA.items()}
     rows = predictions(iteration_costs(upscaler, sources, engines, widths, batches, report), survival)
     checked = [row for engine in engines
                for row in whole_decodes(Upscaler.load(checkpoint, device, engine), sources, rows, survival, report)]
@@ -237,7 +190,8 @@ def pays_markdown(report: Row) -> str:
     header = [f"width {width}, {row['layers']} layers, {row['weights'] / 1e6:.1f} M" for width, row in networks.items()]
     lines: dict[tuple[str, int, str], list[str]] = {}
     for row in sorted(rows, key=lambda row: (list(report["survival"]).index(row["criterion"]), row["batch"])):
-        lines.setdefault((row["criterion"], row["batch"], row["engine"]), []).append(_cell(row))
+        lines.setdefault((row["criterion"], row["batch"], row["engine"]), []).append(
+            "greedy" if row["block_size"] == 1 else f"{row['speed_up']:.2f} (W = {row['block_size']})")
     cells = [[criterion, str(batch), engine, *own] for (criterion, batch, engine), own in lines.items()]
     checks = [[row["engine"], str(row["batch"]), row["criterion"],
                f"{row['block_size']}{', best' if row['is_best'] else ''}",
@@ -254,10 +208,6 @@ def pays_markdown(report: Row) -> str:
         "Share of blocks of which at least i tokens are accepted:",
         markdown_table(["i", *map(str, range(1, len(curves[0])))], curves),
     ]) + "\n"
-
-
-def _cell(row: Row) -> str:
-    return "greedy" if row["block_size"] == 1 else f"{row['speed_up']:.2f} (W = {row['block_size']})"
 
 
 def pays_plot(report: Row) -> bytes:
@@ -302,15 +252,8 @@ def read_sources(data: Path | None, limit: int, task: FaceTask) -> np.ndarray:
     """Return inputs, uint8 [N, source, source, 3]: those of `data`, or the faces in `scripts/faces`."""
     if data is not None:
         return read_faces(data, task, "valid", limit).lr
-    return np.stack([task.to_source(read_image(path), "lowres")
+    return np.stack([task.to_source(read_image(path))
                      for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))])
-
-
-def write_chart(page: Path, chart: bytes) -> None:
-    """Write a page's picture, pictures/where-blocks-pay.webp, from PNG data."""
-    picture = io.BytesIO()
-    Image.open(io.BytesIO(chart)).convert("RGB").save(picture, "WEBP", lossless=True)
-    write_result(page.parent / "pictures" / "where-blocks-pay.webp", picture.getvalue(), "--page")
 
 
 @training_paused()
@@ -345,7 +288,9 @@ def main(
     write_results(output, {"pays.json": report, "pays.md": tables, "pays.png": chart})
     if page is not None:
         fill_page(page, PAGE, tables)
-        write_chart(page, chart)
+        picture = io.BytesIO()
+        Image.open(io.BytesIO(chart)).convert("RGB").save(picture, "WEBP", lossless=True)
+        write_result(page.parent / "pictures" / "where-blocks-pay.webp", picture.getvalue(), "--page")
     print(tables)
 
 

@@ -5,9 +5,7 @@
     python scripts/check/batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check/batch.py ray    --faces 20000 --checkpoint tiny
     python scripts/check/batch.py disc                     # as root: mounts a small tmpfs
-    python scripts/check/batch.py readonly                 # makes the output read-only during a run
     python scripts/check/batch.py memory --faces 100000    # decoding replaced by enlarging
-    python scripts/check/batch.py overhead --faces 64      # cost of reading and writing
 
 The script creates the checkpoint "tiny", a random network. Every command exits with 1 if a check fails.
 """
@@ -17,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -28,10 +27,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from PIL import Image
 
 from superres.config import ModelConfig
@@ -145,16 +146,6 @@ def compare(wanted: dict[str, Any], found: dict[str, Any], inputs: int, what: st
     return same and rows and once
 
 
-def resident(process: int) -> float:
-    """Return the resident memory of a process in megabytes."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-        lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        return int(lines["VmRSS"].split()[0]) / 1024
-    except (OSError, KeyError, ValueError):
-        return 0.0
-
-
 def watch(words: list[str], seconds: float | None = None, quiet: bool = True) -> tuple[int | None, list[float]]:
     """Run a command, kill it after `seconds` if given, and return its exit code and its memory over time."""
     with subprocess.Popen(words, stderr=subprocess.DEVNULL if quiet else None) as process:
@@ -164,7 +155,8 @@ def watch(words: list[str], seconds: float | None = None, quiet: bool = True) ->
                 process.send_signal(signal.SIGKILL)
                 process.wait()
                 return None, memory
-            memory.append(resident(process.pid))
+            with suppress(psutil.Error):
+                memory.append(psutil.Process(process.pid).memory_info().rss / 2**20)
             time.sleep(0.1)
     return process.returncode, memory
 
@@ -237,28 +229,12 @@ def ray(work: Path, arguments: argparse.Namespace) -> bool:
 
 def kill_actor(parent: int) -> int | None:
     """Kill an actor among the descendants of a process, and return its process id."""
-    below = {parent}
-    while True:
-        more = {int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) in below} - below
-        if not more:
-            break
-        below |= more
-    for process in sorted(below):
-        try:
-            name = Path(f"/proc/{process}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"MapWorker" in name:
-            os.kill(process, signal.SIGKILL)
-            return process
+    for process in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.Error):
+            if "MapWorker" in " ".join(process.cmdline()):
+                process.kill()
+                return process.pid
     return None
-
-
-def _parent(stat: Path) -> int:
-    try:
-        return int(stat.read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return -1
 
 
 def disc(work: Path, arguments: argparse.Namespace) -> bool:
@@ -270,7 +246,10 @@ def disc(work: Path, arguments: argparse.Namespace) -> bool:
     good = True
     try:
         words = command(work / "faces", small / "out", checkpoint)
-        good &= fails_in_one_line(words, "No space left on device", "full disk")
+        full = subprocess.run(words, capture_output=True, text=True, check=False)
+        lines = [line for line in full.stderr.splitlines() if "No space left on device" in line]
+        print(f"full disk: code {full.returncode}, lines {lines}", flush=True)
+        good &= len(lines) == full.returncode == 1
         subprocess.run(["mount", "-o", "remount,size=500m", str(small)], check=True)
         watch(words)
         good &= compare(wanted, fingerprint(small / "out"), inputs, "after a full disk")
@@ -279,128 +258,55 @@ def disc(work: Path, arguments: argparse.Namespace) -> bool:
     return good
 
 
-def readonly(work: Path, arguments: argparse.Namespace) -> bool:
-    """Make the output folder read-only during a run, make it writable again and resume."""
-    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
-    output = work / "out"
-    words = command(work / "faces", output, checkpoint)
-    if os.geteuid() == 0:  # root ignores permissions without this
-        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *words]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        manifest = output / "manifest.jsonl"
-        while process.poll() is None and not (manifest.exists() and manifest.stat().st_size > 100_000):
-            time.sleep(0.05)
-        for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
-            folder.chmod(0o555)
-        _, errors = process.communicate()
-    good = has_one_line(errors, "Permission denied", f"read-only folder: code {process.returncode}")
-    good &= process.returncode == 1
-    good &= fails_in_one_line(words, "cannot write", "new run into the read-only folder", code=2)
-    for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
-        folder.chmod(0o755)
-    watch(words)
-    return compare(wanted, fingerprint(output), inputs, "after a read-only folder") and good
-
-
-def fails_in_one_line(words: list[str], reason: str, what: str, code: int = 1) -> bool:
-    """Run a command and return whether it ends with `code` and prints the reason in exactly one line."""
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-    return has_one_line(result.stderr, reason, f"{what}: code {result.returncode}") and result.returncode == code
-
-
-def has_one_line(errors: str, reason: str, what: str) -> bool:
-    """Return whether exactly one line of `errors` contains the reason, and print these lines."""
-    lines = [line for line in errors.splitlines() if reason in line]
-    print(f"{what}, lines {lines}", flush=True)
-    return len(lines) == 1
-
-
 MEMORY_RUN = """
 import sys
-sys.path.insert(0, {tests!r})
 from pathlib import Path
-from fakes import FakeUpscaler
-from superres.batch.upscaling import upscale_files
-from superres.batch.plan import BatchOptions, plan
-from superres.config import DecodeConfig
-options = BatchOptions(Path({output!r}), recursive=True, keep_tree=True)
-print(upscale_files(plan([{faces!r}], options), FakeUpscaler(), options, DecodeConfig()).line(), flush=True)
+sys.path.insert(0, sys.argv[1])
+from batch_tools import upscale
+print(upscale(Path(sys.argv[2]), Path(sys.argv[3]), recursive=True, keep_tree=True).line(), flush=True)
 """
 
 
 def memory(work: Path, arguments: argparse.Namespace) -> bool:
     """Upscale many faces with decoding replaced by enlarging, and check that memory stays constant."""
     inputs = make_faces(work / "faces", arguments.faces)
-    program = MEMORY_RUN.format(tests=TESTS, output=str(work / "out"), faces=str(work / "faces"))
-    good = True
+    words, good = [sys.executable, "-c", MEMORY_RUN, TESTS, str(work / "faces"), str(work / "out")], True
     for what in ("new outputs", "finished outputs"):
         started = time.monotonic()
-        code, held = watch([sys.executable, "-c", program])
+        code, held = watch(words)
         print(f"{what}: code {code}, {inputs} inputs in {time.monotonic() - started:.0f} s, {describe_memory(held)}",
               flush=True)
         good &= code == 0 and max(held[-10:]) < 1.2 * held[len(held) // 4] + 20
     return good
 
 
-def overhead(work: Path, arguments: argparse.Namespace) -> bool:
-    """Measure the cost of reading and writing relative to decoding with the bundled checkpoint."""
-    from superres.batch.plan import BatchOptions, plan
-    from superres.batch.upscaling import upscale_files
-    from superres.config import DecodeConfig
-    from superres.pipeline.auto import load
-
-    draw = np.random.default_rng(arguments.seed)
-    faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))]
-    (work / "faces").mkdir()
-    for number in range(arguments.faces):
-        changed = faces[number % len(faces)] * draw.uniform(0.7, 1.1)
-        Image.fromarray(changed.clip(0, 255).astype(np.uint8)).save(work / "faces" / f"{number}.png")
-    options = BatchOptions(work / "out")
-    upscaler = load()
-    summary = upscale_files(plan([work / "faces"], options), upscaler, options, DecodeConfig(accept="distance"))
-    share = (summary.reading + summary.writing) / summary.seconds
-    print(f"{summary.line()}; {summary.seconds:.1f} s, of which reading took {summary.reading:.2f} s and writing "
-          f"{summary.writing:.2f} s of processor time: {100 * share:.2f} % of the wall time")
-    return share < 0.1
-
-
 def points(work: Path, arguments: argparse.Namespace) -> bool:
     """Kill a run before and after every file operation, each time in a new folder; then resume and compare."""
     sys.path.insert(0, TESTS)
-    from fakes import FakeUpscaler
-    from killing import die_at
+    from batch_tools import upscale
+    from killing import killed
 
-    from superres.batch.plan import BatchOptions, plan
-    from superres.batch.upscaling import upscale_files
-    from superres.config import DecodeConfig
-
-    def run(output: Path) -> None:
-        options = BatchOptions(output, recursive=True, keep_tree=True)
-        upscale_files(plan([work / "faces"], options), FakeUpscaler(), options, DecodeConfig())
+    def run() -> None:
+        upscale(work / "faces", output, recursive=True, keep_tree=True)
 
     make_faces(work / "faces", arguments.faces, broken=0)
-    run(work / "whole")
-    wanted, moment, left, differing = fingerprint(work / "whole"), 0, Counter(), 0
-    while True:
-        moment += 1
-        child = os.fork()
-        if child == 0:
-            die_at(moment)
-            run(work / "out")
-            os._exit(0)
-        if os.waitpid(child, 0)[1] == 0:
+    output = work / "whole"
+    run()
+    wanted, left, differing = fingerprint(output), Counter(), 0
+    output = work / "out"
+    for moment in itertools.count(1):
+        if not killed(run, moment):
             break
-        run(work / "out")
-        left.update("hidden folder" if path.is_dir() else "scratch file" for path in (work / "out").glob(".*"))
-        differing += fingerprint(work / "out") != wanted
-        shutil.rmtree(work / "out")
+        run()
+        left.update("hidden folder" if path.is_dir() else "scratch file" for path in output.glob(".*"))
+        differing += fingerprint(output) != wanted
+        shutil.rmtree(output)
     print(f"{moment - 1} kills, each followed by one run: {differing} results differ from an undisturbed run; left "
           f"beside the outputs: {dict(left) or 'nothing'}")
     return differing == 0 and not left
 
 
-COMMANDS = {"kills": kills, "points": points, "shards": shards, "ray": ray, "disc": disc, "readonly": readonly,
-            "memory": memory, "overhead": overhead}
+COMMANDS = {"kills": kills, "points": points, "shards": shards, "ray": ray, "disc": disc, "memory": memory}
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,6 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
-from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import image_key
 from superres.tasks.translation import read_pairs
@@ -35,32 +33,19 @@ from superres.tasks.translation import read_pairs
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 
 Decode = Callable[[DecodeConfig], list[RowTrace]]
-"""Function that decodes all inputs and returns one trace per row."""
 
 
-def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, width: int) -> Decode:
-    """Return a function that decodes the faces in `data`."""
-    sources = read_faces(data, upscaler.face_task, "valid", limit).lr
+def decoder(pipeline: Pipeline, data: str, limit: int | None, batch_size: int, width: int) -> Decode:
+    """Return a function that decodes the faces, or translates the source lines, of `data`."""
+    if isinstance(pipeline, Translator):
+        lines = read_pairs(data, pipeline.languages, limit).source
+        return lambda options: [trace for line in pipeline(
+            lines, options, batch_size=batch_size, width=None if options.adaptive else width).traces for trace in line]
+    sources = read_faces(Path(data), pipeline.face_task, "valid", limit).lr
     keys = [image_key(source, 1) for source in sources]
-
-    def decode(options: DecodeConfig) -> list[RowTrace]:
-        batches = [slice(first, first + batch_size) for first in range(0, len(sources), batch_size)]
-        fixed = None if options.adaptive else width
-        parts = (upscaler(sources[part], options, keys=keys[part], width=fixed) for part in batches)
-        return list(chain.from_iterable(part.traces for part in parts))
-
-    return decode
-
-
-def sentences(translator: Translator, data: str, limit: int | None, batch_size: int, width: int) -> Decode:
-    """Return a function that translates the source lines of `data`."""
-    lines = read_pairs(data, translator.languages, limit).source
-
-    def decode(options: DecodeConfig) -> list[RowTrace]:
-        fixed = None if options.adaptive else width
-        return list(chain.from_iterable(translator(lines, options, batch_size=batch_size, width=fixed).traces))
-
-    return decode
+    batches = [slice(first, first + batch_size) for first in range(0, len(sources), batch_size)]
+    return lambda options: [trace for part in batches for trace in pipeline(
+        sources[part], options, keys=keys[part], width=None if options.adaptive else width).traces]
 
 
 def check(decode: Decode, reference: list[RowTrace], options: DecodeConfig) -> dict[str, object]:
@@ -104,12 +89,9 @@ def main(
         if name not in PROPOSERS or PROPOSERS[name].proposes_tree:
             raise typer.BadParameter(f"{name!r} is not a proposer whose steps can have a fixed width")
     width = max(pipeline.model_config.prediction_heads, 6)
-    if isinstance(pipeline, Translator):
-        if consistent:
-            raise typer.BadParameter("--consistent is for faces, not for text; leave it out")
-        decode = sentences(pipeline, data, limit, batch_size, width)
-    else:
-        decode = faces(pipeline, Path(data), limit, batch_size, width)
+    if consistent and isinstance(pipeline, Translator):
+        raise typer.BadParameter("--consistent is for faces, not for text; leave it out")
+    decode = decoder(pipeline, data, limit, batch_size, width)
     different = False
     for heat in (0.0, temperature):
         reference = decode(DecodeConfig(block_size=1, temperature=heat, consistent=consistent))

@@ -33,12 +33,6 @@ NEAR = 0.25
 """Largest distance of a found face's centre from the right one, over the side of the right crop."""
 
 
-def backgrounds() -> list[Image.Image]:
-    """Return the pictures without a face, 1200x900."""
-    pictures = (Image.fromarray(getattr(data, name)()).convert("RGB") for name in BACKGROUNDS)
-    return [picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for picture in pictures]
-
-
 def read_crops(path: Path, limit: int) -> list[np.ndarray]:
     """Return CelebA's crops, each uint8 [S, S, 3]."""
     if path.is_dir():
@@ -94,7 +88,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000, help="pictures, half to fit and half to test")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    crops, scenes = read_crops(args.data, args.limit), backgrounds()
+    crops = read_crops(args.data, args.limit)
+    pictures = (Image.fromarray(getattr(data, name)()).convert("RGB") for name in BACKGROUNDS)
+    scenes = [picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for picture in pictures]
     half = len(crops) // 2
     count, (right, down, size) = fit(crops[:half], scenes, args.seed)
     print(f"fit on {half} pictures, {count} found: crop size {size:.3f}, rise {-down:.3f}, to the right {right:.3f} "

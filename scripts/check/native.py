@@ -25,30 +25,16 @@ TESTS = [f"tests/test_{name}.py" for name in (
     "speculative", "translator")]
 """Tests that decode with the native engine."""
 
-# Flags and library of the sanitizers. `undefined` does not include float-cast-overflow, such as NaN to an integer.
-ADDRESS = "address,undefined,float-cast-overflow", "libasan.so"
-THREAD = "thread", "libtsan.so"
-
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
-
 # Python does not free all memory at exit, which is not a leak.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
 
 
 def library(name: str) -> str:
-    """Return the path of a library of the compiler.
-
-    Raises:
-        SystemExit: there is no compiler, or no such library.
-    """
-    found = compiler()
-    if found is None:
-        raise SystemExit("no C++ compiler is installed")
-    words = [found, f"-print-file-name={name}"]
+    """Return the path of a library of the compiler, or exit if there is none."""
+    words = [compiler() or sys.exit("no C++ compiler is installed"), f"-print-file-name={name}"]
     path = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(path).is_absolute():
-        raise SystemExit(f"{found} has no {name}; g++ with its sanitizers is needed")
-    return path
+    return path if Path(path).is_absolute() else sys.exit(f"{words[0]} has no {name}; g++'s sanitizers are needed")
 
 
 def main() -> None:
@@ -56,7 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--thread", action="store_true", help="look for data races")
     arguments, others = parser.parse_known_args()
-    kinds, first = THREAD if arguments.thread else ADDRESS
+    # `undefined` does not include float-cast-overflow, such as NaN to an integer.
+    kinds, first = ("thread", "libtsan.so") if arguments.thread else (
+        "address,undefined,float-cast-overflow", "libasan.so")
     # The sanitizer must be loaded first, and needs the C++ library to intercept exceptions.
     environment = {
         **os.environ, **OPTIONS, EXTRA_FLAGS: f"{FLAGS} -fsanitize={kinds}", "OMP_NUM_THREADS": "1",
@@ -65,7 +53,7 @@ def main() -> None:
     tests = [] if any(Path(word.split("::")[0]).exists() for word in others) else TESTS
     # Without --capture=no, pytest would buffer the report and lose it when the process ends.
     words = [sys.executable, "-m", "pytest", "-q", "--capture=no", "-p", "no:cacheprovider", *others, *tests]
-    raise SystemExit(1 if subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode else 0)
+    sys.exit(subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode != 0)
 
 
 if __name__ == "__main__":

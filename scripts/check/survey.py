@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -33,90 +31,53 @@ from scipy import stats
 from sqlalchemy import select
 
 from simulations.client import RaterClient
+from simulations.model import random_study
+from simulations.serving import serving
 from superres.errors import SuperresError
 from superres.survey import schema
 from superres.survey.credentials import digest
-from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.records import chosen_picture
 from superres.survey.server import page
 from superres.survey.store import Store
-from superres.survey.study import Study, StudySettings
+from superres.survey.study import Study
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-StorePlace = Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite file]")]
 
 SAVED, USED, BUSY = 200, 409, 503
+
+Shown = tuple[str, str, httpx.Response]
+"""Token of a trial, side, and the response with the picture there."""
 
 PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css", "results/": "results.html",
          "results/results.js": "results.js"}
 """Files by the path under which they are served."""
 
 
-class Server:
-    """A process of `superres survey serve` on a fixed port, which can be killed and started again."""
-
-    def __init__(self, store: str, study: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.port = listening.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}/"
-        code = "from superres.cli.main import main; main()"
-        self._words = [sys.executable, "-c", code, "survey", "serve", study, "--store", store, "--port", str(self.port),
-                       "--enrolments-per-address", "0", "--enrolments", "0"]
-        self.start()
-
-    def start(self) -> None:
-        """Start the server and wait until it responds."""
-        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)
-        while True:
-            try:
-                if RaterClient(self.address).ask("api/study").status_code == SAVED:
-                    return
-            except httpx.HTTPError:
-                if self._process.poll() is not None:
-                    raise RuntimeError("the server does not start") from None
-                time.sleep(0.05)
-
-    def kill(self) -> None:
-        """Kill the process without warning."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+def start_server(address: str, words: list[str]) -> subprocess.Popen[bytes]:
+    """Start a process of `superres survey serve` and wait until it responds at `address`."""
+    code = "from superres.cli.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, "survey", "serve", *words], stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            if httpx.get(f"{address}api/study").status_code == SAVED:
+                return process
+        except httpx.HTTPError:
+            time.sleep(0.05)
+    raise RuntimeError("the server does not start")
 
 
-def make_study(store: Store, images: int, trials: int) -> Study:
-    """Store a study of random pictures under a new name."""
-    rng = np.random.default_rng(0)
-    methods = [Method(name, {f"{i:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for i in range(images)},
-                      {"random": name}) for name in ("first", "second")]
-    compared = compare_methods(methods[:1], methods[1:])
-    settings = StudySettings(trials=trials, gold=0, repeats=0, practice=0, scale=4, minimum_viewport=(100, 100))
-    return store.create_study(f"check-{secrets.token_hex(4)}", settings, [c for c, _, _ in compared],
-                              {method.name: method.record for method in methods}, make_pairs(compared, settings))[0]
-
-
-@contextmanager
-def opened(place: str | None) -> Iterator[tuple[str, Store]]:
-    """Open the store at `place`, or a new store that is removed afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = place or str(Path(folder, "survey.db"))
-        store = Store(chosen, create=True)
-        yield chosen, store
-        store.close()
-
-
-def stored_votes(store: Store, study: Study) -> Counter[tuple[str, str]]:
-    """Count the stored votes by (digest of the trial's token, choice)."""
-    query = select(schema.trial.c.token_hash, schema.vote.c.choice) \
-        .select_from(schema.vote.join(schema.trial).join(schema.pair)).where(schema.pair.c.study_id == study.id)
-    with store.reading() as connection:
-        return Counter((row.token_hash, row.choice) for row in connection.execute(query))
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process without warning."""
+    process.kill()
+    process.wait()
 
 
 class Rater(threading.Thread):
     """Votes at random on all trials, and repeats every request until it gets a response."""
 
     def __init__(self, address: str, number: int) -> None:
-        super().__init__(daemon=True)
-        self.client, self.name, self.rng = RaterClient(address), f"rater-{number}", np.random.default_rng(number)
+        super().__init__(daemon=True, name=f"rater-{number}")
+        self.client, self.rng = RaterClient(address), np.random.default_rng(number)
         self.saved: list[tuple[str, str]] = []  # votes with the response "saved"
         self.kept: list[tuple[str, str]] = []  # votes whose response was lost, but which the server had stored
         self.unexpected: list[httpx.Response] = []
@@ -137,8 +98,7 @@ class Rater(threading.Thread):
         """Vote on all trials."""
         self.persist(lambda: self.client.enrol(self.name))
         while not (trial := self.persist(self.client.trial)[0].json()).get("done", False):
-            choice = ("left", "right")[self.rng.integers(2)]
-            token = trial["token"]
+            token, choice = trial["token"], ("left", "right")[self.rng.integers(2)]
             answer, lost = self.persist(lambda token=token, choice=choice: self.client.vote(token, choice))
             if answer.status_code == SAVED:
                 self.saved.append((digest(token), choice))
@@ -150,34 +110,45 @@ class Rater(threading.Thread):
 
 @app.command()
 def crashes(
-    votes: int = 5000, raters: int = 64, kills: int = 10, store: StorePlace = None,
+    votes: int = 5000, raters: int = 64, kills: int = 10,
+    store: Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite file]")] = None,
 ) -> None:
     """Kill the server while raters vote; exactly the votes with the response "saved" must be stored, once each."""
-    with opened(store) as (place, kept):
-        trials = -(-votes // raters)
-        study = make_study(kept, trials, trials)
-        server = Server(place, study.name)
-        crowd = [Rater(server.address, number) for number in range(raters)]
+    trials = -(-votes // raters)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    address = f"http://127.0.0.1:{port}/"
+    with tempfile.TemporaryDirectory() as folder:
+        place = store or str(Path(folder, "survey.db"))
+        kept = Store(place, create=True)
+        study = random_study(kept, f"check-{secrets.token_hex(4)}", trials, trials)
+        words = [study.name, "--store", place, "--port", str(port), "--enrolments=0", "--enrolments-per-address=0"]
+        server = start_server(address, words)
+        crowd = [Rater(address, number) for number in range(raters)]
         started = time.perf_counter()
         for rater in crowd:
             rater.start()
         for number in range(1, kills + 1):
             while sum(len(rater.saved) for rater in crowd) < number * votes // (kills + 1):
                 time.sleep(0.02)
-            server.kill()
-            server.start()
+            kill(server)
+            server = start_server(address, words)
         for rater in crowd:
             rater.join()
         seconds = time.perf_counter() - started
-        server.kill()
-        answered, unanswered = (Counter(entry for rater in crowd for entry in getattr(rater, name))
-                                for name in ("saved", "kept"))
-        found = stored_votes(kept, study)
-        unexpected = [answer for rater in crowd for answer in rater.unexpected]
+        kill(server)
+        query = select(schema.trial.c.token_hash, schema.vote.c.choice) \
+            .select_from(schema.vote.join(schema.trial).join(schema.pair)).where(schema.pair.c.study_id == study.id)
+        with kept.reading() as connection:
+            found = Counter((token, choice) for token, choice in connection.execute(query))
+        kept.close()
+    answered, unanswered = (Counter(entry for rater in crowd for entry in getattr(rater, name))
+                            for name in ("saved", "kept"))
+    unexpected = sum(len(rater.unexpected) for rater in crowd)
     print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes with the response "
           f"\"saved\", {unanswered.total()} stored with a lost response, {found.total()} in the store, "
           f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unexpected, "
-          f"{sum(count > 1 for count in found.values())} duplicate, {len(unexpected)} unexpected responses")
+          f"{sum(count > 1 for count in found.values())} duplicate, {unexpected} unexpected responses")
     if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
         sys.exit("survey: votes and responses differ")
 
@@ -189,22 +160,19 @@ def blinding(
     """Read everything that browsers receive, and search it for information about a picture's method."""
     kept = Store(store)
     found = kept.study(study)
-    server = Server(store, study)
     answers: list[tuple[str, httpx.Response]] = []
-    shown: list[tuple[str, str, httpx.Response]] = []
-    for number in range(raters):
-        client = RaterClient(server.address)
-        client.enrol(f"blinding-{os.getpid()}-{number}")
-        answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
-        while not (trial := client.trial()).json()["done"]:
-            token = trial.json()["token"]
+    shown: list[Shown] = []
+    with serving(kept, found) as address:
+        for number in range(raters):
+            client = RaterClient(address)
+            client.enrol(f"blinding-{os.getpid()}-{number}")
+            answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
+            while not (trial := client.trial()).json()["done"]:
+                token = trial.json()["token"]
+                shown.extend((token, side, client.picture(token, side)) for side in ("left", "right"))
+                answers += [("api/trial", trial), ("api/votes", client.vote(token, "left"))]
             answers.append(("api/trial", trial))
-            for side in ("left", "right"):
-                answer = client.picture(token, side)
-                shown.append((token, side, answer))
-            answers.append(("api/votes", client.vote(token, "left")))
-        answers.append(("api/trial", trial))
-    server.kill()
+            client.close()
     faults = [*secret_words(found, kept, answers, shown), *differences(shown), *statistical_leaks(found, kept, shown)]
     print(f"{len(answers) + len(shown)} responses, {len(shown)} of them pictures: "
           f"{'; '.join(faults) or 'nothing reveals a method'}")
@@ -213,7 +181,7 @@ def blinding(
 
 
 def secret_words(
-    study: Study, store: Store, answers: list[tuple[str, httpx.Response]], shown: list[tuple[str, str, httpx.Response]],
+    study: Study, store: Store, answers: list[tuple[str, httpx.Response]], shown: list[Shown],
 ) -> Iterator[str]:
     """Search bodies and headers for names of methods, comparisons, images and kinds, for settings and digests."""
     with store.reading() as connection:
@@ -242,7 +210,7 @@ def secret_words(
             yield f"a name in the headers of a {side} picture"
 
 
-def differences(shown: list[tuple[str, str, httpx.Response]]) -> Iterator[str]:
+def differences(shown: list[Shown]) -> Iterator[str]:
     """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their tokens."""
     headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _, _, answer in shown}
     if len(headers) > 1:
@@ -266,20 +234,17 @@ def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
         start += 12 + length
 
 
-def statistical_leaks(study: Study, store: Store, shown: list[tuple[str, str, httpx.Response]]) -> Iterator[str]:
+def statistical_leaks(study: Study, store: Store, shown: list[Shown]) -> Iterator[str]:
     """Test whether the response time or the side correlates with the method."""
-    times: dict[str, list[float]] = {}
-    left = total = 0
-    trial = schema.trial
-    query = select(trial.c.token_hash, trial.c.left_side).join(schema.pair, schema.pair.c.id == trial.c.pair_id) \
+    query = select(schema.trial.c.token_hash, schema.trial.c.left_side).select_from(schema.trial.join(schema.pair)) \
         .where(schema.pair.c.study_id == study.id)
     with store.reading() as connection:
         sides = {row.token_hash: row.left_side for row in connection.execute(query)}
+    times: dict[str, list[float]] = {"a": [], "b": []}
     for token, side, answer in shown:
-        picture = chosen_picture(side, sides[digest(token)])
-        times.setdefault(picture, []).append(answer.elapsed.total_seconds())
-        left += side == "left" and picture == "a"
-        total += side == "left"
+        times[chosen_picture(side, sides[digest(token)])].append(answer.elapsed.total_seconds())
+    left = sum(sides[digest(token)] == "a" for token, side, _ in shown if side == "left")
+    total = len(shown) // 2
     p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
     p_side = float(stats.binomtest(left, total).pvalue)
     medians = " and ".join(f"{1000 * np.median(times[picture]):.2f} ms for {picture}" for picture in "ab")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superres.config import BeamConfig, DecodeConfig, require
+from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import survival_curve
-from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, identical_share, text_scores
-from superres.system.output import figure_png, markdown_table, number_text, short_digest, write_results
+from superres.evaluation.text import Variant, bleu, chrf, decode_text, identical_share, text_scores
+from superres.system.output import figure_png, markdown_table, number_text, short_digest
 from superres.tasks.translation import TextPairs
 from table2 import EXACT, Series, Table
 
@@ -42,10 +43,8 @@ The paper's figures are BLEU and mean accepted block size by k (newstest2013, a 
 
 TEST = "test, "
 """Prefix of the names of series on the test set, before the role of the network."""
-
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
-
 BEAM = BeamConfig()
 
 TABLE_4: tuple[tuple[str, str, float, float | None], ...] = (
@@ -77,26 +76,12 @@ TABLE_4: tuple[tuple[str, str, float, float | None], ...] = (
 
 
 class Table1(Table):
-    """Measurements of translation in `table1.json`, the source of the Markdown tables and the plots."""
+    """Measurements of translation, for Table 1 and, with a test text, Table 4."""
 
     name = "table1"
 
     def __init__(self, folder: Path, dev: TextPairs, test: TextPairs | None, batch_size: int, device: str) -> None:
-        """Open a folder of results, or start a new one.
-
-        Args:
-            folder: folder of the results.
-            dev: development text for Table 1.
-            test: test text for Table 4; None omits Table 4.
-            batch_size: sentences of `dev` per batch; sentences of `test` are decoded one by one.
-            device: name of the networks' device.
-
-        Raises:
-            ConfigError: the folder has measurements of other data, another device or another batch size, table1.json
-                cannot be read, or the batch size is not positive.
-            OutputError: the folder cannot be written.
-        """
-        require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+        """See `Table`. The sentences of `dev` are decoded in batches, those of `test` one by one."""
         self.dev, self.test, self.batch_size = dev, test, batch_size
         digests = [None if pairs is None else short_digest("\n".join([*pairs.source, *pairs.target]).encode())
                    for pairs in (dev, test)]
@@ -106,64 +91,42 @@ class Table1(Table):
         super().__init__(folder, run, [*SERIES, *(TEST + role for role in CHECKPOINTS)])
 
     def add(self, name: str, translator: Translator) -> None:
-        """Measure the series `name` with its network unless it is already measured, and write all measurements.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Measure the series `name` with its network; see `Table.measure`."""
         # Every series includes greedy decoding, the reference for agreement and speed-up.
-        variants: dict[int, Variant] = {1: DecodeConfig(block_size=1)}
-        variants.update(SERIES[name].variants(translator.model_config.prediction_heads))
-        self._measure(name, self.dev, translator, variants, self.batch_size)
+        variants = {1: DecodeConfig(block_size=1), **SERIES[name].variants(translator.model_config.prediction_heads)}
+        self.measure(name, translator, variants, lambda: _cells(self.dev, translator, variants, self.batch_size))
 
     def add_test(self, role: str, translator: Translator) -> None:
-        """Measure the network `role` on the test set, one sentence at a time: greedy, every k, and beam search.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Measure the network `role` on the test set, one sentence at a time: greedy, every k, and beam search (0)."""
         if self.test is None:
             return
-        heads = translator.model_config.prediction_heads
-        variants: dict[int, Variant] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES if k <= heads}
-        self._measure(TEST + role, self.test, translator, {**variants, 0: BEAM}, 1)
+        test, heads = self.test, translator.model_config.prediction_heads
+        variants: dict[int, Variant] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES if k <= heads} | {0: BEAM}
+        self.measure(TEST + role, translator, variants, lambda: _cells(test, translator, variants, 1))
 
-    def _measure(
-        self, name: str, pairs: TextPairs, translator: Translator, variants: dict[int, Variant], batch_size: int
-    ) -> None:
-        """Measure a series with one cell per variant by k (0 is beam search), unless it is already measured."""
-        if self.measured(name, translator, [variant.to_dict() for variant in variants.values()]):
-            return
-        decoded = decode_text(pairs.source, translator, {str(k): one for k, one in variants.items()}, batch_size)
-        self.save(name, translator, [_cell(k, variant, decoded[str(k)], decoded["1"], pairs)
-                                     for k, variant in variants.items()])
-
-    def write_views(self) -> list[Path]:
-        """Write the Markdown tables and the plots, and return their paths.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        return write_results(self.folder, {
-            "table1.md": table1_markdown(self.document), "table4.md": table4_markdown(self.document),
-            "table1.png": _scatter(self.document["series"]), "wall_clock.png": _wall_clock(self.document["series"]),
-        })
+    def views(self) -> dict[str, str | bytes]:
+        """See `Table.views`."""
+        return {"table1.md": table1_markdown(self.document), "table4.md": table4_markdown(self.document),
+                "table1.png": _scatter(self.document["series"]), "wall_clock.png": _wall_clock(self.document["series"])}
 
 
-def _cell(k: int, variant: Variant, result: DecodedText, greedy: DecodedText, pairs: TextPairs) -> dict[str, Any]:
-    return {
-        "block_size": k, "config": variant.to_dict(), **text_scores(result, pairs.target),
+def _cells(
+    pairs: TextPairs, translator: Translator, variants: Mapping[int, Variant], batch_size: int,
+) -> list[dict[str, Any]]:
+    """Translate with variants by k (0 is beam search), and return a cell per variant."""
+    decoded = decode_text(pairs.source, translator, {str(k): variant for k, variant in variants.items()}, batch_size)
+    greedy = decoded["1"]
+    return [{
+        "block_size": k, "config": variants[k].to_dict(), **text_scores(result, pairs.target),
         "speed_up": greedy.seconds_per_sentence / max(result.seconds_per_sentence, 1e-9),
         "identical_to_greedy": identical_share(result.texts, greedy.texts),
         "survival": survival_curve(result.traces, k) if result.traces else None,
-    }
+    } for k, result in zip(variants, decoded.values(), strict=True)]
 
 
-def _figures(cell: dict[str, Any] | None) -> str:
-    """Return "BLEU / mean accepted block size" of a cell."""
-    if cell is None:
-        return "-"
-    return f"{number_text(cell['bleu'], 2)} / {number_text(cell['mean_accepted_block_size'], 2)}"
+def _figures(figures: tuple[float, float] | None) -> str:
+    """Return BLEU and mean accepted block size as text."""
+    return f"{figures[0]:.2f} / {figures[1]:.2f}" if figures else "-"
 
 
 COLUMNS = {
@@ -184,10 +147,10 @@ def table1_markdown(document: dict[str, Any]) -> str:
         series, title = SERIES[name], name.capitalize()
         cells = {cell["block_size"]: cell for cell in entry["cells"]}
         shown = {k: cells.get(k) if k in series.block_sizes else None for k in BLOCK_SIZES}
-        rows.append([f"**{title}**", *(_figures(shown[k]) for k in BLOCK_SIZES)])
+        rows.append([f"**{title}**", *(_figures(cell and (cell["bleu"], cell["mean_accepted_block_size"]))
+                                       for cell in shown.values())])
         if series.paper:
-            printed = (series.paper.get(k) for k in BLOCK_SIZES)
-            rows.append([f"{title}, paper", *(f"{p[0]:.2f} / {p[1]:.2f}" if p else "-" for p in printed)])
+            rows.append([f"{title}, paper", *(_figures(series.paper.get(k)) for k in BLOCK_SIZES)])
         for k, cell in shown.items():
             if cell is not None:
                 scaled = {**cell, "seconds_per_sentence": 1000 * cell["seconds_per_sentence"]}

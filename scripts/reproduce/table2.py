@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from superres.config import DecodeConfig, require
+from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
 from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim, picture_scores
-from superres.system.output import (
-    figure_png,
-    markdown_table,
-    number_text,
-    prepare_folder,
-    short_digest,
-    write_results,
-)
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, short_digest, write_results
 from superres.system.progress import say
 from superres.tasks.face_data import FacePairs
 from superres.tasks.pictures import Pixels
@@ -34,15 +27,11 @@ if TYPE_CHECKING:
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""
-
 PAPER = "Stern, Shazeer and Uszkoreit: Blockwise Parallel Decoding for Deep Autoregressive Models, NeurIPS 2018"
-
 FIGURE_4 = (5.3, 4.0)
 """Mean accepted block size and wall-clock speed-up of the paper's fastest setting, k = 6 (section 7.3)."""
-
 SCORED = 100
 """Number of images whose bits/dim are measured, the first; scoring an image takes longer than decoding it."""
-
 EXACT = DecodeConfig()
 APPROXIMATE = DecodeConfig(accept="distance", epsilon=2)
 
@@ -51,11 +40,8 @@ APPROXIMATE = DecodeConfig(accept="distance", epsilon=2)
 class Series:
     """Measurements of one network with one criterion at increasing block sizes: a column of a table of the paper.
 
-    Attributes:
-        checkpoint: role of the network, an option of the script.
-        decode: decoding settings without the block size.
-        paper: the paper's figures by block size k.
-        block_sizes: block sizes k; sizes above the network's number of prediction heads are omitted.
+    `checkpoint` is the role of the network, an option of the script. `paper` has the paper's figures by block size k.
+    Block sizes above the network's number of prediction heads are omitted.
     """
 
     checkpoint: str
@@ -84,8 +70,7 @@ The paper's figures are mean accepted block sizes (1,000,000 training steps, 250
 
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
-
-
+COLOURS = {name: f"C{number}" for number, name in enumerate(SERIES)}
 COMMON = ("images_seen", "start_digest", "data_digest")
 """Entries of a training record in which the networks may not differ; nor may they in settings other than VARIED."""
 VARIED = ("freeze_base", "head_loss", "head_target")
@@ -95,24 +80,21 @@ VARIED = ("freeze_base", "head_loss", "head_target")
 def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
     """Check that networks differ only in their heads' kind and loss, and in whether the base was frozen.
 
-    Args:
-        records: rows of the networks' training, from `superres.checkpoint.read_training`, by role.
+    `records` has the rows of the networks' training, from `superres.checkpoint.read_training`, by role.
 
     Raises:
         ConfigError: they were not trained from one base in the same way.
     """
-    names = list(records)
+    remedy = "with scripts/train/recipes/table2.json"
+    one, first = next(iter(records.items()))
     for role, rows in records.items():
-        require(bool(rows), f"the checkpoint for --{role} has no training.jsonl; train it with "
-                            "scripts/train/recipes/table2.json")
-        first = records[names[0]]
-        require(rows[:-1] == first[:-1], f"--{role} and --{names[0]} do not start from the same base; train them with "
-                                         "scripts/train/recipes/table2.json")
+        require(bool(rows), f"the checkpoint for --{role} has no training.jsonl; train it {remedy}")
+        require(rows[:-1] == first[:-1], f"--{role} and --{one} do not start from the same base; train them {remedy}")
         here, there = ({name: row.get(name) for name in COMMON} | row["settings"] for row in (rows[-1], first[-1]))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
                      if name not in VARIED and here[name] != there.get(name)]
-        require(not different, f"--{role} was trained otherwise than --{names[0]} ({', '.join(different)}); train them "
-                               "with scripts/train/recipes/table2.json")
+        require(not different, f"--{role} was trained otherwise than --{one} ({', '.join(different)}); train them "
+                               f"{remedy}")
 
 
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
@@ -132,134 +114,102 @@ def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: in
             scored[key] = mean_bits_per_dim(pairs.lr[:SCORED], first, upscaler, batch_size)
         return scored[key]
 
-    greedy, cells = decoded["1"], []
-    for k, variant in variants.items():
-        result = decoded[str(k)]
-        cells.append({
-            "block_size": k,
-            "config": variant.to_dict(),
-            **result.statistics(),
-            "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
-            **picture_scores(result.images, pairs),
-            **agreement(result.images, greedy.images, pairs.hr),
-            "bits_per_dim_truth": bits(pairs.hr),
-            "bits_per_dim_decoded": bits(result.images),
-            "survival": survival_curve(result.traces, k),
-            "paper_mean_accepted_block_size": series.paper.get(k),
-        })
-    return cells
+    greedy = decoded["1"]
+    return [{
+        "block_size": k, "config": variants[k].to_dict(), **result.statistics(),
+        "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+        **picture_scores(result.images, pairs), **agreement(result.images, greedy.images, pairs.hr),
+        "bits_per_dim_truth": bits(pairs.hr), "bits_per_dim_decoded": bits(result.images),
+        "survival": survival_curve(result.traces, k), "paper_mean_accepted_block_size": series.paper.get(k),
+    } for k, result in zip(variants, decoded.values(), strict=True)]
 
 
 class Table:
-    """Measurements of several series in a JSON document, the source of tables and plots.
+    """Measurements of several series in `<name>.json`, the source of tables and plots.
 
     Each series is written after its measurement. It is not measured again with the same revision of its checkpoint and
     the same settings, so series can be added one by one.
     """
 
     name: ClassVar[str]
-    """Name of the table and its files."""
 
     def __init__(self, folder: Path, run: dict[str, Any], names: Sequence[str]) -> None:
         """Open a folder of results, or start a new one.
 
-        Args:
-            folder: folder of the results.
-            run: common conditions of all measurements, serialisable as JSON.
-            names: names of all series, in the order of the document.
+        `run` has the common conditions of all measurements, serialisable as JSON, and `names` the names of all series
+        in the order of the document.
 
         Raises:
-            ConfigError: the folder has measurements with another `run`, or its document cannot be read.
+            ConfigError: the folder has measurements with another `run`, its document cannot be read, or the batch size
+                is not positive.
             OutputError: the folder cannot be written.
         """
-        self.folder, self.names = folder, names
+        require(run["batch_size"] >= 1, f"--batch-size must be at least 1, not {run['batch_size']}")
+        self.folder, self.names, self.path = folder, names, folder / f"{self.name}.json"
         self.document: dict[str, Any] = {"paper": PAPER, "run": run, "series": {}}
         prepare_folder(folder)
         if self.path.exists():
-            self._resume(run)
+            try:
+                document = json.loads(self.path.read_text())
+                before = dict(document["run"])
+                series = {name: document["series"][name] for name in names if name in document["series"]}
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                message = f"{self.path} cannot be read ({error!r}); remove it or choose another --output"
+                raise ConfigError(message) from error
+            changed = [f"{name} {before.get(name)}, not {run[name]}" for name in run if before.get(name) != run[name]]
+            require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
+            self.document["series"] = series
 
-    @property
-    def path(self) -> Path:
-        """The JSON file."""
-        return self.folder / f"{self.name}.json"
-
-    def _resume(self, run: dict[str, Any]) -> None:
-        try:
-            document = json.loads(self.path.read_text())
-            before = dict(document["run"])
-            series = {name: document["series"][name] for name in self.names if name in document["series"]}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            message = f"{self.path} cannot be read ({error!r}); remove it or choose another --output"
-            raise ConfigError(message) from error
-        changed = [f"{name} {before.get(name)}, not {run[name]}" for name in run if before.get(name) != run[name]]
-        require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
-        self.document["series"] = series
-
-    def measured(self, name: str, pipeline: Pipeline, configs: list[dict[str, Any]]) -> bool:
-        """Return whether the series `name` has cells for these weights and settings, and print a progress message."""
-        entry = self.document["series"].get(name, {"revision": None, "cells": []})
-        if entry["revision"] == pipeline.revision and [cell["config"] for cell in entry["cells"]] == configs:
-            say(f"{name}: already measured")
-            return True
-        block_sizes = ", ".join(str(config["block_size"]) for config in configs if "block_size" in config)
-        say(f"{name}: {pipeline.name}@{pipeline.revision}, k = {block_sizes}")
-        return False
-
-    def save(self, name: str, pipeline: Pipeline, cells: list[dict[str, Any]]) -> None:
-        """Write the cells of the series `name`.
+    def measure(
+        self, name: str, pipeline: Pipeline, variants: Mapping[int, DecodeConfig | BeamConfig],
+        cells: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        """Measure the series `name` of these variants by `cells()`, unless it has been, and write the document.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        entry = {"checkpoint": pipeline.name, "revision": pipeline.revision, "cells": cells}
+        entry = self.document["series"].get(name, {"revision": None, "cells": []})
+        configs = [variant.to_dict() for variant in variants.values()]
+        if entry["revision"] == pipeline.revision and [cell["config"] for cell in entry["cells"]] == configs:
+            say(f"{name}: already measured")
+            return
+        say(f"{name}: {pipeline.name}@{pipeline.revision}, k = {', '.join(str(k) for k in variants if k)}")
+        entry = {"checkpoint": pipeline.name, "revision": pipeline.revision, "cells": cells()}
         measured = {**self.document["series"], name: entry}
         self.document["series"] = {n: measured[n] for n in self.names if n in measured}
         write_results(self.folder, {self.path.name: self.document})
 
+    def views(self) -> dict[str, str | bytes]:
+        """Return the tables and plots, by file name."""
+        raise NotImplementedError
+
+    def write_views(self) -> list[Path]:
+        """Write the tables and plots, and return their paths; raise OutputError if a file cannot be written."""
+        return write_results(self.folder, self.views())
+
 
 class Table2(Table):
-    """Measurements of faces in `table2.json`, the source of the Markdown table and the plots."""
+    """Measurements of faces."""
 
     name = "table2"
 
     def __init__(self, folder: Path, pairs: FacePairs, batch_size: int, device: str) -> None:
-        """Open a folder of results, or start a new one.
-
-        Args:
-            folder: folder of the results.
-            pairs: inputs and true images.
-            batch_size: images per batch.
-            device: name of the networks' device.
-
-        Raises:
-            ConfigError: the folder has measurements of other data, another device or another batch size, table2.json
-                cannot be read, or the batch size is not positive.
-            OutputError: the folder cannot be written.
-        """
-        require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+        """See `Table`."""
         self.pairs, self.batch_size = pairs, batch_size
         digest = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
         run = {"data": digest, "images": len(pairs), "batch_size": batch_size, "device": device}
         super().__init__(folder, run, list(SERIES))
 
     def add(self, name: str, upscaler: Upscaler) -> None:
-        """Measure the series `name` with its network unless it is already measured, and write all measurements.
+        """Measure the series `name` with its network; see `Table.measure`."""
+        self.measure(name, upscaler, SERIES[name].variants(upscaler.model_config.prediction_heads),
+                     lambda: measure(SERIES[name], self.pairs, upscaler, self.batch_size))
 
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        variants = SERIES[name].variants(upscaler.model_config.prediction_heads)
-        if not self.measured(name, upscaler, [variant.to_dict() for variant in variants.values()]):
-            self.save(name, upscaler, measure(SERIES[name], self.pairs, upscaler, self.batch_size))
-
-    def write_views(self) -> list[Path]:
-        """Write the Markdown table and the plots, and return their paths.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        plots = {name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()}
-        return write_results(self.folder, {"table2.md": table2_markdown(self.document), **plots})
+    def views(self) -> dict[str, str | bytes]:
+        """See `Table.views`."""
+        return {"table2.md": table2_markdown(self.document),
+                **{name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()}}
 
 
 COLUMNS = {
@@ -312,9 +262,9 @@ def _draw_survival(figure: Figure, series: dict[str, Any]) -> None:
     for name, entry in series.items():
         cell = entry["cells"][-1]
         places = range(1, cell["block_size"] + 1)
-        axes.plot(places, cell["survival"], marker="o", label=f"{name}, k = {cell['block_size']}", color=_color(name))
-    _label(axes, "i", "share of iterations that accept at least i tokens")
-    axes.set_ylim(0, 1.05)
+        axes.plot(places, cell["survival"], marker="o", label=f"{name}, k = {cell['block_size']}", color=COLOURS[name])
+    axes.set(xlabel="i", ylabel="share of iterations that accept at least i tokens", ylim=(0, 1.05))
+    axes.grid(alpha=0.3)
     axes.legend()
 
 
@@ -340,18 +290,9 @@ def _draw_cells(axes: Axes, series: dict[str, Any], key: str, title: str) -> Non
     for name, entry in series.items():
         known = [cell for cell in entry["cells"] if cell[key] is not None]
         x, y = ([cell[column] for cell in known] for column in ("mean_accepted_block_size", key))
-        axes.plot(x, y, marker="o", label=name, color=_color(name))
-    _label(axes, "mean accepted block size", title)
-
-
-def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set(xlabel=x, ylabel=y)
+        axes.plot(x, y, marker="o", label=name, color=COLOURS[name])
+    axes.set(xlabel="mean accepted block size", ylabel=title)
     axes.grid(alpha=0.3)
-
-
-def _color(name: str) -> str:
-    """Return the colour of a series in all plots."""
-    return f"C{list(SERIES).index(name)}"
 
 
 PLOTS: dict[str, Callable[[Figure, dict[str, Any]], None]] = {

@@ -19,11 +19,8 @@ BLOCK_SIZES = (2, 4, 6, 8, 10)
 class PaperRow:
     """A row of the paper's table: a fine-tuned network at block size k, compared with the regular network at k = 1.
 
-    Attributes:
-        criterion: "exact", or "approximate" for acceptance within epsilon 2.
-        block_size: k.
-        preference: votes for the fine-tuned network, in %.
-        interval: the paper's 90% bootstrap interval, in %.
+    The criterion is "exact", or "approximate" for acceptance within epsilon 2. `preference` has the votes for the
+    fine-tuned network in %, and `interval` the paper's 90% bootstrap interval.
     """
 
     criterion: str
@@ -50,10 +47,8 @@ def match_rows(report: Report) -> dict[str, dict[str, Any]]:
     """Return the comparisons of a survey's report that measure rows of the table, by the name of the row.
 
     Method b of such a comparison was decoded at block size 1, and method a at the row's block size, exactly or within
-    epsilon 2. Finished pictures measure the row with the name of their method, such as "approximate-k6".
-
-    Raises:
-        ConfigError: two comparisons measure the same row.
+    epsilon 2. Finished pictures measure the row with the name of their method, such as "approximate-k6". Two
+    comparisons of the same row are a ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
     for comparison in report["result"]["comparisons"]:
@@ -81,11 +76,7 @@ def _row_of(comparison: dict[str, Any], methods: dict[str, dict[str, Any]]) -> s
 
 
 def table3_markdown(report: Report) -> str:
-    """Return the ten rows as Markdown, with the paper's figures below ours.
-
-    Raises:
-        ConfigError: no comparison of the survey measures a row, or two comparisons measure the same row.
-    """
+    """Return the ten rows as Markdown, with the paper's figures below ours; ConfigError if no row is measured."""
     found = match_rows(report)
     require(bool(found), f"no comparison of the study {report['study']!r} measures a row of Table 3: compare methods "
                          f"decoded at block size {', '.join(map(str, BLOCK_SIZES))} (exact, or distance with epsilon "
@@ -147,11 +138,6 @@ def table3_plot(report: Report) -> bytes:
 
 
 def write_table3(report: Report, folder: Path) -> list[Path]:
-    """Write table3.json (the survey's report), table3.md and table3.png to `folder`, and return their paths.
-
-    Raises:
-        ConfigError: see `table3_markdown`.
-        OutputError: a file cannot be written.
-    """
+    """Write table3.json (the survey's report), table3.md and table3.png to `folder`, and return their paths."""
     return write_results(folder, {"table3.json": report, "table3.md": table3_markdown(report),
                                   "table3.png": table3_plot(report)})

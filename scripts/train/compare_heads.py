@@ -79,16 +79,14 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
     """Decode with each proposer that uses heads, or without heads with each proposer that needs no resource.
 
     Returns:
-        One row per proposer and criterion. Tree proposers are left to `compare_lookahead.py`.
+        One row per proposer and criterion, without proposers of trees.
     """
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
     proposers = [name for name, kind in PROPOSERS.items()
                  if kind.uses_heads == (layer is not None) and kind.resource is None and not kind.proposes_tree]
-    variants = {
-        f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
-        for proposer in proposers for criterion, options in CRITERIA.items()
-    }
+    variants = {f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
+                for proposer in proposers for criterion, options in CRITERIA.items()}
     decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     parameters = 0 if layer is None else sum(weight.numel() for weight in layer.parameters())
     rows = []
@@ -107,8 +105,7 @@ def table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table, with the survival at a few offsets."""
     shown = [i for i in (2, 3, 4, 6, 8, 10) if i <= len(rows[0]["survival"])]
     head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights",
-            "PSNR to greedy, dB",
-            *(f"S{i}" for i in shown)]
+            "PSNR to greedy, dB", *(f"S{i}" for i in shown)]
     lines = [
         [row["heads"], row["proposer"], row["accept"], number_text(row["mean_accepted_block_size"], 3),
          number_text(row["model_calls_per_image"], 0), number_text(row["seconds_per_image"], 3),
@@ -131,12 +128,10 @@ def plot(rows: list[Row]) -> bytes:
             free = not row["head_parameters"]
             label = row["proposer"] if free else f"{row['heads']}, {row['proposer']}"
             axes.plot(range(1, len(row["survival"]) + 1), row["survival"], label=label, marker=".", linewidth=1,
-                      color=colours[row["proposer"] if free else row["heads"]],
-                      linestyle=":" if free else "-")
+                      color=colours[row["proposer"] if free else row["heads"]], linestyle=":" if free else "-")
         axes.set(title=criterion, xlabel="i", ylim=(0, 1.02))
     panels[0].set_ylabel("S_i: share of iterations that accept at least i tokens")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     return figure_png(figure)
 
 
@@ -159,12 +154,9 @@ def main(
         require(name in VARIANTS, f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
     prepare_folder(output)
     pairs = read_faces(dev, face_task(start), "valid", limit)
-    base = bare_base(start, output / "base")
-    folders = {
-        name: train_variant(name, start, data, output / name, heads, minutes, train_batch) for name in names
-    }
+    folders = {name: train_variant(name, start, data, output / name, heads, minutes, train_batch) for name in names}
+    folders["none"] = bare_base(start, output / "base")
     rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
-    rows += measure("none", base, pairs, heads, batch_size, device)
     report = {"images": len(pairs), "block_size": heads, "minutes": minutes, "start": start.name, "rows": rows}
     write_results(output, {"results.json": report, "results.md": table(rows), "survival.png": plot(rows)})
     print(table(rows), end="")

@@ -41,10 +41,8 @@ from superres.training.trainer import Trainer, build_model
 
 Row = dict[str, Any]
 
-HEAD_SIZE = 32
-"""Size of an attention head of the preset `base`."""
-MAPS = 32
-"""The compiled encoder needs a conditioning width that is a multiple of this number."""
+HEAD_SIZE = MAPS = 32
+"""Size of an attention head of the preset `base`; divisor of the conditioning widths of the compiled encoder."""
 SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 """Width and number of decoder layers by size. One decoder step has about 0.4, 1 and 2.8 times the products of `base`;
 the compiled engine decodes all three."""
@@ -52,8 +50,6 @@ FACTORS = (1, 2, 5, 10)
 """Multiples of the training time for which bits/dim are extrapolated."""
 CLOCK = time.monotonic if torch.cuda.is_available() else time.process_time
 """Clock of the training time."""
-STUDY = "study.json"
-"""File with what all turns must have in common."""
 FITTED = 5
 """Smallest number of scores after the warm-up to extrapolate from; during the warm-up, no power law holds."""
 DECODED = 4
@@ -75,18 +71,13 @@ def learning_rate(width: int) -> float:
 
 
 def check_study(folder: Path, study: Row) -> None:
-    """Refuse to continue the comparison in `folder` with anything but `study`, which is written if it is new.
-
-    Raises:
-        ConfigError: the comparison there has other pictures or turns, or its file is damaged.
-    """
-    path = folder / STUDY
+    """Write `study`, what all turns have in common; raise ConfigError if the comparison in `folder` has another."""
+    path = folder / "study.json"
+    if not path.exists():
+        write_result(path, json.dumps(study).encode())
     try:
         there = json.loads(path.read_text())
         changed = [f"{name} {there[name]} there, {value} now" for name, value in study.items() if there[name] != value]
-    except FileNotFoundError:
-        write_result(path, json.dumps(study).encode())
-        return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); choose a new --output") from error
     require(not changed, f"{folder} was started with other settings ({'; '.join(changed)}); repeat those, or choose a "
@@ -95,7 +86,7 @@ def check_study(folder: Path, study: Row) -> None:
 
 def scores_of(trainer: Trainer) -> list[Row]:
     """Return the records with scores in a run's history, one per turn."""
-    return [record for record in trainer.progress.history if "bits_per_dim" in record]
+    return [record for record in trainer.history if "bits_per_dim" in record]
 
 
 def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: float, turns: int) -> None:
@@ -104,7 +95,10 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
     for turn, (name, trainer) in itertools.product(range(1, turns + 1), trainers.items()):
         if len(scores_of(trainer)) >= turn:
             continue
-        _train_until(trainer, 60 * minutes * turn / turns)
+        end = 60 * minutes * turn / turns
+        while trainer.seconds < end:  # not if that was reached before a kill, so that the same weights are scored
+            with training_turn(lambda: False):
+                trainer.run(lambda trainer=trainer, end=end: trainer.seconds >= end or times_are_measured())
         with training_turn(lambda: False):
             bits = bits_per_dim(trainer.averaged.eval(), source, target)
         record = trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
@@ -113,20 +107,9 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
               file=sys.stderr)
 
 
-def _train_until(trainer: Trainer, end: float) -> None:
-    """Train up to `end` seconds; no step if that was reached before a kill, so that the same weights are scored."""
-    while trainer.progress.seconds < end:
-        with training_turn(lambda: False):
-            trainer.run(lambda: trainer.progress.seconds >= end or times_are_measured())
-
-
 @training_paused()
 def decoding_seconds(trainers: dict[str, Trainer], pairs: FacePairs, rounds: int) -> dict[str, float]:
-    """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds.
-
-    Raises:
-        ConfigError: the compiled engine is not available; another engine's times would not compare.
-    """
+    """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds."""
     upscalers = {name: Upscaler(trainer.averaged, name, device="cpu", engine="native")
                  for name, trainer in trainers.items()}
     shortest = dict.fromkeys(trainers, float("inf"))
@@ -137,12 +120,7 @@ def decoding_seconds(trainers: dict[str, Trainer], pairs: FacePairs, rounds: int
 
 
 def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[float, float, float] | None:
-    """Extrapolate a curve of bits/dim by a + b * minutes**-c.
-
-    Args:
-        minutes: training times, float64 [N], all different.
-        bits: bits/dim at those times, float64 [N].
-        end: the time to extrapolate to.
+    """Extrapolate a curve of `bits` per dim, float64 [N], to the time `end` by a + b * minutes**-c.
 
     Returns:
         The value at `end`, and the smallest and the largest value if any one point is left out; None for fewer than
@@ -154,9 +132,9 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
                               bounds=((0, 0, 0.05), (16, 64, 3)), maxfev=20000)
         return float(fitted[0] + fitted[1] * end ** -fitted[2])
 
-    everything = np.arange(len(minutes))
     if len(minutes) < FITTED:
         return None
+    everything = np.arange(len(minutes))
     try:
         without = [value(np.delete(everything, place)) for place in everything]
         return value(everything), min(without), max(without)
@@ -188,7 +166,8 @@ def table(rows: list[Row]) -> str:
     lines = [
         [row["size"], str(row["width"]), str(row["decoder_layers"]), f"{row['weights']:,}",
          f"{row['images_per_second']:.1f}", f"{row['decoding_seconds']:.3f}", f"{row['bits_per_dim'][-1]:.3f}",
-         *(_range(row["extrapolated"][str(factor)]) for factor in FACTORS[1:])]
+         *("{:.3f} ({:.3f} to {:.3f})".format(*value) if (value := row["extrapolated"][str(factor)]) else "-"
+           for factor in FACTORS[1:])]
         for row in rows
     ]
     best = min(rows, key=lambda row: row["bits_per_dim"][-1])
@@ -203,10 +182,6 @@ def table(rows: list[Row]) -> str:
     else:
         verdict += f" Not every size has {FITTED} scores after the warm-up that a curve fits; train for longer."
     return f"{markdown_table(head, lines)}\n\n{verdict} In brackets: the range if any one point is left out.\n"
-
-
-def _range(value: tuple[float, float, float] | None) -> str:
-    return "-" if value is None else "{:.3f} ({:.3f} to {:.3f})".format(*value)
 
 
 def plot(rows: list[Row]) -> bytes:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,12 +25,8 @@ def encode_png(picture: Picture, record: dict[str, Any]) -> bytes:
     info.add_text("superres", json.dumps(record))
     if picture.xmp is not None:
         info.add_itxt("XML:com.adobe.xmp", picture.xmp.decode("utf-8", "replace"))
-    more: dict[str, Any] = {"exif": picture.exif} if picture.exif is not None else {}
-    if picture.has_profile:
-        more["icc_profile"] = srgb_profile()
-    buffer = io.BytesIO()
-    _image(picture).save(buffer, "PNG", pnginfo=info, **more)
-    return buffer.getvalue()
+    more = {} if picture.exif is None else {"exif": picture.exif}
+    return _saved(picture, "PNG", pnginfo=info, **more)
 
 
 def encode_webp(picture: Picture, record: dict[str, Any]) -> bytes:
@@ -43,12 +37,8 @@ def encode_webp(picture: Picture, record: dict[str, Any]) -> bytes:
     for tag, value in ((_SOFTWARE, "superres"), (_DESCRIPTION, json.dumps(record))):
         if tag not in exif:
             exif[tag] = value
-    more: dict[str, Any] = {"xmp": picture.xmp} if picture.xmp is not None else {}
-    if picture.has_profile:
-        more["icc_profile"] = srgb_profile()
-    buffer = io.BytesIO()
-    _image(picture).save(buffer, "WEBP", lossless=True, exact=True, exif=exif.tobytes(), **more)
-    return buffer.getvalue()
+    more = {} if picture.xmp is None else {"xmp": picture.xmp}
+    return _saved(picture, "WEBP", lossless=True, exact=True, exif=exif.tobytes(), **more)
 
 
 def encode_npz(picture: Picture, record: dict[str, Any]) -> bytes:
@@ -65,20 +55,14 @@ def _image(picture: Picture) -> Image.Image:
     return image
 
 
-@dataclass(frozen=True)
-class Format:
-    """A file format of results.
-
-    Attributes:
-        suffix: suffix of the file name.
-        encode: returns the bytes of a file.
-    """
-
-    suffix: str
-    encode: Callable[[Picture, dict[str, Any]], bytes]
+def _saved(picture: Picture, kind: str, **more: Any) -> bytes:  # noqa: ANN401 -- Pillow's options
+    if picture.has_profile:
+        more["icc_profile"] = srgb_profile()
+    buffer = io.BytesIO()
+    _image(picture).save(buffer, kind, **more)
+    return buffer.getvalue()
 
 
-FORMATS = {
-    "png": Format(".png", encode_png), "webp-lossless": Format(".webp", encode_webp), "npz": Format(".npz", encode_npz),
-}
-"""Formats by name, the values of --format."""
+FORMATS = {"png": encode_png, "webp-lossless": encode_webp, "npz": encode_npz}
+"""Functions that return the bytes of a file, by the values of --format."""
+SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}  # suffixes of files by the values of --format

@@ -5,11 +5,13 @@ from __future__ import annotations
 import glob
 import io
 import itertools
+import math
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -19,13 +21,15 @@ from superres.errors import InvalidInputError, plain
 from superres.system.terminal import read_standard_input
 from superres.tasks.pictures import IMAGE_SUFFIXES
 
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
-ARCHIVE_SUFFIXES = (".zip", ".npz", *TAR_SUFFIXES)
-MAX_MEMBER_BYTES = 500_000_000
-"""Largest unpacked size of an archive's member in bytes, against zip bombs."""
+MAX_MEMBER_BYTES = 500_000_000  # largest unpacked size of an archive's member in bytes, against zip bombs
 DAMAGED = Exception
 """Errors that readers raise on damaged archives: TarError and BadZipFile, but also TypeError and struct.error."""
+
+Content = str | IO[bytes] | np.ndarray[Any, Any]
+"""An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
+Members = Iterator[tuple[int, str, Callable[[], Content | InvalidInputError]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Input:
         name: path of the output below the output folder, without suffix.
         archive: path of the archive that contains the image, or None for a file.
         member: number of the member in the archive.
-        error: reason why the input cannot be read, if listing found one; such a entry has no `name`.
+        error: reason why the input cannot be read, if listing found one; such an input has no `name`.
     """
 
     input: str
@@ -47,19 +51,10 @@ class Input:
     error: str | None = None
 
 
-def is_archive(path: str) -> bool:
-    """Return whether a file's name has the suffix of an archive."""
-    return path.lower().endswith(ARCHIVE_SUFFIXES)
-
-
 def read_list(file: str) -> list[str]:
     """Return the paths in a list: one per line, or separated by zero bytes as `find -print0` writes them.
 
-    Args:
-        file: path of the list; "-" is standard input.
-
-    Raises:
-        InvalidInputError: the list cannot be read.
+    `file` is the path of the list; "-" is standard input. Raises InvalidInputError if the list cannot be read.
     """
     try:
         content = read_standard_input() if file == "-" else Path(file).read_bytes()
@@ -73,48 +68,42 @@ def read_list(file: str) -> list[str]:
 def find_inputs(
     inputs: Sequence[str], listed: Sequence[str], recursive: bool, keep_tree: bool, excluded: Path,
 ) -> Iterator[Input]:
-    """Yield the entries of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
+    """Yield the images of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
 
-    Args:
-        inputs: files, folders, archives and globs.
-        listed: files, folders and archives.
-        recursive: descend into sub-folders.
-        keep_tree: include the input's sub-folder in the output's name.
-        excluded: folder of the outputs, which is not entered.
-
-    Raises:
-        InvalidInputError: a given folder cannot be listed, or a glob matches nothing.
+    `inputs` are files, folders, archives and globs, `listed` the same without globs. With `keep_tree`, an output's name
+    includes the input's sub-folder. `excluded` is the folder of the outputs, which is not entered. Raises
+    InvalidInputError if a given folder cannot be listed, or a glob matches nothing.
     """
     entered = {os.path.realpath(excluded)}
-    for path in inputs:
-        if not os.path.lexists(path) and glob.has_magic(path):
-            found = sorted(glob.iglob(path, recursive=True))
-            if not found:
-                raise InvalidInputError(f"nothing matches {path}; check the pattern, and quote it from the shell")
-            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(path).parts)
-            root = os.path.join(".", *fixed)  # the folder before the pattern's first wildcard
-            for match in found:
-                if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
-                    yield from _file_inputs(match, os.path.relpath(match, root), keep_tree)
-        elif os.path.isdir(path):
-            yield from _folder_inputs(path, recursive, keep_tree, entered, excluded)
-        else:
-            yield from _file_inputs(path, os.path.basename(path), keep_tree)
-    for path in listed:
+    for number, path in enumerate([*inputs, *listed]):
+        is_listed = number >= len(inputs)
         if os.path.isdir(path):
-            yield from _folder_inputs(path, recursive, keep_tree, entered, excluded)
+            if os.path.realpath(path) == os.path.realpath(excluded):
+                raise InvalidInputError(f"{path} is both an input and the output folder; choose another with --output")
+            for found in _walk(path, recursive, entered):
+                if found.error is not None:
+                    yield found
+                else:
+                    yield from _file_inputs(found.input, os.path.relpath(found.input, path), keep_tree)
+        elif not is_listed and not os.path.lexists(path) and glob.has_magic(path):
+            yield from _glob_inputs(path, keep_tree)
         else:
-            yield from _file_inputs(path, path, keep_tree)
+            yield from _file_inputs(path, path if is_listed else os.path.basename(path), keep_tree)
+
+
+def _glob_inputs(pattern: str, keep_tree: bool) -> Iterator[Input]:
+    found = sorted(glob.iglob(pattern, recursive=True))
+    if not found:
+        raise InvalidInputError(f"nothing matches {pattern}; check the pattern, and quote it from the shell")
+    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
+    root = os.path.join(".", *fixed)  # the folder before the pattern's first wildcard
+    for match in found:
+        if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
+            yield from _file_inputs(match, os.path.relpath(match, root), keep_tree)
 
 
 def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
-    """Return the files in `inputs` and in the folders of `inputs`, in a stable order and without repetitions.
-
-    A given file is returned whether it exists or not; see `walk` for folders.
-
-    Raises:
-        InvalidInputError: a folder cannot be listed, or there is no file.
-    """
+    """Return the distinct image files of `find_inputs`; raise InvalidInputError if there is none, or no access."""
     found = find_inputs([str(path) for path in inputs], [], recursive, False, excluded)
     files = [entry for entry in distinct(found) if entry.archive is None]
     for entry in files:
@@ -128,7 +117,7 @@ def require_inputs(entries: Sequence[Input], inputs: Sequence[object], recursive
     """Raise InvalidInputError if `inputs` yielded no entries."""
     if not entries:
         hint = "" if recursive else "; add --recursive to include sub-folders"
-        raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
+        raise InvalidInputError(f"no image ({' '.join(_SUFFIXES)}) in {', '.join(map(str, inputs))}{hint}")
 
 
 def distinct(entries: Iterable[Input]) -> Iterable[Input]:
@@ -141,31 +130,11 @@ def distinct(entries: Iterable[Input]) -> Iterable[Input]:
             yield entry
 
 
-def _folder_inputs(
-    path: str, recursive: bool, keep_tree: bool, entered: set[str], excluded: Path,
-) -> Iterator[Input]:
-    if os.path.realpath(path) == os.path.realpath(excluded):
-        raise InvalidInputError(f"{path} is both an input and the output folder; choose another with --output")
-    for found in walk(path, recursive, entered):
-        if found.error is not None:
-            yield found
-        else:
-            yield from _file_inputs(found.input, os.path.relpath(found.input, path), keep_tree)
-
-
-def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Input]:
+def _walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Input]:
     """Yield the images in a folder sorted by name, then those of its sub-folders.
 
-    Hidden names are left out, and each real folder is entered only once, even if symbolic links lead to it again. A
-    sub-folder that cannot be listed is yielded as a entry with an error.
-
-    Args:
-        folder: the folder.
-        recursive: descend into sub-folders.
-        entered: real paths of the folders entered so far; updated in place.
-
-    Raises:
-        InvalidInputError: `folder` itself cannot be listed.
+    Hidden names are left out, and each real folder is entered only once (`entered`), even if symbolic links lead to it
+    again. A sub-folder that cannot be listed is yielded as an input with an error; for `folder`, the error is raised.
     """
     waiting = [folder]
     while waiting:
@@ -191,7 +160,7 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Input]:
 
 
 def _succeeds(check: Callable[[], bool]) -> bool:
-    """Return the result of a check of a folder entry; False if it raises OSError, as for a link to itself."""
+    """Return the result of a check of a folder's entry; False if it raises OSError, as for a link to itself."""
     try:
         return check()
     except OSError:
@@ -199,29 +168,21 @@ def _succeeds(check: Callable[[], bool]) -> bool:
 
 
 def _file_inputs(path: str, relative: str, keep_tree: bool) -> Iterator[Input]:
-    """Yield the entry of a file, or the entries of the members of an archive.
-
-    Args:
-        path: the file.
-        relative: path of the file relative to the given input.
-        keep_tree: include the input's sub-folder in the output's name.
-    """
-    if not is_archive(path):
+    """Yield a file, or the members of an archive; `relative` is its path relative to the given input."""
+    kind = path.lower()
+    if not kind.endswith(ARCHIVE_SUFFIXES):
         yield _input(path, relative, keep_tree)
         return
     base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
     try:
-        kind = path.lower()
-        lister = _list_npz if kind.endswith(".npz") else _list_zip if kind.endswith(".zip") else _list_tar
-        for number, name in lister(path):
-            if lister is _list_npz:
-                stem = f"{base}/{number:06d}" if keep_tree else f"{os.path.basename(base)}-{number:06d}"
-                yield _input(f"{path}/{name}", f"{stem}.png", keep_tree, path, number)
+        for number, name, _ in _members(path):
+            if kind.endswith(".npz"):
+                below = f"{base}/{number:06d}.png" if keep_tree else f"{os.path.basename(base)}-{number:06d}.png"
             else:
-                yield _input(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
+                below = f"{base}/{name}" if keep_tree else name
+            yield _input(f"{path}/{name}", below, keep_tree, path, number)
     except DAMAGED as error:
-        reason = plain(str(error)) or type(error).__name__
-        yield Input(path, "", error=f"{path} is damaged or not an archive ({reason}); pack it again")
+        yield Input(path, "", error=f"{path} is damaged or not an archive ({_reason(error)}); pack it again")
 
 
 def _input(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Input:
@@ -234,8 +195,12 @@ def _input(path: str, relative: str, keep_tree: bool, archive: str | None = None
 
 
 def _display_path(path: str, archive: str | None) -> str:
-    """Return a entry's path for messages; the names of members may be long and contain any character."""
+    """Return an input's path for messages; the names of members may be long and contain any character."""
     return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
+
+
+def _reason(error: Exception) -> str:
+    return plain(str(error)) or type(error).__name__
 
 
 def _is_picture(name: str) -> bool:
@@ -243,68 +208,8 @@ def _is_picture(name: str) -> bool:
     return pure.suffix.lower() in IMAGE_SUFFIXES and pure.name[0] != "." and pure.parts[0] != "__MACOSX"
 
 
-def _list_zip(path: str) -> Iterator[tuple[int, str]]:
-    with zipfile.ZipFile(path) as archive:
-        for number, info in enumerate(archive.infolist()):
-            if not info.is_dir() and _is_picture(info.filename):
-                yield number, info.filename
-
-
-def _tar_members(path: str) -> Iterator[tuple[int, tarfile.TarInfo, tarfile.TarFile]]:
-    """Read a tar file of any compression as a stream, without keeping the members that were read."""
-    with tarfile.open(path, "r|*") as archive:
-        for number, info in enumerate(archive):
-            yield number, info, archive
-            archive.members = []  # type: ignore[attr-defined]
-
-
-def _list_tar(path: str) -> Iterator[tuple[int, str]]:
-    for number, info, _ in _tar_members(path):
-        if info.isfile() and _is_picture(info.name):
-            yield number, info.name
-
-
-def _open_array(archive: zipfile.ZipFile) -> tuple[str, IO[bytes], tuple[int, ...]]:
-    """Open the images in an .npz file: the array "lr" of a prepared data set, or the only array, uint8 [N, H, W, 3].
-
-    Returns:
-        The name of the array, a stream at its first image, and its shape.
-
-    Raises:
-        ValueError: there is no such array, or its type, shape or size is not supported.
-    """
-    names = [info.filename for info in archive.infolist()]
-    name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
-    if name is None:
-        raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
-    stream = archive.open(name)
-    version = np.lib.format.read_magic(stream)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read_header(stream)
-    if fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
-        raise ValueError(f"{name[:-4]} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
-    if int(np.prod(shape[1:], dtype=object)) > MAX_MEMBER_BYTES:
-        raise ValueError(f"its pictures are too large: {shape[2]}x{shape[1]}")
-    return name[:-4], stream, shape
-
-
-def _list_npz(path: str) -> Iterator[tuple[int, str]]:
-    with zipfile.ZipFile(path) as archive:
-        name, _, shape = _open_array(archive)
-        for number in range(shape[0]):
-            yield number, f"{name}/{number:06d}"
-
-
-Content = str | IO[bytes] | np.ndarray[Any, Any]
-"""An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
-
-
 def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | InvalidInputError]]:
-    """Yield the content of each entry's image, or the error why it cannot be read; archives are read as streams.
-
-    Args:
-        entries: entries in the order of their listing; entries may be left out.
-    """
+    """Yield the content of inputs in their order, or the error why one cannot be read; archives are read as streams."""
     for archive, group in itertools.groupby(entries, key=lambda entry: entry.archive):
         if archive is None:
             for entry in group:
@@ -314,69 +219,79 @@ def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | Inv
 
 
 def _open_members(archive: str, entries: Iterator[Input]) -> Iterator[tuple[Input, Content | InvalidInputError]]:
-    kind = archive.lower()
-    reader = _read_npz if kind.endswith(".npz") else _read_zip if kind.endswith(".zip") else _read_tar
-    entry = next(entries, None)
-    contents = reader(archive)
-    problem = "it ends early"
+    entry, problem = next(entries, None), "it ends early"
     try:
-        next(contents)
-        while entry is not None:
-            try:
-                content = contents.send(entry.member)
-            except StopIteration:
-                break
-            yield entry, content
-            entry = next(entries, None)
+        for number, _, read in _members(archive):
+            if entry is None:
+                return
+            if number == entry.member:
+                yield entry, read()
+                entry = next(entries, None)
     except DAMAGED as error:
-        problem = plain(str(error)) or type(error).__name__
+        problem = _reason(error)
     for left in itertools.chain([entry] if entry is not None else [], entries):
         yield left, InvalidInputError(
             f"{_display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
 
 
-Members = Generator[Any, int, None]
-"""A generator that receives the numbers of members, in rising order, and yields their contents; `next` starts it."""
+def _members(path: str) -> Members:
+    """Yield the number and the name of each image in an archive, and a function that reads it at once."""
+    kind = path.lower()
+    return _npz_members(path) if kind.endswith(".npz") else _zip_members(path) if kind.endswith(".zip") else \
+        _tar_members(path)
 
 
-def _read_zip(path: str) -> Members:
+def _zip_members(path: str) -> Members:
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        content: Content | InvalidInputError | None = None
-        while True:
-            number = yield content
-            label = f"{path}/{plain(members[number].filename)}"
-            try:
-                with archive.open(members[number]) as file:
-                    content = _limited(file, label)
-            except DAMAGED as error:  # other members may still be readable
-                reason = plain(str(error)) or type(error).__name__
-                content = InvalidInputError(f"{label} cannot be unpacked ({reason}); pack it again, without a password")
+        for number, info in enumerate(archive.infolist()):
+            if not info.is_dir() and _is_picture(info.filename):
+                yield number, info.filename, partial(_read_zip_member, path, archive, info)
 
 
-def _read_tar(path: str) -> Members:
-    number = yield None
-    for here, info, archive in _tar_members(path):
-        if here == number:
-            file = archive.extractfile(info)
-            if file is None:
-                raise ValueError(f"{plain(info.name)} is not a file")
-            number = yield _limited(file, f"{path}/{plain(info.name)}")
+def _read_zip_member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Content | InvalidInputError:
+    label = f"{path}/{plain(info.filename)}"
+    try:
+        with archive.open(info) as file:
+            return _limited(file, label)
+    except DAMAGED as error:  # other members may still be readable
+        return InvalidInputError(f"{label} cannot be unpacked ({_reason(error)}); pack it again, without a password")
 
 
-def _read_npz(path: str) -> Members:
+def _tar_members(path: str) -> Members:
+    with tarfile.open(path, "r|*") as archive:  # a stream of any compression
+        for number, info in enumerate(archive):
+            if info.isfile() and _is_picture(info.name) and (file := archive.extractfile(info)) is not None:
+                yield number, info.name, partial(_limited, file, f"{path}/{plain(info.name)}")
+            archive.members = []  # type: ignore[attr-defined]  # keeps no members that were read
+
+
+def _npz_members(path: str) -> Members:
+    """See `_members`: the images of the array "lr" of a prepared data set, or of the only array."""
     with zipfile.ZipFile(path) as archive:
-        _, stream, shape = _open_array(archive)
-        size = int(np.prod(shape[1:]))
-        here, picture = 0, None
-        while True:
-            number = yield picture
-            for _ in range(here, number):
-                stream.read(size)
-            content = stream.read(size)
-            if len(content) < size:
-                raise EOFError("it ends early")
-            picture, here = np.frombuffer(content, np.uint8).reshape(shape[1:]), number + 1
+        names = archive.namelist()
+        name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
+        if name is None:
+            raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
+        stream, array = archive.open(name), name[:-4]
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(stream)
+        if fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+            raise ValueError(f"{array} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
+        if int(np.prod(shape[1:], dtype=object)) > MAX_MEMBER_BYTES:
+            raise ValueError(f"its pictures are too large: {shape[2]}x{shape[1]}")
+        start = stream.tell()
+        for number in range(shape[0]):
+            yield number, f"{array}/{number:06d}", partial(_read_picture, stream, start, number, shape[1:])
+
+
+def _read_picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...]) -> Content:
+    size = math.prod(shape)
+    stream.seek(start + number * size)
+    content = stream.read(size)
+    if len(content) < size:
+        raise EOFError("it ends early")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _limited(file: IO[bytes], label: str) -> Content | InvalidInputError:

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,8 +24,7 @@ from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
 from superres.tasks.face_finder import MOST_FACES
 
-LINE_BYTES = 2048
-"""Bytes per read of a line; most lines are shorter."""
+LINE_BYTES = 2048  # bytes per read of a line; most lines are shorter
 STATUSES = ("ok", "skipped", "failed")
 
 
@@ -34,19 +33,13 @@ class Row:
     """A line of the manifest; the numbers are None unless the image was decoded.
 
     Attributes:
-        input: path of the input; for a member of an archive, the archive's path and the member's name.
+        input: see `superres.batch.inputs.Input`.
         output: absolute path of the output; empty for an input that could not be listed.
-        status: "ok", "skipped" (a file exists that has no row) or "failed".
-        error: reason of a failure.
-        tokens: generated tokens.
-        iterations: decoding iterations.
-        model_calls: iterations + 1.
-        mean_accepted_block_size: tokens / iterations.
+        status: "ok", "skipped" (a file exists that has no row) or "failed"; `error` is the reason of a failure.
         seconds: the image's share of the decoding time.
         checkpoint: name@revision.
         config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
-        seed: seed of the sampling noise.
-        options: the other options that determine the output: source, alpha, metadata, format.
+        options: the other options that determine the output: `BatchOptions.content_options`.
         sha256: digest of the output file.
         crop: the square of a photo, with the attributes of `superres.tasks.photos.Crop`; None for other pictures.
     """
@@ -84,11 +77,7 @@ class Row:
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
-        """Read a line; entries that this release does not know are ignored.
-
-        Raises:
-            ValueError: the line is not a row.
-        """
+        """Read a line without entries that this release does not know; raise ValueError if it is not a row."""
         values = json.loads(line)
         if not isinstance(values, dict) or values.get("status") not in STATUSES:
             raise ValueError("no status ok, skipped or failed")
@@ -105,11 +94,7 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Row))
 
 
 def read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of an open manifest with the byte offsets of their lines; a truncated last line is left out.
-
-    Raises:
-        InvalidInputError: a line is not a row.
-    """
+    """Yield the byte offsets and rows of whole lines; raise InvalidInputError if a line is not a row."""
     place = 0
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
@@ -134,21 +119,12 @@ class Manifest:
         self, path: Path, count: int, keys: Iterable[str],
         face_of: Callable[[str], tuple[str, int]] = lambda output: (output, 0),
     ) -> None:
-        """Open or create the manifest.
+        """Open or create the manifest of a run with `count` planned outputs.
 
-        Args:
-            path: the file.
-            count: number of the planned outputs of the run.
-            keys: keys of the outputs' rows, by number; only read if the manifest has rows.
-            face_of: returns the planned output whose input has several faces, and the number of the face, of the output
-                of a face; and 0 for any other output. Output n of face f has the number n + f * `count`.
-
-        Raises:
-            InvalidInputError: a line is damaged.
-            OutputError: the file cannot be read or written.
+        `keys` are the keys of their rows; output n of face f (`BatchOptions.face_of`) has the number n + f * `count`.
+        Raises InvalidInputError if a line is damaged, and OutputError if the file cannot be read or written.
         """
-        self.path = path
-        self.face_of = face_of
+        self.path, self.face_of, self.reading = path, face_of, threading.Lock()
         self.faces: dict[int, dict[int, int]] = {}
         self.places = array.array("q", [-1]) * count
         self.others: dict[str, int] = {}
@@ -160,7 +136,6 @@ class Manifest:
         except OSError as error:
             raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another --manifest"
                               ) from error
-        self.reading = threading.Lock()
         try:
             self._read(keys)
         except BaseException:
@@ -181,22 +156,23 @@ class Manifest:
         return range(1, max((max(face, Row.parse(self._line(place)).faces) for face, place in places), default=0) + 1)
 
     def _read(self, keys: Iterable[str]) -> None:
-        self.end = 0
-        if os.fstat(self.reader.fileno()).st_size:
-            numbers = {key: number for number, key in enumerate(keys)}
-            last = -1
-            with open(self.path, "rb") as file:
-                for last, row in read_rows(file, self.path):
-                    number, face = numbers.get(row.key), 0
-                    if number is None and row.output:
-                        planned, face = self.face_of(row.output)
-                        number = numbers.get(planned)
-                    if number is None:
-                        self.others[row.key] = last
-                    else:
-                        self._place(number + face * len(self.places), row, last)
-            self.end = last + len(self._line(last)) if last >= 0 else 0
-            self.file.truncate(self.end)
+        """Note the place of every row, and drop a truncated last line."""
+        self.end, last = 0, -1
+        if not os.fstat(self.reader.fileno()).st_size:
+            return
+        numbers = {key: number for number, key in enumerate(keys)}
+        with open(self.path, "rb") as file:
+            for last, row in read_rows(file, self.path):
+                number, face = numbers.get(row.key), 0
+                if number is None and row.output:
+                    planned, face = self.face_of(row.output)
+                    number = numbers.get(planned)
+                if number is None:
+                    self.others[row.key] = last
+                else:
+                    self._place(number + face * len(self.places), row, last)
+        self.end = last + len(self._line(last)) if last >= 0 else 0
+        self.file.truncate(self.end)
 
     def _place(self, number: int, row: Row, place: int) -> None:
         """Note the place of an output's latest row.
@@ -209,8 +185,7 @@ class Manifest:
         if face:
             faces = self.faces.setdefault(planned, {})
             faces[face] = place
-            stale = [faces.pop(old) for old in list(faces) if old > row.faces > 0]
-            stale.append(self.places[planned])
+            stale = [self.places[planned], *(faces.pop(old) for old in list(faces) if old > row.faces > 0)]
             self.places[planned] = -1
         else:
             self.places[planned] = place
@@ -241,11 +216,7 @@ class Manifest:
         return self.faces.get(planned, {}).get(face, -1) if face else self.places[planned]
 
     def append(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """Append rows of outputs, given by number, and flush them to disk.
-
-        Raises:
-            OutputError: the rows cannot be written; the earlier rows are intact.
-        """
+        """Append rows of outputs, given by number, and flush them; an OutputError leaves the earlier rows intact."""
         lines, places, end = [], [], self.end
         for number, row in rows:
             lines.append(row.line())
@@ -265,11 +236,7 @@ class Manifest:
             self._place(number, row, place)
 
     def finish(self) -> None:
-        """Keep one row per output: first those of other runs, then those of this run in the order of its inputs.
-
-        Raises:
-            OutputError: there is no space to rewrite the file; all rows are still there.
-        """
+        """Keep one row per output: those of other runs, then those of this run; an OutputError loses no row."""
         order = [*sorted(self.others.values()), *map(self._place_of, self.numbers())]
         try:
             _rewrite(self.path, map(self._line, order))
@@ -285,35 +252,25 @@ class Manifest:
 
 
 def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
-    """Merge the manifests of shards into one row per output, in the order of an unsharded run.
+    """Merge the manifests of shards, in their order, into one row per output, in the order of an unsharded run.
 
     Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". The rows of the manifests
-    are interleaved input by input, as the shards divide the inputs.
-
-    Args:
-        paths: the manifests, in the order of their shards.
-        output: the merged manifest; may be one of `paths`.
-
-    Returns:
-        Number of rows with each status.
-
-    Raises:
-        InvalidInputError: a manifest cannot be read, or a line is damaged.
-        OutputError: the result cannot be written.
+    are interleaved input by input, as the shards divide the inputs. `output` may be one of `paths`. Returns the number
+    of rows with each status. Raises InvalidInputError if a manifest cannot be read or is damaged, and OutputError if
+    the result cannot be written.
     """
-    chosen: dict[str, tuple[int, int, str]] = {}
+    chosen: dict[str, tuple[BinaryIO, int, str]] = {}  # file, offset and status of the row of each output
     turns: list[list[list[str]]] = []  # keys of the outputs of each input of each manifest
-    files: list[BinaryIO] = []
-    try:
-        for number, path in enumerate(paths):
+    with ExitStack() as stack:
+        for path in paths:
             try:
-                files.append(open(path, "rb"))  # noqa: SIM115 -- closed below
+                file = stack.enter_context(open(path, "rb"))
             except OSError as error:
                 raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name manifests that "
                                         "superres upscale wrote") from error
             turns.append([])
             source: str | None = None
-            for place, row in read_rows(files[-1], path):
+            for place, row in read_rows(file, path):
                 before = chosen.get(row.key)
                 if before is None:
                     if row.input != source:
@@ -321,37 +278,23 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
                         source = row.input
                     turns[-1][-1].append(row.key)
                 if before is None or row.status == "ok" or before[2] != "ok":
-                    chosen[row.key] = (number, place, row.status)
-        interleaved = (key for inputs in itertools.zip_longest(*turns, fillvalue=[]) for keys in inputs for key in keys)
-        _write_merged(interleaved, chosen, files, output)
-    finally:
-        for file in files:
-            file.close()
+                    chosen[row.key] = (file, place, row.status)
+        keys = (key for inputs in itertools.zip_longest(*turns, fillvalue=[]) for keys in inputs for key in keys)
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            _rewrite(output, (_line_at(*chosen[key][:2]) for key in keys))
+        except OSError as error:
+            raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
     return Counter(status for _, _, status in chosen.values())
 
 
-def _write_merged(
-    outputs: Iterator[str], chosen: dict[str, tuple[int, int, str]], files: list[BinaryIO], path: Path,
-) -> None:
-    def lines() -> Iterator[bytes]:
-        for output in outputs:
-            number, place, _ = chosen[output]
-            files[number].seek(place)
-            yield files[number].readline()
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _rewrite(path, lines())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+def _line_at(file: BinaryIO, place: int) -> bytes:
+    file.seek(place)
+    return file.readline()
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file by `lines` atomically and flush it; `lines` is streamed and may be read from the same file.
-
-    Raises:
-        OSError: there is no space; the file is unchanged.
-    """
+    """Replace the file by `lines`, which may be read from it, atomically; an OSError leaves it unchanged."""
     with scratch_file(path.parent, path) as file:
         file.writelines(lines)
         file.flush()

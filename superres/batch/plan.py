@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import ImageColor
 
-from superres.batch.image_files import FORMATS
+from superres.batch.image_files import FORMATS, SUFFIXES
 from superres.batch.inputs import Input, distinct, find_inputs, require_inputs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
@@ -25,31 +25,21 @@ output has other settings. "redo" is as "skip", but makes outputs with other set
 "overwrite" makes all outputs again. "error" fails the row."""
 METADATA = ("strip", "keep")
 """Whether an output copies the input's EXIF and XMP, and names its colour space if the input does."""
-MOST_SAMPLES = 10_000
-"""Largest number of images that are drawn from an input."""
+MOST_SAMPLES = 10_000  # largest number of images that are drawn from an input
 KEEP_ALPHA = "keep"
 MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Options of an upscaling run, besides those of decoding.
+    """Options of an upscaling run, besides those of decoding; `superres upscale --help` describes them.
 
     Attributes:
         output: folder of the outputs; created if it is missing.
         batch_size: images decoded together; None chooses as many as are useful and fit into memory.
-        samples: images drawn from each input.
-        source: how an input becomes the network's input, a name in `superres.tasks.faces.SOURCES`.
-        recursive: descend into the sub-folders of an input folder.
-        on_existing: a name in `ON_EXISTING`.
         shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
         manifest: JSON lines file with one row per output; in the output folder if None.
-        format: a name in `superres.batch.image_files.FORMATS`.
-        suffix: suffix added to the stems of the outputs' names.
-        keep_tree: recreate the sub-folders of an input folder in the output folder.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
-        metadata: a name in `METADATA`.
-        crop: squares of a photo to use, as for `superres.tasks.photos.choose_crops`.
     """
 
     output: Path
@@ -96,27 +86,22 @@ class BatchOptions:
     @property
     def manifest_path(self) -> Path:
         """Path of the manifest; a shard's manifest has the shard in its name."""
-        if self.manifest is not None:
-            return self.manifest
         index, count = self.shard
-        return self.output / (MANIFEST if count == 1 else f"manifest-{index}-of-{count}.jsonl")
+        return self.manifest or self.output / (MANIFEST if count == 1 else f"manifest-{index}-of-{count}.jsonl")
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
-        return {"source": self.source, "crop": self.crop, "alpha": self.alpha, "metadata": self.metadata,
-                "format": self.format}
+        return {name: getattr(self, name) for name in ("source", "crop", "alpha", "metadata", "format")}
 
     @property
     def ending(self) -> str:
         """What follows the number of the sample in an output's name."""
-        return self.suffix + FORMATS[self.format].suffix
+        return self.suffix + SUFFIXES[self.format]
 
     def outputs(self, entry: Input, face: int = 0) -> list[str]:
         """Return the absolute path of each sample of an input; [""] for an input that cannot be listed.
 
-        Args:
-            entry: the input.
-            face: number of the face, from 1, if several are found in the input; otherwise 0.
+        `face` is the number of the face, from 1, if several are found in the input; otherwise 0.
         """
         if entry.error is not None:
             return [""]
@@ -138,11 +123,7 @@ def _absolute(folder: Path) -> str:
 
 
 def parse_batch_size(text: str) -> int | None:
-    """Return the number in "N", or None for "auto"; the range is checked by `BatchOptions`.
-
-    Raises:
-        ConfigError: the text is neither.
-    """
+    """Return the number in "N", or None for "auto"; anything else is a ConfigError."""
     try:
         return None if text == "auto" else int(text)
     except ValueError:
@@ -150,11 +131,7 @@ def parse_batch_size(text: str) -> int | None:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (I, N) of "I/N"; the range is checked by `BatchOptions`.
-
-    Raises:
-        ConfigError: the text is not two whole numbers with a slash between them.
-    """
+    """Return (I, N) of "I/N"; anything but two whole numbers is a ConfigError."""
     try:
         index, count = text.split("/")
         return int(index), int(count)
@@ -163,15 +140,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Input]:
-    """Return the entries of this shard; all output paths are distinct.
+    """Return this shard's part of `inputs` and `listed`, as for `find_inputs`; all output paths are distinct.
 
-    Args:
-        inputs: files, folders, archives and globs.
-        options: options of the run.
-        listed: more files, folders and archives.
-
-    Raises:
-        InvalidInputError: there are no inputs, two inputs have the same output, or an output would replace an input.
+    Raises InvalidInputError if there are no inputs, two inputs have the same output, or an output would replace an
+    input.
     """
     found = find_inputs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
     entries = list(distinct(found))
@@ -183,7 +155,17 @@ def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[s
 
 
 def _refuse_clashes(entries: list[Input], options: BatchOptions) -> None:
-    real = _RealPaths()
+    folders: dict[str, str] = {}
+
+    def real(path: str) -> str:
+        """Return the path without symbolic links; each folder is resolved once."""
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        parent, name = os.path.split(path)
+        if parent not in folders:
+            folders[parent] = os.path.realpath(parent)
+        return f"{folders[parent]}/{name}"
+
     named = {real(entry.archive or entry.input) for entry in entries}
     manifest = real(str(options.manifest_path))
     if manifest in named:
@@ -200,25 +182,14 @@ def _refuse_clashes(entries: list[Input], options: BatchOptions) -> None:
             if real(output) == manifest:
                 raise InvalidInputError(f"the manifest {options.manifest_path} is one of the outputs; choose another "
                                         "--manifest")
+    _refuse_face_clashes(owners, options)
+
+
+def _refuse_face_clashes(owners: dict[str, str], options: BatchOptions) -> None:
+    """Refuse an input, among the `owners` of outputs, whose output could be that of another input's face."""
     for output in owners if options.crop == FACE else ():
         whole, face = options.face_of(output) if "-face" in output else (output, 0)
         if face and whole in owners:
             raise InvalidInputError(f"{owners[whole]} may show several faces, and then face {face} and "
                                     f"{owners[output]} would both be written to {output}; rename one of them, or give "
                                     "--crop centre")
-
-
-class _RealPaths:
-    """Real paths of many files; each folder is resolved once."""
-
-    def __init__(self) -> None:
-        self.folders: dict[str, str] = {}
-
-    def __call__(self, path: str) -> str:
-        """Return the path without symbolic links."""
-        if os.path.islink(path):
-            return os.path.realpath(path)
-        parent, name = os.path.split(path)
-        if parent not in self.folders:
-            self.folders[parent] = os.path.realpath(parent)
-        return f"{self.folders[parent]}/{name}"

@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,22 +22,19 @@ import numpy as np
 
 from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.reading import Wanted
 from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.run import BatchRun
-from superres.batch.upscaling import Decoding, read_ahead
+from superres.batch.upscaling import decode_all
 from superres.config import DecodeConfig
-from superres.errors import CheckpointError, ClusterError, ConfigError
+from superres.errors import CheckpointError, ConfigError, SuperresError
 from superres.pipeline.options import resolve_options
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
     from superres.pipeline.upscaler import Upscaler
 
-BLOCK = 64
-"""Inputs per block, the unit of work of an actor; a block is decoded again if its actor dies."""
-CPUS = 2
-"""Default number of processors per actor."""
+BLOCK = 64  # inputs per block, the unit of work of an actor; a block is decoded again if its actor dies
+CPUS = 2  # default number of processors per actor
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,6 @@ class Cluster:
         address: address of the cluster; "auto" for this machine's cluster, "local" to start one for this run.
         workers: number of actors; None for one per GPU, or one per `CPUS` processors without GPUs.
         checkpoint: name, folder or hub id, valid on the actors' machines.
-        device: "auto", "cpu" or "cuda".
-        engine: a name in `superres.config.ENGINE_NAMES`.
     """
 
     address: str
@@ -59,47 +54,20 @@ class Cluster:
     engine: str = "auto"
 
 
-@dataclass
-class Collector:
-    """The sink of an actor: encodes finished images as files and collects them until the block is done."""
-
-    settings: RunSettings
-    made: list[Output] = field(default_factory=list)
-    photos: list[tuple[str, int]] = field(default_factory=list)
-    error: BaseException | None = None
-
-    def put(self, result: Result[Request] | Output) -> None:
-        """See `superres.batch.run.BatchRun.put`."""
-        self.made.append(result if isinstance(result, Output) else self.settings.output(result))
-
-    def cropped(self, line: str, more: int) -> None:
-        """See `superres.batch.run.BatchRun.cropped`."""
-        self.photos.append((line, more))
-
-    def progress(self, under_way: float) -> None:
-        """See `superres.batch.run.BatchRun.progress`."""
-
-
 class Worker:
-    """An actor: loads the model once and decodes blocks of inputs."""
+    """An actor: loads the model once, decodes blocks of inputs, and encodes finished images as files.
+
+    `count` is the number of the planned outputs of the run, and `folder` that to which relative paths refer. Raises
+    CheckpointError if the checkpoint of that name on this machine is another one.
+    """
 
     def __init__(self, cluster: Cluster, settings: RunSettings, count: int, folder: str) -> None:
-        """Load the model.
-
-        Args:
-            cluster: the model to load.
-            settings: settings that determine the outputs.
-            count: number of the planned outputs of the run.
-            folder: folder that relative paths refer to.
-
-        Raises:
-            CheckpointError: the checkpoint of that name on this machine is another one.
-        """
         from superres.pipeline.upscaler import Upscaler
 
         if os.path.isdir(folder):
             os.chdir(folder)
         self.settings, self.count = settings, count
+        self.error: BaseException | None = None
         self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
@@ -110,33 +78,30 @@ class Worker:
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
         """Read and decode the inputs in column "wanted", and return the files in column "made"."""
         wanted = [one for part in block["wanted"] for one in pickle.loads(part)]  # noqa: S301 -- from this run itself
-        collector = Collector(self.settings)
-        count = sum(len(samples) for _, _, samples in wanted)
-        rows = min(self.rows, count)
-        with read_ahead(iter(wanted), collector, self.count, rows) as feed:
-            Decoding(collector, self.upscaler, feed, self.settings.decode, rows).run_all()
-        return {"made": np.array([pickle.dumps((collector.made, collector.photos))], dtype=object)}
+        self.made, self.photos = list[Output](), list[tuple[str, int]]()
+        decode_all(iter(wanted), self, self.upscaler, min(self.rows, sum(len(samples) for _, _, samples in wanted)))
+        return {"made": np.array([pickle.dumps((self.made, self.photos))], dtype=object)}
+
+    def put(self, result: Result[Request] | Output) -> None:
+        """See `superres.batch.upscaling.Sink`."""
+        self.made.append(result if isinstance(result, Output) else self.settings.output(result))
+
+    def cropped(self, line: str, more: int) -> None:
+        """See `superres.batch.upscaling.Sink`."""
+        self.photos.append((line, more))
+
+    def progress(self, under_way: float) -> None:
+        """See `superres.batch.upscaling.Sink`."""
 
 
 def upscale_on_cluster(
     entries: Sequence[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
     block: int = BLOCK,
 ) -> Summary:
-    """Do the work of `superres.batch.upscaling.upscale_files` with actors of a Ray cluster.
+    """Do the work of `superres.batch.upscaling.upscale_files` with actors of a Ray cluster, `block` inputs per block.
 
-    Args:
-        entries: the inputs.
-        upscaler: the checkpoint on this machine, which the actors' checkpoints must equal.
-        options: options of the run.
-        decode: decoding settings.
-        cluster: the cluster and the model for its actors.
-        block: inputs per block.
-
-    Raises:
-        ConfigError: the checkpoint does not support `decode`, or Ray is not installed.
-        ClusterError: there is no such cluster, or it fails.
-        InvalidInputError: the manifest is damaged.
-        OutputError: as for `superres.batch.upscaling.upscale_files`.
+    The actors' checkpoints must equal that of `upscaler`. Raises SuperresError if there is no such cluster or it fails,
+    ConfigError if Ray is not installed, and the errors of `upscale_files`.
     """
     ray = _import_ray()
     decode = resolve_options(decode, upscaler, options.samples)
@@ -144,7 +109,8 @@ def upscale_on_cluster(
     options = replace(options, output=Path(os.path.abspath(options.output)))
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
     with BatchRun(entries, options, settings) as run:
-        wanted = [pickle.dumps(part) for part in _blocks(run.wanted(), block)]
+        inputs = run.wanted()
+        wanted = [pickle.dumps(part) for part in iter(lambda: list(itertools.islice(inputs, block)), [])]
         if wanted:
             with _connected(ray, cluster):
                 _decode(ray, run, wanted, cluster)
@@ -163,14 +129,9 @@ def _import_ray() -> ModuleType:
     return module
 
 
-def _blocks(wanted: Iterator[Wanted], size: int) -> Iterator[list[Wanted]]:
-    while block := list(itertools.islice(wanted, size)):
-        yield block
-
-
 @contextmanager
 def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
-    """Connect to the cluster or start one; raise its errors as a ClusterError of one line."""
+    """Connect to the cluster or start one; raise its errors as a SuperresError of one line."""
     own: dict[str, Any] = {}
     if cluster.address == "local":
         own = {"include_dashboard": False, "num_cpus": max(cluster.workers or 0, os.cpu_count() or 1)}
@@ -181,8 +142,8 @@ def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
     except (ray.exceptions.RayError, ConnectionError) as error:
         # The last line of an actor's traceback names the cause.
         reason = " ".join((str(error).strip().splitlines() or [type(error).__name__])[-1].split())
-        raise ClusterError(f"the Ray cluster at {cluster.address} failed ({reason}); finished outputs are kept, and "
-                           "the same command resumes the run") from error
+        raise SuperresError(f"the Ray cluster at {cluster.address} failed ({reason}); finished outputs are kept, and "
+                            "the same command resumes the run") from error
     finally:
         if not already:
             ray.shutdown()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias, cast
+from dataclasses import asdict, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from superres.batch.inputs import Content, Input, open_inputs
-from superres.batch.plan import KEEP_ALPHA
+from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
 from superres.errors import InvalidInputError, SuperresError
-from superres.tasks.faces import Source
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
 
@@ -20,80 +20,67 @@ Wanted: TypeAlias = tuple[int, Input, list[int]]
 """The number of the first sample's output, an input, and the numbers (from 1) of its samples to make."""
 
 
-@dataclass
-class Reader:
-    """Reads inputs.
+def read_requests(
+    wanted: Iterable[Wanted], settings: RunSettings, count: int, cropped: Callable[[str, int], None],
+) -> Iterator[Request | Output]:
+    """Yield a request for each sample of an input's crops, or a failed output per sample.
 
-    Attributes:
-        settings: their options determine the crops, the reduction and the metadata that is kept.
-        count: number of the outputs in the run's plan. The output n of face f has the number n + f * count.
-        cropped: called for a photo with the line that says how it was cropped, and the number of outputs that its
-            further faces add.
+    `wanted` are in the order of the plan, which has `count` outputs; output n of face f has the number n + f * count.
+    `cropped` gets, for a photo, the line that says how it was cropped and the number of outputs that further faces add.
     """
+    pending: list[tuple[int, list[int]]] = []
 
-    settings: RunSettings
-    count: int
-    cropped: Callable[[str, int], None]
+    def entries() -> Iterator[Input]:
+        for first, entry, samples in wanted:
+            pending.append((first, samples))
+            yield entry
 
-    def read(self, wanted: Iterable[Wanted]) -> Iterator[Request | Output]:
-        """Yield a request for each sample of an input's crops, or a failed output per sample.
+    options, task = settings.options, settings.task
+    for entry, content in open_inputs(entries()):
+        first, samples = pending.pop(0)
+        try:
+            picture, crops = _open(entry, content, options, task)
+            reduced = [_reduced(picture, crop, options, task) for crop in crops]
+        except (SuperresError, OSError, ValueError, MemoryError) as error:
+            message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
+            reason = message if entry.input in message else f"{entry.input}: {message}"
+            for sample in samples:
+                yield settings.failed(first + sample - 1, entry.input, outputs[sample - 1], reason)
+            continue
+        note = crop_note(entry.input, picture.rgb, crops, task)
+        if note is not None:
+            cropped(note, (len(crops) - 1) * len(samples))
+        for crop, small in zip(crops, reduced, strict=True):
+            outputs, record = options.outputs(entry, crop.face), None if note is None else asdict(crop)
+            for sample in samples:
+                number = first + sample - 1 + crop.face * count
+                yield Request(number, sample, entry.input, outputs[sample - 1], small, record)
 
-        Args:
-            wanted: the inputs, in the order of the plan.
-        """
-        pending: list[tuple[int, list[int]]] = []
 
-        def entries() -> Iterator[Input]:
-            for first, entry, samples in wanted:
-                pending.append((first, samples))
-                yield entry
+def _open(
+    entry: Input, content: Content | InvalidInputError, options: BatchOptions, task: FaceTask,
+) -> tuple[Picture, list[Crop]]:
+    """Return the picture of an input and its squares; raise the error why there is none."""
+    if isinstance(content, InvalidInputError):
+        raise content
+    if isinstance(content, np.ndarray):
+        picture = Picture(content)
+    else:
+        background = "white" if options.alpha == KEEP_ALPHA else options.alpha
+        picture = read_picture(content, entry.input, background=background, least=task.source)
+    if options.source == "lowres":
+        task.to_source(picture.rgb)  # refuses other sizes
+    return picture, choose_crops(picture.rgb, task, options.crop)
 
-        options, task = self.settings.options, self.settings.task
-        for entry, content in open_inputs(entries()):
-            first, samples = pending.pop(0)
-            try:
-                picture, crops = self._open(entry, content)
-                reduced = [self._reduced(picture, crop) for crop in crops]
-            except (SuperresError, OSError, ValueError, MemoryError) as error:
-                message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
-                reason = message if entry.input in message else f"{entry.input}: {message}"
-                for sample in samples:
-                    yield self.settings.failed(first + sample - 1, entry.input, outputs[sample - 1], reason)
-                continue
-            note = crop_note(entry.input, picture.rgb, crops, task)
-            if note is not None:
-                self.cropped(note, (len(crops) - 1) * len(samples))
-            for crop, small in zip(crops, reduced, strict=True):
-                outputs, record = options.outputs(entry, crop.face), None if note is None else asdict(crop)
-                for sample in samples:
-                    number = first + sample - 1 + crop.face * self.count
-                    yield Request(number, sample, entry.input, outputs[sample - 1], small, record)
 
-    def _open(self, entry: Input, content: Content | InvalidInputError) -> tuple[Picture, list[Crop]]:
-        """Return the picture of an input and its squares; raise the error why there is none."""
-        options, task = self.settings.options, self.settings.task
-        if isinstance(content, InvalidInputError):
-            raise content
-        if isinstance(content, np.ndarray):
-            picture = Picture(content)
-        else:
-            background = "white" if options.alpha == KEEP_ALPHA else options.alpha
-            picture = read_picture(content, entry.input, background=background, least=task.source)
-        if options.source == "lowres":
-            task.to_source(picture.rgb, cast(Source, options.source))  # refuses other sizes
-        return picture, choose_crops(picture.rgb, task, options.crop)
-
-    def _reduced(self, picture: Picture, crop: Crop) -> Picture:
-        """Return a square as the network's input; the transparency has the output's size."""
-        options, task = self.settings.options, self.settings.task
-        source, alpha = task.source_of(crop.take(picture.rgb)), None
-        if options.alpha == KEEP_ALPHA and picture.alpha is not None:
-            low = task.source_of(crop.take(picture.alpha[:, :, None]))
-            large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
-            source, alpha = unblend(source, low), large[0, :, :, 0]
-        if options.metadata == "strip":
-            return Picture(source, alpha)
-        return replace(picture, rgb=source, alpha=alpha)
+def _reduced(picture: Picture, crop: Crop, options: BatchOptions, task: FaceTask) -> Picture:
+    """Return a square as the network's input; the transparency has the output's size."""
+    source, alpha = task.source_of(crop.take(picture.rgb)), None
+    if options.alpha == KEEP_ALPHA and picture.alpha is not None:
+        low = task.source_of(crop.take(picture.alpha[:, :, None]))
+        large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
+        source, alpha = unblend(source, low), large[0, :, :, 0]
+    return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source, alpha=alpha)
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:

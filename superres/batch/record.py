@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A sample of an input, ready to be decoded.
+    """A sample (from 1) of an input, ready to be decoded: a `superres.pipeline.upscaler.Face`.
 
     Attributes:
         number: number of the output in the run's plan.
-        sample: number of the sample, from 1.
-        input: name of the input in the manifest.
-        output: absolute path of the output.
         picture: the reduced input, with the transparency and the metadata that the output copies.
         crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
@@ -45,23 +42,20 @@ class Request:
 
     @property
     def source(self) -> Pixels:
-        """The input of the network, uint8 [source, source, 3]."""
+        """See `superres.pipeline.upscaler.Face`."""
         return self.picture.rgb
 
     @property
     def key(self) -> int:
-        """Key of the sampling noise."""
+        """See `superres.pipeline.upscaler.Face`."""
         return image_key(self.source, self.sample)
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An output of a run: made, failed, or left as it is.
+    """An output of a run by its number in the plan; `data` is the content of the file, None unless it was made.
 
-    Attributes:
-        number: number of the output in the run's plan.
-        row: its row of the manifest. The status "skipped" stands for a file that exists and is not made again.
-        data: content of the file; None unless it was made.
+    The status "skipped" stands for a file that exists and is not made again.
     """
 
     number: int
@@ -73,12 +67,7 @@ class Output:
 class Summary:
     """Counts of a run; `tokens` and `iterations` are sums over the decoded images.
 
-    Attributes:
-        reasons: number of failures per reason, without the inputs' names.
-        stopped: reason why the run ended early, or None.
-        seconds: wall-clock seconds of the run.
-        reading: processor seconds of the reading thread.
-        writing: processor seconds of the writing thread.
+    `reasons` are numbers of failures per reason, without the inputs' names, and `stopped` says why the run ended early.
     """
 
     done: int = 0
@@ -87,8 +76,6 @@ class Summary:
     tokens: int = 0
     iterations: int = 0
     seconds: float = 0.0
-    reading: float = 0.0
-    writing: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
 
@@ -101,11 +88,6 @@ class Summary:
     def finished(self) -> int:
         """Number of outputs with a result."""
         return self.done + self.skipped + self.failed
-
-    @property
-    def mean_accepted_block_size(self) -> float | None:
-        """Generated tokens / decoding iterations over all images; None if no image was decoded."""
-        return self.tokens / self.iterations if self.iterations else None
 
     def add(self, row: Row) -> None:
         """Count a row of this run."""
@@ -122,10 +104,10 @@ class Summary:
     def line(self) -> str:
         """Return the counts as one human-readable line."""
         counts = f"{self.done} done, {self.skipped} skipped, {self.failed} failed"
-        if self.mean_accepted_block_size is None:
+        if not self.iterations:
             return counts
-        rate = self.done / max(self.seconds, 1e-9)
-        return f"{counts}; {rate:.2f} images/s, mean accepted block size {self.mean_accepted_block_size:.2f}"
+        rate, size = self.done / max(self.seconds, 1e-9), self.tokens / self.iterations
+        return f"{counts}; {rate:.2f} images/s, mean accepted block size {size:.2f}"
 
     def reason_lines(self) -> list[str]:
         """Return one line per reason, the most frequent first; no lines if every failure has its own reason."""
@@ -137,14 +119,8 @@ class Summary:
 class RunSettings:
     """The settings that determine an output besides its input; manifest rows and outputs record them.
 
-    Attributes:
-        checkpoint: name@revision.
-        decode: decoding settings.
-        options: options of the run.
-        task: the sizes of the network's input and output, which the checkpoint determines.
-
-    Raises:
-        ConfigError: the crop of the options is smaller than the network's input.
+    `checkpoint` is name@revision, and `task` has the sizes of its network's input and output. Raises ConfigError if the
+    crop of the options is smaller than the network's input.
     """
 
     checkpoint: str
@@ -157,24 +133,17 @@ class RunSettings:
         self.config, self.content_options = self.decode.to_dict(), self.options.content_options()
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
+        self.row_fields: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config,
+                                           "seed": self.decode.seed, "options": self.content_options}
 
     def differences(self, row: Row) -> list[str]:
-        """Return the settings in which a row differs, one human-readable text per setting.
-
-        Exact tokens do not depend on an adaptive block size, so it makes no difference there.
-        """
+        """Return the settings in which a row differs, as text; exact tokens do not depend on an adaptive block size."""
         # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
         # Outputs that are older than the setting `crop` are from the centre.
         there = {"checkpoint": row.checkpoint, **config, "crop": CENTRE, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
-
-    @property
-    def row_fields(self) -> dict[str, Any]:
-        """The fields of a manifest row that hold the settings."""
-        return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
-                "options": self.content_options}
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
@@ -195,7 +164,7 @@ class RunSettings:
 
 def encode(request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
     """Return the bytes of the file of a decoded image, uint8 [target, target, 3]."""
-    return FORMATS[options.format].encode(replace(request.picture, rgb=image), {**record, "sample": request.sample})
+    return FORMATS[options.format](replace(request.picture, rgb=image), {**record, "sample": request.sample})
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

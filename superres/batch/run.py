@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from superres.batch.commit import GROUP, Lock, Staging
+from superres.batch.commit import GROUP, Staging, locked
 from superres.batch.inputs import Input
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
@@ -25,25 +25,18 @@ from superres.system.progress import ProgressBar, say
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
 
-IDLE_SECONDS = 2.0
-"""Longest time in seconds that a finished output waits to be committed together with other outputs."""
-PHOTO_LINES = 20
-"""Number of photos whose crops are printed; the manifest records all of them."""
-QUEUE = 256
-"""Number of finished outputs that may wait for the disk before decoding blocks."""
+IDLE_SECONDS = 2.0  # longest time in seconds that a finished output waits to be committed together with other outputs
+PHOTO_LINES = 20  # number of photos whose crops are printed; the manifest records all of them
+QUEUE = 256  # number of finished outputs that may wait for the disk before decoding blocks
 
 
 class BatchRun:
     """The state of a run: plan, lock, manifest and the writing thread. A context manager.
 
     Attributes:
-        entries: the inputs.
         count: number of the planned outputs, one per input and sample. Output n of face f, which is found only when the
             input is read, has the number n + f * count.
-        options: options of the run.
-        settings: settings that determine the outputs.
         summary: counts so far.
-        bar: the progress bar, shown on a terminal only.
         error: the error after which no more outputs are written, or None.
     """
 
@@ -58,22 +51,18 @@ class BatchRun:
         self.total = sum(1 if entry.error is not None else options.samples for entry in entries)
         self._moving = threading.Lock()
         self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
-        self._stack = ExitStack()
 
     def __enter__(self) -> BatchRun:
         """Take the lock, read the manifest and start the writing thread.
 
-        Raises:
-            OutputError: another run is writing there, the folder or the manifest cannot be written, or outputs were
-                made with other settings.
-            InvalidInputError: the manifest is damaged.
+        Raises OutputError if another run is writing there, the folder or the manifest cannot be written, or outputs
+        were made with other settings, and InvalidInputError if the manifest is damaged.
         """
         self._started = time.perf_counter()
         output = self.options.output
         prepare_folder(output)
         with ExitStack() as stack:
-            lock = Lock(output, self.options.shard)
-            stack.callback(lock.release)
+            stack.enter_context(locked(output, self.options.shard))
             self.manifest = Manifest(self.options.manifest_path, self.count, self._keys(), self.options.face_of)
             stack.callback(self.manifest.close)
             self._refuse_changes()
@@ -130,9 +119,7 @@ class BatchRun:
                 outputs = [(planned + face * self.count, self.options.outputs(entry, face)[sample - 1])
                            for face in self.manifest.known_faces(planned)]
                 outputs = outputs or [(planned, output)]
-                unchanged: list[Output | None] = [None]
-                if entry.error is None:
-                    unchanged = [self._unchanged(number, entry.input, path) for number, path in outputs]
+                unchanged = [self._unchanged(number, entry.input, path) for number, path in outputs]
                 # If one of a photo's faces is missing, it is read again, and `_write_result` keeps the other faces.
                 if None in unchanged:
                     samples.append(sample)
@@ -186,9 +173,7 @@ class BatchRun:
         unchanged = Output(number, Row(input, output, "skipped"))
         if row is None or row.status != "ok":
             return unchanged if mode == "skip" else None
-        if self.settings.differences(row) or not _has_digest(output, row.sha256):
-            return None
-        return unchanged
+        return None if self.settings.differences(row) or not _has_digest(output, row.sha256) else unchanged
 
     def _write(self) -> None:
         """Write queued results to disk until None arrives; the body of the writing thread."""
@@ -203,7 +188,6 @@ class BatchRun:
             except BaseException as error:  # the other threads continue to put results, and check `error`
                 self.error = error
             if result is None:
-                self.summary.writing = time.thread_time()
                 return
 
     def _write_result(self, result: Any) -> None:  # noqa: ANN401 -- as for `put`, or None or ()
@@ -212,19 +196,14 @@ class BatchRun:
             self._staging.commit()  # the failed rows of outputs that could not be renamed
             return
         output: Output = result if isinstance(result, Output) else self.settings.output(result)
+        row = output.row
         if output.data is not None:
             # Whether the output of one of several faces exists is known only now.
-            unchanged = None
-            if output.number >= self.count:
-                unchanged = self._unchanged(output.number, output.row.input, output.row.output)
+            unchanged = self._unchanged(output.number, row.input, row.output) if output.number >= self.count else None
             if unchanged is None:
                 self._staging.add(output)
                 return
-            output = unchanged
-        self._write_row(output)
-
-    def _write_row(self, output: Output) -> None:
-        row = output.row
+            output, row = unchanged, unchanged.row
         if row.error is not None:
             say(row.error if row.input in row.error else f"{row.input}: {row.error}")
         before = self.manifest.row(output.number)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.translator import Translated, Translator
 
-TOGETHER = 16
-"""Batches of lines that are sorted by length together. Their translations are written before further lines begin."""
+TOGETHER = 16  # batches of lines that are sorted by length together, and written before further lines begin
 
 
 def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
     """Return the lines to translate: `texts`, or the lines of the file `path`, or (None or "-") of standard input.
 
-    Raises:
-        ConfigError: both are given.
-        InvalidInputError: the file or standard input is empty, not UTF-8 or cannot be read.
+    Raises ConfigError if both are given, and InvalidInputError if the file or standard input is empty, not UTF-8 or
+    cannot be read.
     """
     require(not texts or path is None, f"give either text or --input {path}, not both")
     if texts:
@@ -42,12 +39,7 @@ def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
 
 
 def check_output(output: Path | None, path: Path | None) -> None:
-    """Create the output's folder and check that it can be written.
-
-    Raises:
-        ConfigError: the output would replace the input.
-        OutputError: the folder cannot be written.
-    """
+    """Create the output's folder; raise an error if the output would replace the input or cannot be written."""
     if output is None:
         return
     require(path is None or os.path.realpath(output) != os.path.realpath(path),
@@ -59,16 +51,10 @@ def check_output(output: Path | None, path: Path | None) -> None:
 
 @dataclass
 class TranslationSummary:
-    """What `superres translate` reports at its end.
+    """What `superres translate` reports at its end, as sums over all lines.
 
-    Attributes:
-        lines: number of translated lines.
-        seconds: time of translating them.
-        parts: number of parts of each line that was translated in parts, by the line's number from 1 on.
-        cut: numbers of the lines whose translation was cut.
-        unusual: numbers of the lines that are unlike the text that the network learned.
-        tokens: tokens accepted in blocks; 0 with beam search.
-        iterations: iterations that accepted them.
+    `parts` are the numbers of parts of lines that were translated in parts, by the line's number from 1 on; `cut` and
+    `unusual` are numbers of lines, and `tokens` those accepted in blocks (0 with beam search).
     """
 
     lines: int = 0
@@ -114,21 +100,15 @@ def translate_lines(
 ) -> Iterator[Translated]:
     """Translate `lines` with a progress bar on a terminal, and yield the results of some lines at a time, in order.
 
-    Raises:
-        InvalidInputError: a word is too long for the model; then nothing is translated.
-        ConfigError: the checkpoint does not support `options`.
+    Raises InvalidInputError if a word is too long for the model, before anything is translated, and ConfigError if the
+    checkpoint does not support `options`.
     """
-    translator.check_lines(lines)
     with tqdm(total=len(lines), unit="line", disable=None) as bar:
-        for first in range(0, len(lines), max(1, TOGETHER * batch_size)):
-            part = lines[first : first + TOGETHER * batch_size]
-            yield translator(part, options, keys=range(first, first + len(part)), batch_size=batch_size,
-                             progress=partial(_show, bar, first, len(part)))
+        def show(done: int, segments: int) -> None:
+            bar.update(len(lines) * done // segments - bar.n)
 
-
-def _show(bar: tqdm[Any], before: int, count: int, done: int, total: int) -> None:
-    """Move the bar to `done` of `total` segments of `count` lines, which follow `before` lines."""
-    bar.update(before + count * done // total - bar.n)
+        yield from translator.in_portions(
+            lines, max(1, TOGETHER * batch_size), options, batch_size=batch_size, progress=show)
 
 
 def _some_lines(numbers: Sequence[int]) -> str:
@@ -147,10 +127,8 @@ def notes(translator: Translator, result: Translated) -> list[str]:
 def line_writer(output: Path | None) -> Iterator[Callable[[Sequence[str]], None]]:
     """Yield a function that writes one line per text: to standard output at once, or to the file `output`.
 
-    The file is complete, or as it was before: it takes its name at the end of the block.
-
-    Raises:
-        OutputError: the output cannot be written.
+    The file is complete, or as it was before: it takes its name at the end of the block. Raises OutputError if the
+    output cannot be written.
     """
     if output is None:
         yield lambda texts: write_output(_joined(texts))
@@ -173,12 +151,7 @@ def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
 
 
 def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]:
-    """Return the steps of a line's translation with the tokens that each accepted, as in section 7.4 of the paper.
-
-    Args:
-        translator: the translator, for the names of tokens.
-        traces: one trace per segment.
-    """
-    steps = accepted_tokens(traces)
+    """Return the steps of a line's segments with the tokens that each accepted, as in section 7.4 of the paper."""
+    steps = enumerate(accepted_tokens(traces), 1)
     return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
-            f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in enumerate(steps, 1)]
+            f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in steps]

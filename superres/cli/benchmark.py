@@ -62,7 +62,7 @@ def text(
 
 
 def image_work(checkpoint: str, device: str, engine: str, data: Path | None, count: int) -> Workload:
-    """Return `count` images to decode with a checkpoint: the first of `data`, or crops of scikit-image's astronaut."""
+    """Return `count` images to decode: the first of `data`, or crops of scikit-image's astronaut."""
     from superres.evaluation.benchmark import image_workload
     from superres.evaluation.examples import example_sources
     from superres.tasks.face_data import read_faces
@@ -74,7 +74,7 @@ def image_work(checkpoint: str, device: str, engine: str, data: Path | None, cou
 
 
 def text_work(checkpoint: str, device: str, engine: str, data: Path | None) -> Workload:
-    """Return sentences to decode with a checkpoint: those of `data`, or sentences of our own."""
+    """Return sentences to decode: those of `data`, or sentences of our own."""
     from superres.evaluation.benchmark import text_workload
     from superres.evaluation.examples import SENTENCES
     from superres.tasks.translation import read_pairs
@@ -87,7 +87,6 @@ def text_work(checkpoint: str, device: str, engine: str, data: Path | None) -> W
 def _measure(
     work: Workload, sizes: tuple[int, ...], repeats: int, output: Path | None, busy: bool, as_json: bool,
 ) -> None:
-    """Run the benchmark, and report as the options ask."""
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
     from superres.system.machine import require_idle
 
@@ -100,11 +99,7 @@ def _measure(
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Return the numbers in a list such as "1,8,64".
-
-    Raises:
-        ConfigError: a part is not a positive whole number.
-    """
+    """Return the positive whole numbers in a list such as "1,8,64"; raise ConfigError for any other text."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(f"--batches takes positive whole numbers such as 1,8,64, not {text!r}")

@@ -17,7 +17,6 @@ from superres.config import (
     FACES,
     TRANSLATION,
     BeamConfig,
-    DecodeConfig,
     QualityBound,
     require_choice,
 )
@@ -95,22 +94,12 @@ def images(
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
         record = {"checkpoint": report["checkpoint"]}
         write_result(sheet, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
-    report["device"] = device
-    if as_json:
-        echo_json(report)
-    else:
-        echo(report_table(report), err=True)
-        if samples > 1:
-            echo(samples_table(report["sampling"]), err=True)
+    tables = [report_table(report)] + ([samples_table(report["sampling"])] if samples > 1 else [])
+    _show({**report, "device": device}, "\n".join(tables), as_json)
 
 
 def report_likelihood(context: typer.Context) -> None:
-    """Run `superres evaluate images --likelihood-only` with the options of the command.
-
-    Raises:
-        ConfigError: an option for decoding is on the command line, or the data are refused.
-        CheckpointError: the checkpoint is missing, damaged or for another task.
-    """
+    """Run `superres evaluate images --likelihood-only`, which refuses options for decoding."""
     from superres.evaluation.pictures import evaluate_likelihood, likelihood_text
     from superres.tasks.face_data import read_faces
 
@@ -121,11 +110,8 @@ def report_likelihood(context: typer.Context) -> None:
     upscaler = opt.load_upscaler(given["checkpoint"], given["device"], "plain")
     pairs = read_faces(given["data"], upscaler.face_task, given["split"], given["limit"])
     report = {**evaluate_likelihood(pairs, upscaler, given["batch_size"]), "device": given["device"]}
-    if given["as_json"]:
-        echo_json(report)
-    else:
-        echo(f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
-             f"{likelihood_text(report)}", err=True)
+    _show(report, f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
+                  f"{likelihood_text(report)}", given["as_json"])
 
 
 @opt.decoding_command(evaluate_app, TRANSLATION)
@@ -152,11 +138,7 @@ def text(
     decode = combined(opt.DEFAULTS, opt.given_options(context, decode), translator.model_config.prediction_heads)
     pairs = read_pairs(data, translator.languages, limit)
     report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
-    report["device"] = translator.device.type
-    if as_json:
-        echo_json(report)
-    else:
-        echo(report_lines(report), err=True)
+    _show({**report, "device": translator.device.type}, report_lines(report), as_json)
 
 
 @training_paused()
@@ -179,8 +161,8 @@ def tune(
         check_split(context, data)
 
     from superres.checkpoint import find_checkpoint
-    from superres.evaluation.calibration import calibrate_faces, calibrate_text
-    from superres.evaluation.tuning import save_default, tune_faces, tune_text
+    from superres.evaluation.calibration import calibrate_faces, calibrate_text, confidence_line
+    from superres.evaluation.tuning import label, save_default, tune_faces, tune_text
     from superres.system.output import prepare_folder
     from superres.tasks.face_data import read_faces
     from superres.tasks.translation import read_pairs
@@ -202,23 +184,12 @@ def tune(
     if save:
         save_default(folder, pipeline.device.type, fastest, confidence)
     report |= {"confidence": calibration, "device": pipeline.device.type, "saved": str(folder) if save else None}
-    if as_json:
-        echo_json(report)
-    else:
-        _report_tuning(report, table, fastest)
-
-
-def _report_tuning(report: dict[str, Any], table: str, fastest: DecodeConfig) -> None:
-    """Write the result of `tune` to standard error, as a table and sentences."""
-    from superres.evaluation.calibration import confidence_line
-    from superres.evaluation.comparison import label
-
-    echo(table, err=True)
-    if report["confidence"] is not None:
-        say(confidence_line(report["confidence"]))
-    saved, device = report["saved"], report["device"]
-    outcome = "not saved" if saved is None else f"saved as its default on {device} in {saved}"
-    say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+    _show(report, table, as_json)
+    if not as_json:
+        if calibration is not None:
+            say(confidence_line(calibration))
+        outcome = f"saved as its default on {pipeline.device.type} in {folder}" if save else "not saved"
+        say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
 
 
 def _is_text(context: typer.Context, checkpoint: str) -> bool:
@@ -234,12 +205,13 @@ def _is_text(context: typer.Context, checkpoint: str) -> bool:
     return checkpoint_task(find_checkpoint(checkpoint)) == translation.name
 
 
-def check_split(context: typer.Context, data: Path) -> None:
-    """Check the option --split.
+def _show(report: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print a report as JSON on standard output, or its text on standard error."""
+    echo_json(report) if as_json else echo(text, err=True)
 
-    Raises:
-        ConfigError: the name is unknown, or --split was given for data that has no splits.
-    """
+
+def check_split(context: typer.Context, data: Path) -> None:
+    """Raise ConfigError if the option --split has an unknown name, or was given for data without splits."""
     require_choice("--split", context.params["split"], SPLITS)
     if data.exists() and not is_celeba(data):
         opt.refuse_ineffective(context, f"on {data}, which is not a CelebA root and has no splits; leave it out",

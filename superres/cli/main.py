@@ -18,26 +18,22 @@ import typer
 from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
-from superres.cli.export import export_app
-from superres.cli.info import info
-from superres.cli.options import INTERRUPTED, decoding_command
+from superres.cli.options import INTERRUPTED, AsJson, decoding_command
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
-from superres.cli.translate import translate
+from superres.cli.translate import export_app, translate
 from superres.cli.upscale import manifest_app, upscale
 from superres.config import FACES, TRANSLATION
 from superres.errors import SuperresError
 from superres.system.progress import say
-from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, standard_output
+from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, echo_json, standard_output
 
-NOT_READ = 141
-"""Exit code if the reader of standard output has closed it, as shells use it."""
-
-FOR_DECODING = ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
-"""Packages that an installation for surveys alone lacks."""
-
+NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def print_version(asked: bool) -> None:
@@ -49,13 +45,26 @@ def print_version(asked: bool) -> None:
 
 Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-                  context_settings={"help_option_names": ["-h", "--help"]})
-
 
 @app.callback()
 def superres(version: Version = False) -> None:
     """Upscale faces of a few pixels, and translate, by blockwise parallel decoding."""
+
+
+def info(as_json: AsJson = False) -> None:
+    """Print versions, processor, threads, caches, and which native variant is used and why, for a bug report.
+
+    The first run may compile the native engine, and tests it.
+    """
+    from superres.nn.engines.native.report import report
+
+    found = {"superres": __version__, **report()}
+    if as_json:
+        echo_json(found)
+        return
+    for name, value in found.items():
+        for number, line in enumerate(value if isinstance(value, list) else [value]):
+            echo(f"{'' if number else name:<11}{line}")
 
 
 decoding_command(app, FACES)(upscale)
@@ -68,10 +77,9 @@ for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmar
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; errors that a user can cause become one line on standard error.
+    """Run the command line, by default that of this process, and return its exit code.
 
-    Args:
-        arguments: words after the program's name; those of the process by default.
+    Errors that a user can cause become one line on standard error.
     """
     if logging.lastResort is not None:  # prints the warnings of libraries
         logging.lastResort.setFormatter(PrintableFormatter())
@@ -98,12 +106,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: SuperresError | ModuleNotFoundError) -> str:
-    """Return the message of an error; raise the error again if a module is missing that every installation has."""
+    """Return the message of an error; raise it again if a module is missing that every installation has."""
     if isinstance(error, SuperresError):
         return str(error)
-    if error.name not in FOR_DECODING:
+    if error.name not in ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision"):
         raise error
-    return f"decoding needs {error.name}: pip install superres"
+    return f"decoding needs {error.name}: pip install superres"  # the installation is for surveys alone
 
 
 def _refuse(message: str, code: int = 2) -> int:

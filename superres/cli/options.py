@@ -5,24 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from superres.config import (
-    DECODING,
-    ENGINE_NAMES,
-    EXPERTS,
-    FACES,
-    SAMPLING,
-    TRANSLATION,
-    DecodeConfig,
-    Setting,
-    require,
-    require_choice,
-)
+from superres.config import DECODING, ENGINE_NAMES, EXPERTS, SAMPLING, DecodeConfig, Setting, require, require_choice
 from superres.pipeline.options import SETTINGS, as_option, choices_for
 from superres.tasks.translation import parse_languages
 
@@ -32,11 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = DecodeConfig()
 DEVICES = ("auto", "cpu", "cuda")
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells use it."""
-
-FILES = "Many files"
-"""Section of the help for the options of long runs."""
+FILES = "Many files"  # section of the help for the options of long runs
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells use it
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -47,9 +33,7 @@ def choices(names: Sequence[str]) -> str:
 
 
 class DecodingCommand(TyperCommand):
-    """A command with decoding options; its help has one section per panel of options."""
-
-    task: ClassVar[str] = FACES
+    """A command with decoding options, whose context's `obj` is their task; its help has a section per panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types depend on typer's version
         """Write the sections of arguments and options."""
@@ -58,7 +42,7 @@ class DecodingCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             name = str(parameter.name)
             if name in SETTINGS and SETTINGS[name].choices:
-                parameter.metavar = choices(choices_for(name, self.task))
+                parameter.metavar = choices(choices_for(name, ctx.obj))
             if (record := parameter.get_help_record(ctx)) is not None:
                 section = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 sections[getattr(parameter, "rich_help_panel", None) or section].append(record)
@@ -68,27 +52,15 @@ class DecodingCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
-class TextDecodingCommand(DecodingCommand):
-    """A `DecodingCommand` for text."""
-
-    task = TRANSLATION
-
-
 def decoding_command(app: typer.Typer, task: str, *names: str) -> Callable[[Command], Command]:
-    """Return a decorator that registers a command and adds options for decoding settings to its own parameters.
+    """Return a decorator that adds a command to `app`, with options for the decoding settings of a task.
 
-    The command reads these options with `decode_config`.
-
-    Args:
-        app: application that the command is added to.
-        task: task that the command decodes for.
-        names: settings that get an option; all settings of the task by default.
+    The command reads the options with `decode_config`. `names` are the settings that get one; all by default.
     """
-    offered = {name: about for name, about in SETTINGS.items() if task in about.tasks and name in (names or SETTINGS)}
-
     def register(function: Command) -> Command:
-        options = [option_of(name, about, getattr(DEFAULTS, name)) for name, about in offered.items()]
-        app.command(cls=DecodingCommand if task == FACES else TextDecodingCommand)(with_options(function, options))
+        options = [option_of(name, about, getattr(DEFAULTS, name)) for name, about in SETTINGS.items()
+                   if task in about.tasks and name in (names or SETTINGS)]
+        app.command(cls=DecodingCommand, context_settings={"obj": task})(with_options(function, options))
         return function
 
     return register
@@ -134,18 +106,13 @@ AsJson = Annotated[bool, Option("--json", help="Print the report as JSON on stan
 
 
 def decode_config(context: typer.Context) -> DecodeConfig:
-    """Return the decoding settings of a command; settings without an option have their default.
-
-    Raises:
-        ConfigError: a setting is out of range, or two settings contradict each other.
-    """
-    task = cast(DecodingCommand, context.command).task
+    """Return the decoding settings of a command, or raise ConfigError; those without an option have their default."""
     values = {name: context.params[name] for name in SETTINGS if name in context.params}
     for name, value in values.items():
         if isinstance(value, str):
             values[name] = SETTINGS[name].read(name, value)
         if SETTINGS[name].choices:
-            require_choice(as_option(name, ""), value, choices_for(name, task))
+            require_choice(as_option(name, ""), value, choices_for(name, context.obj))
     return DecodeConfig(**values)
 
 
@@ -162,29 +129,18 @@ def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any
 
 
 def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None:
-    """Refuse options that have no effect.
+    """Raise ConfigError if an option, by its parameter's name, was given without effect.
 
-    Args:
-        context: context of the command.
-        reason: why the options have no effect, and the remedy.
-        names: names of the options' parameters.
-
-    Raises:
-        ConfigError: one of the options is on the command line.
+    `reason` ends the message: why the option has no effect, and the remedy.
     """
     for name in names:
         value = context.params[name]
-        shown = as_option(name, "" if value is True else str(value))
-        require(not is_given(context, name), f"{shown} has no effect {reason}")
+        spelled = as_option(name, "" if value is True else str(value))
+        require(not is_given(context, name), f"{spelled} has no effect {reason}")
 
 
 def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
-    """Check the names of device and engine, and load a checkpoint for faces.
-
-    Raises:
-        ConfigError: a name is unknown, this machine lacks the device, or the engine does not support it.
-        CheckpointError: the checkpoint is missing, damaged or for another task.
-    """
+    """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are refused before."""
     require_choice("--device", device, DEVICES)
     require_choice("--engine", engine, ENGINE_NAMES)
     from superres.pipeline.upscaler import Upscaler
@@ -192,21 +148,8 @@ def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscale
     return Upscaler.load(checkpoint, device, engine)
 
 
-def load_translator(
-    checkpoint: str, device: str, languages: str | None = None, engine: str = "auto",
-) -> Translator:
-    """Check the names of device and engine, load a checkpoint for translation, and check its languages.
-
-    Args:
-        checkpoint: name, folder or hub id.
-        device: one of DEVICES.
-        languages: languages that the checkpoint must translate, such as "en-de"; any if None.
-        engine: one of ENGINE_NAMES.
-
-    Raises:
-        ConfigError: as for `load_upscaler`, or the checkpoint translates other languages.
-        CheckpointError: the checkpoint is missing, damaged or for another task.
-    """
+def load_translator(checkpoint: str, device: str, languages: str | None = None, engine: str = "auto") -> Translator:
+    """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for `languages`."""
     require_choice("--device", device, DEVICES)
     require_choice("--engine", engine, ENGINE_NAMES)
     wanted = None if languages is None else parse_languages(languages)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 from typer import Argument, Option
@@ -16,8 +18,8 @@ from superres.cli import options as opt
 from superres.config import require, require_choice, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
-from superres.survey.limits import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
+from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
+from superres.survey.study import FORMATS, GOLD, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from superres.survey.study import Study
 
 SETTINGS = StudySettings()
-FORMAT_NAMES = ("csv", "jsonl", "parquet")
 
 StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
 StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE, help="SQLite file, or a "
@@ -59,7 +60,7 @@ LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
 Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-FileFormat = Annotated[str, Option("--format", metavar=opt.choices(FORMAT_NAMES), help="Format of the file.")]
+FileFormat = Annotated[str, Option("--format", metavar=opt.choices(FORMATS), help="Format of the file.")]
 ExportFile = Annotated[Path, Option(metavar="FILE", help="File for the votes. Files beside it describe the study and "
                                     "the columns.")]
 Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
@@ -85,11 +86,7 @@ class SurveyCommand(TyperCommand):
     """A command that needs the extra `survey` to run, but not to print its help."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- their types depend on typer's version
-        """Run the command.
-
-        Raises:
-            ConfigError: a package of the extra is missing.
-        """
+        """Run the command; raise ConfigError if a package of the extra is missing."""
         try:
             import sqlalchemy  # noqa: F401
 
@@ -105,11 +102,6 @@ PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "sta
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
                          rich_markup_mode=None)
-
-
-@survey_app.callback()
-def survey() -> None:
-    """Ask people which of two pictures they prefer, and report the answer."""
 
 
 def _with_settings(function: opt.Command) -> opt.Command:
@@ -137,48 +129,35 @@ def create(
     settings = _settings(context)
     require_choice("--device", device, opt.DEVICES)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    from superres.evaluation.survey_methods import MethodRenderer, make_comparisons, parse_spec, read_images, task_of
+    from superres.evaluation.survey_methods import make_comparisons, parse_spec
     from superres.survey.pairs import make_pairs
+    from superres.survey.store import Store
 
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
-    opened = _open(store, create=True)
+    opened = Store(store, create=True)
     require(study not in opened.studies(), f"the study {study!r} exists in {store} already; choose another name")
-    read = read_images(images, task_of([*specs_a, *specs_b])) if images is not None else None
-    renderer = MethodRenderer(read, batch_size, device)
-    compared = make_comparisons(specs_a, specs_b, renderer, pairs, settings.seed)
+    compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     counts = Counter(pair.kind for pair in made)
-    settings = settings.fitted(counts[MAIN])
-    if scale is None:
-        largest = max(max(pair.a.pixels.shape[:2]) for pair in made)
-        settings = dataclasses.replace(settings, scale=min(max(1, MAX_WIDTH // largest), 64))
-    comparisons = [comparison for comparison, _, _ in compared]
-    _, token = opened.create_study(study, settings, comparisons, methods, made)
-    _explain(study, settings, len(comparisons), counts, opened.location)
+    trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2]) for pair in made)
+    settings = dataclasses.replace(settings, trials=trials, repeats=min(settings.repeats, trials),
+                                   scale=scale or min(max(1, MAX_WIDTH // largest), 64))
+    _, token = opened.create_study(study, settings, [comparison for comparison, _, _ in compared], methods, made)
+    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
+    say(f"study {study} is in {opened.location}: {main} pairs ({len(compared)} comparison"
+        f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
+    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
+        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
+        f"attention, and first on {practice} for practice; 20 raters give each pair about "
+        f"{20 * settings.trials / main:.0f} votes")
     say(f"next: {command_line('serve', study, store=opened.location)}")
     say("the token of the study's owner, which opens the results, follows; it is shown only once")
     echo(token)
 
 
-def _explain(study: str, settings: StudySettings, comparisons: int, counts: Counter[str], location: str) -> None:
-    """Say how many pairs a study has, and how many of them each rater sees."""
-    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
-    say(f"study {study} is in {location}: {main} pairs ({comparisons} comparison{'s' if comparisons > 1 else ''} of "
-        f"{main // comparisons} images)")
-    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
-        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
-        f"attention, and first on {practice} for practice; 20 raters give each pair about "
-        f"{20 * settings.trials / main:.0f} votes")
-
-
 def _settings(context: typer.Context) -> StudySettings:
-    """Return the settings that the options of `create` give.
-
-    Raises:
-        ConfigError: a setting is out of range.
-        InvalidInputError: the text of --consent cannot be read.
-    """
+    """Return the settings that the options of `create` give."""
     values = {name: context.params[name] for name in SETTINGS.to_dict()}
     if values["scale"] is None:
         values["scale"] = SETTINGS.scale
@@ -202,11 +181,9 @@ def serve(
     root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
-    import socket
-
     import uvicorn
 
-    from superres.survey.results import study_app
+    from superres.survey.server import study_app
     from superres.system.asgi import how_to_leave, local_address
 
     opened, found = _open_study(store, study)
@@ -235,15 +212,14 @@ def link(
     after that, only the browser that enrolled continues. Anyone who has a link can vote as its rater, so send each
     link to its rater only.
     """
-    from urllib.parse import urlencode
-
     from superres.survey.credentials import link_key
 
     _, found = _open_study(store, study)
-    names = found.settings.id_params
-    require(bool(names), f"the study {study} has no --id-param, so a link cannot name a rater; create it with one")
+    require(bool(found.settings.id_params),
+            f"the study {study} has no --id-param, so a link cannot name a rater; create it with one")
     require(address.startswith(("https://", "http://")), f"--address must be http(s), not {address!r}")
-    queries = [urlencode({names[-1]: rater, "link_key": link_key(found.salt, rater)}) for rater in rater_ids]
+    queries = [urlencode({found.settings.id_params[-1]: rater, "link_key": link_key(found.salt, rater)})
+               for rater in rater_ids]
     for query in queries:  # all ids are valid here
         echo(f"{address}{'&' if '?' in address else '?'}{query}")
 
@@ -257,16 +233,13 @@ def report(
     require(0 < level < 1, f"--level must be between 0 and 1, not {level}")
     from superres.survey.presentation import report_markdown, report_plot
     from superres.survey.report import study_report
-    from superres.system.output import prepare_folder, write_result
+    from superres.system.output import write_results
 
     found = study_report(*_open_study(store, study), level)
-    document = json.dumps(found, indent=1)
     if output is not None:
-        prepare_folder(output)
-        for name, data in (("report.json", f"{document}\n".encode()), ("report.md", report_markdown(found).encode()),
-                           ("report.png", report_plot(found))):
-            write_result(output / name, data)
-    echo(document if as_json else report_markdown(found))
+        write_results(output, {"report.json": found, "report.md": report_markdown(found),
+                               "report.png": report_plot(found)})
+    echo(json.dumps(found, indent=1) if as_json else report_markdown(found))
 
 
 @survey_app.command(cls=SurveyCommand)
@@ -276,21 +249,22 @@ def plan(
     rater_correlation: RaterCorrelation = None, image_correlation: ImageCorrelation = None, as_json: opt.AsJson = False,
 ) -> None:
     """Compute the votes and raters that a precision needs."""
-    from superres.survey import planning
+    from superres.survey.report import pilot_correlations
+    from superres.survey.statistics import IMAGE_CORRELATION, RATER_CORRELATION, plan_votes
 
-    rater, image = planning.RATER_CORRELATION, planning.IMAGE_CORRELATION
+    rater, image = RATER_CORRELATION, IMAGE_CORRELATION
     if pilot is not None:
-        rater, image = planning.pilot_correlations(*_open_study(store, pilot))
+        rater, image = pilot_correlations(*_open_study(store, pilot))
     rater = rater if rater_correlation is None else rater_correlation
     image = image if image_correlation is None else image_correlation
-    found = planning.plan_votes(precision / 100, images, votes_per_rater, expected / 100, level, rater, image)
+    found = plan_votes(precision / 100, images, votes_per_rater, expected / 100, level, rater, image)
     if as_json:
-        echo_json({**dataclasses.asdict(found), "rater_correlation": rater, "image_correlation": image})
+        echo_json({**found, "rater_correlation": rater, "image_correlation": image})
     else:
-        echo(f"{found.votes} votes of {found.raters} raters, {found.votes_per_image:.1f} per image, give an interval "
-             f"of +-{precision:g} points at {100 * level:g}% with correlations {rater:.3f} (rater) and {image:.3f} "
-             f"(image); {found.independent_votes} independent votes would suffice (design effect "
-             f"{found.design_effect:.1f})")
+        echo(f"{found['votes']} votes of {found['raters']} raters, {found['votes_per_image']:.1f} per image, give an "
+             f"interval of +-{precision:g} points at {100 * level:g}% with correlations {rater:.3f} (rater) and "
+             f"{image:.3f} (image); {found['independent_votes']} independent votes would suffice (design effect "
+             f"{found['design_effect']:.1f})")
 
 
 @survey_app.command(cls=SurveyCommand)
@@ -301,7 +275,7 @@ def export(
 
     Files beside it have the study's settings and a description of the columns.
     """
-    require_choice("--format", file_format, FORMAT_NAMES)
+    require_choice("--format", file_format, FORMATS)
     require(output.suffix == f".{file_format}",
             f"--output {output} must end in .{file_format}; correct it, or give another --format")
     from superres.survey.export import export_study
@@ -319,8 +293,9 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
     The study can be reported and exported, but not served.
     """
     from superres.survey.export import import_study
+    from superres.survey.store import Store
 
-    opened = _open(store, create=True)
+    opened = Store(store, create=True)
     say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
@@ -356,7 +331,9 @@ def exclude(
 @survey_app.command(cls=SurveyCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
     """Create a store, or update a store of an older version."""
-    opened = _open(store, create=True)
+    from superres.survey.store import Store
+
+    opened = Store(store, create=True)
     before, after = opened.migrated
     say(f"{opened.location} has schema {after}" + (f", updated from {before}" if before != after else " already"))
 
@@ -374,12 +351,8 @@ def results_line(address: str, study: str, store: str) -> str:
             f"command prints a new one, and the old one expires: {command_line('token', study, store=store)}")
 
 
-def _open(store: str, create: bool = False) -> Store:
+def _open_study(store: str, name: str) -> tuple[Store, Study]:
     from superres.survey.store import Store
 
-    return Store(store, create)
-
-
-def _open_study(store: str, name: str) -> tuple[Store, Study]:
-    opened = _open(store)
+    opened = Store(store)
     return opened, opened.study(name)

@@ -31,11 +31,12 @@ from superres.tasks.translation import parse_languages
 from superres.training.settings import TrainConfig
 
 BEAM = BeamConfig()
-FOREVER_RATE = 3e-4
-"""Learning rate of an endless run; it stays constant after the warm-up."""
-
-FOREVER_EMA = 0.9995
-"""Decay of the averaged weights of an endless run: an average over about 2,000 steps."""
+FOREVER_RATE = 3e-4  # learning rate of an endless run; it stays constant after the warm-up
+FOREVER_EMA = 0.9995  # decay of the averaged weights of an endless run: an average over about 2,000 steps
+# Settings of training that get an option: in every command, in the stages, and in the stages that train heads.
+ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share")
+STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps")
+HEADS = ("freeze_base", "head_positions", "head_target")
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
                                    "text PATH.en and PATH.de.")]
@@ -81,13 +82,6 @@ Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent context
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
 
-ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share")
-"""Settings of training that every command has."""
-
-STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps")
-HEADS = ("freeze_base", "head_positions", "head_target")
-
-
 def training_command(
     *names: str, called: str | None = None, **defaults: object,
 ) -> Callable[[opt.Command], opt.Command]:
@@ -105,6 +99,15 @@ def training_command(
     return register
 
 
+def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainConfig:
+    """Return the training settings of a command, or raise ConfigError.
+
+    Settings without an option are `fixed` or have their default.
+    """
+    given = {name: context.params[name] for name in settings_of(TrainConfig) if name in context.params}
+    return TrainConfig.from_dict({"stage": stage, **fixed, **given})
+
+
 @training_command(*STAGE, "label_smoothing", "teacher")
 def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
@@ -115,7 +118,7 @@ def base(
 
     The result is DIR/checkpoint. The preset text learns to translate.
     """
-    _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
+    _train(context, "base", data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
            languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops)
 
 
@@ -128,8 +131,8 @@ def heads(
 
     The base model is fine-tuned or frozen. The result is DIR/checkpoint.
     """
-    _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
-           prediction_heads=prediction_heads, head_layer=head_layer, crops=crops)
+    _train(context, "heads", data=data, output=output, dev=dev, start=start, limit=limit, crops=crops,
+           prediction_heads=prediction_heads, head_layer=head_layer)
 
 
 @opt.decoding_command(train_app, FACES, "block_size")
@@ -180,8 +183,8 @@ def distil(
     This is self-distillation. With --teacher, usually the checkpoint that drew the pictures, p1 keeps the teacher's
     distributions on them. The result is DIR/checkpoint.
     """
-    _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
-           head_layer=head_layer, crops=crops)
+    _train(context, "distil", data=data, own=own, output=output, dev=dev, start=start, limit=limit, crops=crops,
+           head_layer=head_layer)
 
 
 @training_command(*ENDLESS, called="continue", optimizer="muon", learning_rate=FOREVER_RATE)
@@ -209,12 +212,7 @@ def continue_run(
     settings = train_config(context, stage, endless=True, ema_decay=FOREVER_EMA, teacher=teacher)
     run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops)
     with _training_bar(None, "s") as (bar, stop):
-
-        def report(record: dict[str, float]) -> None:
-            _advance(bar, record["seconds"])
-            _show(bar, record)
-
-        best = train_continuously(run, 60 * round_minutes, stop, report)
+        best = train_continuously(run, 60 * round_minutes, stop, lambda record: _show(bar, record, record["seconds"]))
     found = "no round has beaten the reference yet" if best is None else \
         f"{best} beats the reference, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
@@ -230,7 +228,7 @@ def ngrams(
     The n-grams are in the tokens of --checkpoint.
     """
     from superres.system.output import write_result
-    from superres.training.ngram_counts import count_targets
+    from superres.training.statistics import count_targets
 
     table = count_targets(checkpoint, data, order, limit, least, most)
     write_result(output, table.to_bytes())
@@ -248,7 +246,7 @@ def shortlist(
     which sentences are unlike the text.
     """
     from superres.system.output import write_result
-    from superres.training.shortlists import learn_shortlists
+    from superres.training.statistics import learn_shortlists
 
     lists = learn_shortlists(checkpoint, data, limit, domain)
     write_result(output, lists.to_bytes())
@@ -281,31 +279,18 @@ def ladder(
     _finish(output, done)
 
 
-def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainConfig:
-    """Return the training settings of a command; settings without an option are `fixed` or have their default.
+def _train(context: typer.Context, name: str, **options: Any) -> None:  # noqa: ANN401 -- fields of Stage
+    """Run the stage `name` with a progress bar."""
+    settings = train_config(context, name)
 
-    Raises:
-        ConfigError: a setting is out of range, or two settings contradict each other.
-    """
-    given = {name: context.params[name] for name in settings_of(TrainConfig) if name in context.params}
-    return TrainConfig.from_dict({"stage": stage, **fixed, **given})
-
-
-def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- fields of superres.training.corpora.Stage
-    """Run a stage with a progress bar."""
     from superres.training.corpora import Stage
     from superres.training.recipes import train_stage
 
-    stage = Stage(settings, **stage_options)
+    stage = Stage(settings, **options)
     total = settings.steps or round(60 * (settings.minutes or 0))
     with _training_bar(total, "step" if settings.steps else "s") as (bar, stop):
-
-        def report(record: dict[str, float]) -> None:
-            done = record["step"] if settings.steps else record["seconds"]
-            _advance(bar, min(done, total))
-            _show(bar, record)
-
-        done = train_stage(stage, stop, report)
+        done = train_stage(stage, stop, lambda record: _show(
+            bar, record, min(record["step" if settings.steps else "seconds"], total)))
     _finish(stage.output, done)
 
 
@@ -323,13 +308,15 @@ def _advance(bar: tqdm[NoReturn], done: float) -> None:
     bar.update(done - bar.n)
 
 
-def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
+def _show(bar: tqdm[NoReturn], record: dict[str, float], done: float | None = None) -> None:
+    """Show the losses and scores of a record beside the bar, and move the bar to `done`."""
+    if done is not None:
+        _advance(bar, done)
     shown = ("images", "pairs", "p1", "heads", "bits_per_dim", "bits_per_token", "bleu")
     bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
 
 
 def _finish(output: Path, done: bool) -> None:
     """Report whether a run is finished, and exit."""
-    state = "finished" if done else "stopped and saved; the same command resumes it"
-    say(f"{output}: {state}")
+    say(f"{output}: {'finished' if done else 'stopped and saved; the same command resumes it'}")
     raise typer.Exit(0 if done else opt.INTERRUPTED)

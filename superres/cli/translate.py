@@ -1,4 +1,4 @@
-"""The command `superres translate`."""
+"""The commands `superres translate` and `superres export ctranslate2`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ Output = Annotated[Path | None, Option(metavar="FILE", help="File for the transl
 Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
 Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam search with N "
                                     "hypotheses per sentence instead of in blocks.")]
+Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a folder.")]
+Folder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the model.")]
+
+export_app = typer.Typer(help="Convert a checkpoint for another engine.", rich_markup_mode=None)
 
 
 def translate(
@@ -49,29 +53,34 @@ def translate(
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
-    from superres.batch.text import (
-        TranslationSummary,
-        check_output,
-        input_lines,
-        line_writer,
-        trace_lines,
-        translate_lines,
-    )
+    from superres.batch import text
 
-    check_output(output, input)
-    lines = input_lines(texts or [], input)
+    text.check_output(output, input)
+    lines = text.input_lines(texts or [], input)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     given = opt.given_options(context, decode)
     if options is None and (given or trace):  # a trace shows the default's blocks, which a large batch would not have
         options = combined(translator.default, given, translator.model_config.prediction_heads)
-    summary = TranslationSummary()
-    with line_writer(output) as write:
-        for result in translate_lines(lines, translator, options, batch_size):
+    summary = text.TranslationSummary()
+    with text.line_writer(output) as write:
+        for result in text.translate_lines(lines, translator, options, batch_size):
             write(result.texts)
             summary.add(result)
             for traces in result.traces if trace else []:
-                echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
+                echo("\n".join([*text.trace_lines(translator, traces), ""]), err=True)
     for note in summary.notes(translator):
         say(note)
     if output is not None:
         say(str(summary))
+
+
+@export_app.command()
+def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
+    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
+
+    In float32, CTranslate2 then gives the tokens of greedy decoding (extra `peers`).
+    """
+    from superres.pipeline.export import export_ctranslate2
+
+    export_ctranslate2(checkpoint, folder)
+    say(f"written: {folder}")

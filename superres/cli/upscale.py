@@ -62,11 +62,10 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    samples: Samples = 1,
-    format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto",
-    listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False, suffix: Suffix = "",
-    on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
-    ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
+    samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip",
+    device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False,
+    suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto",
+    shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
@@ -109,11 +108,6 @@ def upscale(
     for line in [*summary.reason_lines(), summary.line()]:
         say(line)
     raise typer.Exit(summary.exit_code)
-
-
-@manifest_app.callback()
-def manifests() -> None:
-    """Work with the manifests of superres upscale."""
 
 
 @manifest_app.command()

@@ -1,6 +1,5 @@
 """Frozen, validated settings of the network and of decoding, with a strict JSON form."""
 
-from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_choice, require_whole
 from superres.config.decoding import (
     CRITERION_NAMES,
     DEFAULT_CHECKPOINT,
@@ -19,11 +18,18 @@ from superres.config.settings import (
     DECODING,
     EXPERTS,
     FACES,
+    LARGEST,
     SAMPLING,
     TRANSLATION,
+    Config,
     Registry,
     Setting,
     documented,
+    is_number,
+    is_whole,
+    require,
+    require_choice,
+    require_whole,
     setting,
     settings_of,
 )

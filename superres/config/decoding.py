@@ -6,8 +6,19 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from superres.config.checks import Config, is_number, require, require_probability, require_whole
-from superres.config.settings import EXPERTS, FACES, SAMPLING, documented, setting, settings_of
+from superres.config.settings import (
+    EXPERTS,
+    FACES,
+    SAMPLING,
+    Config,
+    documented,
+    is_number,
+    require,
+    require_probability,
+    require_whole,
+    setting,
+    settings_of,
+)
 from superres.errors import ConfigError, shown
 
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
@@ -20,34 +31,22 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph"
 "graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,
 values and inputs of products to bytes. Their tokens can differ from those of the others.
 """
+CRITERION_NAMES = ["exact", "distance", "top-k"]  # in decoding.acceptance.CRITERIA
+PROPOSER_NAMES = ["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]  # in decoding.proposers.PROPOSERS
 
 LEAST_TEMPERATURE = 1e-9
 """Smallest temperature above 0.
 
-Scores are divided by the temperature in float32, which overflows above 3e38. So scores up to 3e29 stay finite, and
-networks give much smaller ones. Sampling at this temperature equals greedy decoding unless two scores differ by less
-than 1e-7.
+Divided by it, scores up to 3e29 stay finite in float32. Sampling equals greedy decoding unless two scores differ by
+less than 1e-7.
 """
-
-LARGEST_BRANCHING = 128
-"""Largest window and number of candidates of lookahead; a step reads (window + candidates) * (k - 1) columns."""
-
-CRITERION_NAMES = ["exact", "distance", "top-k"]
-"""Acceptance criteria, implemented in `superres.decoding.acceptance.CRITERIA`."""
-
-PROPOSER_NAMES = ["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
-"""Sources of proposals, implemented in `superres.decoding.proposers.PROPOSERS`."""
-
-SAMPLINGS = ("coupled", "speculative")
-"""Methods of sampling in blocks."""
+LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
+LARGEST_COEFFICIENT = 8  # the spread of the probabilities of `Confidence` then fits into float32
+LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
 
 
 def parse_temperature(text: str) -> float | tuple[float, ...]:
-    """Return the temperature in text such as "0.9" or "0.9,0.7,0.7"; `DecodeConfig` checks the range.
-
-    Raises:
-        ConfigError: a part is not a number.
-    """
+    """Return the temperature in text such as "0.9" or "0.9,0.7,0.7", or raise ConfigError; its range is not checked."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -108,7 +107,7 @@ class DecodeConfig(Config):
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
         "probability min(1, p/q), and gives another sample of the same distribution.", panel=SAMPLING,
-        choices=SAMPLINGS, depends_on="temperature")
+        choices=("coupled", "speculative"), depends_on="temperature")
     sample_top_k: int | None = setting(
         None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
         depends_on="temperature")
@@ -125,9 +124,6 @@ class DecodeConfig(Config):
             len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per colour, "
                 f"not {shown(self.temperature)}")
-        self._check_sampling()
-
-    def _check_sampling(self) -> None:
         require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
@@ -160,9 +156,6 @@ class DecodeConfig(Config):
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
         the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
         minimum block or another proposer is given, or if the given settings make the tokens depend on the block sizes.
-
-        Raises:
-            ConfigError: two settings contradict each other.
         """
         plain = type(self)()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
@@ -175,18 +168,14 @@ class DecodeConfig(Config):
             changes.update(accept=plain.accept, min_block=plain.min_block)
         if given.get("temperature") == 0:
             changes.update(sampling=plain.sampling)
-        is_fixed = "block_size" in given or "min_block" in given
-        if given.get("proposer", self.proposer) != self.proposer:
+        other_proposer = given.get("proposer", self.proposer) != self.proposer
+        if other_proposer:
             changes.update(block_size=plain.block_size, min_block=plain.min_block)
-            is_fixed = True
         result = dataclasses.replace(self, **{**changes, **given})
+        is_fixed = other_proposer or "block_size" in given or "min_block" in given
         if "adaptive" not in given and (is_fixed or (self.is_exact and not result.is_exact)):
             result = dataclasses.replace(result, adaptive=plain.adaptive)
         return result
-
-
-LARGEST_COEFFICIENT = 8
-"""Largest absolute value of a coefficient of `Confidence`; the spread of its probabilities then fits into float32."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +191,8 @@ class Confidence(Config):
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():
-            require(is_number(value) and abs(value) <= LARGEST_COEFFICIENT,
+            require(is_number(value, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT),
                     f"{name} must be at most {LARGEST_COEFFICIENT} in absolute value, not {shown(value)}")
-
-
-LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
-"""Largest number of hypotheses per sequence, and largest exponent of the length penalty."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +209,7 @@ class BeamConfig(Config):
 
     def __post_init__(self) -> None:
         require_whole("beam", self.size, 1, LARGEST_BEAM)
-        require(is_number(self.length_penalty) and 0 <= self.length_penalty <= LARGEST_PENALTY,
+        require(is_number(self.length_penalty, 0, LARGEST_PENALTY),
                 f"length-penalty must be at least 0, not {shown(self.length_penalty)}, and at most {LARGEST_PENALTY}")
 
 
@@ -244,7 +229,6 @@ class QualityBound(Config):
         psnr, bits = self.min_psnr_to_greedy, self.max_bits_loss
         require((psnr is None) != (bits is None), "give the bound on quality as either --min-psnr-to-greedy (dB) or "
                                                   "--max-bits-loss (bits/dim)")
-        require(psnr is None or (is_number(psnr) and psnr > 0),
+        require(psnr is None or (is_number(psnr, 0) and psnr != 0),
                 f"min-psnr-to-greedy must be positive, not {shown(psnr)}")
-        require(bits is None or (is_number(bits) and bits >= 0),
-                f"max-bits-loss must be at least 0, not {shown(bits)}")
+        require(bits is None or is_number(bits, 0), f"max-bits-loss must be at least 0, not {shown(bits)}")

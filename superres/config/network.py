@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from superres.config.checks import (
+from superres.config.settings import (
     Config,
     is_number,
     is_whole,
     require,
+    require_choice,
     require_probability,
-    require_text,
     require_truth,
     require_whole,
 )
@@ -23,8 +23,8 @@ FORMAT_VERSION = 1
 
 LONGEST = 2, 10
 """Factor and excess of the largest number of target tokens over that of source tokens, with the ends of both. It ends
-translations that run into repetition. In the vocabulary of `multi30k-en-de`, the translations of 31,475 captions of
-Multi30k, 40,000 sentences of Tatoeba and 3,000 of newstest2013 are all shorter."""
+translations that repeat themselves. All translations of Multi30k, and of 40,000 sentences of Tatoeba and 3,000 of
+newstest2013, are shorter in the vocabulary of `multi30k-en-de`."""
 
 SIZES: dict[str, tuple[int, int]] = {
     "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
@@ -32,27 +32,24 @@ SIZES: dict[str, tuple[int, int]] = {
     "prediction_heads": (1, 2**10), "head_filter_size": (1, 2**16), "conditioning_blocks": (0, 2**8),
     "conditioning_width": (1, 2**14),
 }
-"""Smallest and largest value of each size of a network.
-
-The largest values are far above the needs of a picture or a sentence. They stop an untrusted checkpoint from requesting
-more memory than a machine has.
-"""
-
-MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
-"""Largest number of source and of target positions, and of colour channels."""
-
-MOST_ATTENDED = 16 * 16 * 3
-"""Largest number of positions of an image that encoder layers attend to.
-
-Attention among S positions takes 2 S D multiplications per position and layer, and the rest of the layer 12 D^2 (with a
-feed-forward layer of 4 D). From this number on, at the width D of 128 of `base`, attention takes more than the rest,
-and the cost is no longer linear in the pixels. Larger images use convolution blocks alone.
-"""
-
-MOST_TABLE = 2**26
-"""Largest number of entries in a table with one row per position; 256 MiB in float32."""
+"""Smallest and largest value of each size of a network. The largest values are far above the needs of a picture or a
+sentence; an untrusted checkpoint with them cannot request more memory than a machine has."""
 
 HEAD_LAYERS = ("per-head", "dense", "sequential", "recurrent")
+CHOICES = {"attention": ("local_1d", "causal"), "norm": ("pre", "post"), "head_layer": HEAD_LAYERS,
+           "ordinal_shape": ("laplace", "hyperbolic")}
+SWITCHES = ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood", "cell_remainder",
+            "ordinal_output", "free_scores", "tied_embeddings", "consistent")
+
+MOST_SOURCE, MOST_TARGET = 2**14, 256 * 256 * 3  # positions
+MOST_CHANNELS = 4
+MOST_TABLE = 2**26  # entries in a table with one row per position; 256 MiB in float32
+MOST_ATTENDED = 16 * 16 * 3
+"""Largest number of positions of an image that encoder layers attend to; larger images use convolution blocks alone.
+
+Attention among S positions takes 2 S D multiplications per position and layer, and the rest of the layer 12 D^2 (with a
+feed-forward layer of 4 D). From this number on, at the width D of 128 of `base`, attention takes more than the rest.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,37 +62,32 @@ class ModelConfig(Config):
         vocabulary: V, the number of token values.
         source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
         target_shape: shape of the decoder's output; its product is the number of target positions T.
-        width: D, the size of a state vector.
-        filter_size: hidden size of each feed-forward layer.
-        attention_heads: H; must divide `width`.
+        width: D, the size of a state vector; a multiple of `attention_heads`.
+        filter_size: hidden size of each feed-forward layer, as `head_filter_size` is of one prediction head's layer.
         encoder_layers: number of encoder layers; 0 for an image of over MOST_ATTENDED source positions.
-        decoder_layers: number of decoder layers.
         attention: decoder self-attention: "causal", or "local_1d" (causal within the attention block, and all of the
             previous block).
         attention_block_length: length of the blocks of local attention (not the decoding block size).
         cross_attention: whether decoder layers attend to the memory.
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as in the paper).
-        dropout: probability of dropping a sub-layer's output while training.
+        dropout: of a sub-layer's output while training.
         prediction_heads: K, the number of heads p1..pk; 1 is an autoregressive model.
         head_layer: "per-head" (block-diagonal), "dense" (fully connected across heads, as in the paper), "sequential"
             (per-head, and its state weights the neighbour features and the tokens proposed before its own) or
             "recurrent" (each head is a step of one layer, which reads the token proposed before its own and the
-            memory). "sequential" needs `numeric_neighbourhood` and `ordinal_output`; "recurrent" needs text,
-            `cross_attention` and `identity_p1`.
-        head_filter_size: hidden size of one prediction head's layer.
+            memory).
         identity_p1: head 1 is the base model's own output. False passes it through the head layer, as in the paper, so
             inserting the layer changes p1 even if the base is frozen.
         one_head_layer: with one prediction head and without `identity_p1`, whether the network has a head layer. False
             is a base model before the layer is inserted: p1 is then the base model's own output.
         aligned_conditioning: add the enlarged memory to the decoder input, position by position.
-        conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
-        conditioning_width: channels of these convolution blocks.
+        conditioning_blocks: residual convolution blocks, of `conditioning_width` channels, that refine the aligned
+            conditioning at target resolution.
         numeric_neighbourhood: feed the decoded intensities near the target position as neighbour features.
         cell_remainder: with `numeric_neighbourhood`, feed the residual sum: what the rest of the cell must add up to.
         ordinal_output: add an ordinal term, which falls with the distance |v - mu(h)|, to the score of intensity v.
         ordinal_shape: the ordinal term at the distance z = |v - mu(h)| / s(h): "laplace", -z; or "hyperbolic",
-            d - sqrt(d^2 + z^2) with d(h) from the network as well, which is rounder at the centre and has lighter tails
-            (Barndorff-Nielsen 1977, the hyperbolic distribution).
+            d - sqrt(d^2 + z^2) with d(h) from the network as well (Barndorff-Nielsen 1977, hyperbolic distribution).
         free_scores: add a free score (W h)_v to the ordinal score. Without it, the likeliest intensity is the
             conditional median, so greedy pictures avoid the point masses at black and white.
         tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
@@ -138,23 +130,23 @@ class ModelConfig(Config):
     def __post_init__(self) -> None:
         for name, (least, most) in SIZES.items():
             require_whole(name, getattr(self, name), least, most)
-        require_text("task", self.task)
-        for name in ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood",
-                     "cell_remainder", "ordinal_output", "free_scores", "tied_embeddings", "consistent"):
+        require(isinstance(self.task, str), f"task must be text, not {shown(self.task)}")
+        for name in SWITCHES:
             require_truth(name, getattr(self, name))
+        for name, names in CHOICES.items():
+            require_choice(name, getattr(self, name), names)
         self._check_shapes()
         require(self.width % self.attention_heads == 0,
                 f"attention_heads {self.attention_heads} must divide width {self.width}")
         require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
-        require(self.attention in ("local_1d", "causal"),
-                f"attention must be local_1d or causal, not {shown(self.attention)}")
-        require(self.norm in ("pre", "post"), f"norm must be pre or post, not {shown(self.norm)}")
-        require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0,
+        require(is_number(self.dropout, 0) and self.dropout < 1,
                 f"dropout must be in [0, 1), not {shown(self.dropout)}")
         require_probability("nucleus", self.nucleus)
-        self._check_heads()
-        require(self.ordinal_shape in ("laplace", "hyperbolic"),
-                f"ordinal_shape must be laplace or hyperbolic, not {shown(self.ordinal_shape)}")
+        require(self.head_layer != "sequential" or (self.numeric_neighbourhood and self.ordinal_output),
+                "head_layer sequential needs numeric_neighbourhood and ordinal_output")
+        is_text = len(self.target_shape) == 1
+        require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
+                "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output or self.consistent:
@@ -174,16 +166,6 @@ class ModelConfig(Config):
                 f"encoder_layers must be 0 for a source image of {self.source_length} positions, not "
                 f"{self.encoder_layers}: attention takes time quadratic in the positions, and at most {MOST_ATTENDED} "
                 "are allowed; use conditioning_blocks")
-
-    def _check_heads(self) -> None:
-        require(self.head_layer in HEAD_LAYERS,
-                f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {shown(self.head_layer)}")
-        numeric = self.numeric_neighbourhood and self.ordinal_output
-        require(self.head_layer != "sequential" or numeric,
-                "head_layer sequential needs numeric_neighbourhood and ordinal_output")
-        is_text = len(self.target_shape) == 1
-        require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
-                "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")
 
     def _check_text(self) -> None:
         named = isinstance(self.languages, tuple) and all(isinstance(name, str) for name in self.languages)
@@ -218,64 +200,57 @@ class ModelConfig(Config):
         return math.prod(self.target_shape)
 
     @property
-    def outputs(self) -> int:
-        """Outputs of the projection per position: free scores, and the parameters of the ordinal term."""
-        return (self.vocabulary if self.free_scores else 0) + self.ordinal_outputs
-
-    @property
     def ordinal_outputs(self) -> int:
         """Parameters of the ordinal term: log d with the shape "hyperbolic", the shift of mu, and log(1 / s)."""
         return (3 if self.ordinal_shape == "hyperbolic" else 2) if self.ordinal_output else 0
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the projection per position: free scores, and the parameters of the ordinal term."""
+        return self.vocabulary * self.free_scores + self.ordinal_outputs
 
     @property
     def enlargement(self) -> tuple[int, int]:
         """Target rows and columns per cell (source pixel)."""
         return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
 
-    def longest_target(self, source_tokens: int) -> int:
-        """Return the largest number of target tokens for a text of `source_tokens` tokens: see `LONGEST`."""
-        return min(self.target_length, LONGEST[0] * source_tokens + LONGEST[1])
-
     @property
     def channels(self) -> int:
         """Colour channels of a target position; 1 for text."""
         return self.target_shape[-1] if len(self.target_shape) == 3 else 1
 
+    def longest_target(self, source_tokens: int) -> int:
+        """Return the largest number of target tokens for a text of `source_tokens` tokens: see `LONGEST`."""
+        return min(self.target_length, LONGEST[0] * source_tokens + LONGEST[1])
+
+
+_FACES: dict[str, Any] = {"cell_remainder": True, "ordinal_shape": "hyperbolic", "free_scores": False,
+                          "cross_attention": False}
+_UNAIDED: dict[str, Any] = {"aligned_conditioning": False, "conditioning_blocks": 0, "numeric_neighbourhood": False,
+                            "ordinal_output": False}
+_TEXT: dict[str, Any] = {
+    **_UNAIDED, "task": "translation", "languages": ("en", "de"), "vocabulary": 8000, "source_shape": (128,),
+    "target_shape": (128,), "attention_heads": 4, "attention": "causal", "tied_embeddings": True}
 
 PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(cell_remainder=True),
     "base": ModelConfig(
-        width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
-        head_layer="sequential", head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
-        cell_remainder=True, ordinal_shape="hyperbolic", free_scores=False,
-    ),
+        **_FACES, width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4,
+        head_layer="sequential", head_filter_size=256, conditioning_blocks=6, conditioning_width=96),
     "paper": ModelConfig(
-        width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,
-        head_layer="dense", head_filter_size=2048, identity_p1=False, aligned_conditioning=False, conditioning_blocks=0,
-        numeric_neighbourhood=False, ordinal_output=False,
-    ),
+        **_UNAIDED, width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post",
+        dropout=0.1, head_layer="dense", head_filter_size=2048, identity_p1=False),
     "text": ModelConfig(
-        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
-        width=256, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=3, attention="causal",
-        dropout=0.3, head_layer="recurrent", head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
-        numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
-    ),
+        **_TEXT, width=256, filter_size=512, encoder_layers=3, decoder_layers=3, dropout=0.3, head_layer="recurrent",
+        head_filter_size=512),
     "face-64": ModelConfig(
-        source_shape=(32, 32, 3), target_shape=(64, 64, 3), width=96, filter_size=384, attention_heads=3,
-        encoder_layers=0, decoder_layers=3, cross_attention=False, head_layer="sequential", head_filter_size=192,
-        conditioning_blocks=4, conditioning_width=64, cell_remainder=True, ordinal_shape="hyperbolic",
-        free_scores=False, consistent=True, nucleus=0.9,
-    ),
+        **_FACES, source_shape=(32, 32, 3), target_shape=(64, 64, 3), width=96, filter_size=384, attention_heads=3,
+        encoder_layers=0, decoder_layers=3, head_layer="sequential", head_filter_size=192, conditioning_blocks=4,
+        conditioning_width=64, consistent=True, nucleus=0.9),
     "draft": ModelConfig(
-        width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
-        conditioning_width=64, cell_remainder=True, ordinal_shape="hyperbolic", free_scores=False,
-    ),
+        **_FACES, width=64, filter_size=128, decoder_layers=1, conditioning_blocks=4, conditioning_width=64),
     "text-draft": ModelConfig(
-        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
-        width=128, filter_size=256, attention_heads=4, encoder_layers=2, decoder_layers=1, attention="causal",
-        dropout=0.1, aligned_conditioning=False, conditioning_blocks=0, numeric_neighbourhood=False,
-        ordinal_output=False, tied_embeddings=True,
-    ),
+        **_TEXT, width=128, filter_size=256, encoder_layers=2, decoder_layers=1, dropout=0.1),
 }
 """Named networks.
 

@@ -1,4 +1,4 @@
-"""Descriptions of settings: help, text form, and range.
+"""The base class of settings, checks of single values, and descriptions of settings: help, text form, and range.
 
 Every field of a settings class has a `Setting`. The options of the command line and the methods of a survey derive from
 it, so a new setting is written in one place. The controls of the web demo are in `superres.web.controls`.
@@ -7,24 +7,88 @@ it, so a new setting is written in one place. The controls of the web demo are i
 from __future__ import annotations
 
 import dataclasses
+import sys
 import textwrap
 import typing
 from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
-from superres.config.checks import LARGEST, Config, ConfigT, require_choice, require_text, require_truth, require_whole
-from superres.errors import ConfigError, shown
+from superres.errors import ConfigError, plain, shown
 
 T = TypeVar("T")
+ConfigT = TypeVar("ConfigT", bound="Config")
 
-FACES, TRANSLATION = "faces", "translation"
-"""Names of the tasks, as in `superres.tasks`."""
+LARGEST = 2**31 - 1  # of whole-number settings without a smaller bound; sums and products with it fit into 64 bits
+FACES, TRANSLATION = "faces", "translation"  # names of the tasks
+DECODING, SAMPLING, EXPERTS = "Decoding", "Sampling", "Experts"  # sections of the help for the decoding settings
 
-DECODING, SAMPLING, EXPERTS = "Decoding", "Sampling", "Experts"
-"""Sections of the help for the decoding settings."""
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether `value` is a whole number; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object, least: float = -sys.float_info.max, most: float = sys.float_info.max) -> bool:
+    """Return whether `value` is a number from `least` to `most`; True, False, infinity and NaN are not."""
+    return (is_whole(value) or isinstance(value, float)) and least <= cast(float, value) <= most
+
+
+def require_probability(name: str, value: object) -> None:
+    """Require that the value of the setting `name` is a number above 0 and at most 1."""
+    require(is_number(value, 0, 1) and value != 0, f"{name} must be above 0 and at most 1, not {shown(value)}")
+
+
+def require_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> None:
+    """Require that the value of the setting `name` is a whole number from `least` to `most`."""
+    require(is_whole(value) and cast(int, value) >= least, f"{name} must be at least {least}, not {shown(value)}; "
+                                                          f"give a whole number up to {most}")
+    require(cast(int, value) <= most, f"{name} must be at most {most}, not {shown(value)}")
+
+
+def require_truth(name: str, value: object) -> None:
+    """Require that the value of the setting `name` is True or False."""
+    require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+
+
+def require_choice(name: str, value: object, names: Collection[str]) -> None:
+    """Require that the value of the setting `name` is one of `names`."""
+    require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base class of settings; its dictionary form has exactly the fields of the class."""
+
+    retired: ClassVar[dict[str, Any]] = {}
+    """Former settings that older files name, and the value that each of them must have there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as a dictionary that JSON can represent."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
+        """Return the settings in `values`, or raise ConfigError; lists become tuples."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        require(isinstance(values, dict), f"{cls.__name__} needs an object of settings, not {shown(values)}")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+                  if name not in cls.retired or value != cls.retired[name]}
+        unknown = sorted(set(values) - set(known))
+        require(not unknown, f"unknown setting {', '.join(map(plain, unknown[:3]))} in {cls.__name__}; "
+                             f"known: {', '.join(known)}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__} cannot be built from {shown(values)}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -38,8 +102,7 @@ class Setting:
         unset: meaning of the default None; None if the default is a value.
         choices: valid names; a `Registry` may add names.
         parse: function from text to the value, which raises ConfigError; None if `kind` converts text.
-        least: smallest valid whole number; None if the settings class has its own check.
-        most: largest valid whole number.
+        least: smallest valid whole number; None if the settings class has its own check. `most` is the largest.
         depends_on: setting whose value decides whether this setting is used: "accept", "proposer" or "temperature".
         tasks: tasks that use the setting.
         kind: type of the value, or of each value in a tuple; taken from the annotation.
@@ -58,11 +121,7 @@ class Setting:
     kind: type = str
 
     def read(self, name: str, text: str) -> Any:  # noqa: ANN401 -- the type of the setting
-        """Convert text to the value of the setting `name`; the settings class checks the range.
-
-        Raises:
-            ConfigError: the text cannot be converted.
-        """
+        """Convert text to the value of the setting `name`, or raise ConfigError; its range is not checked."""
         if self.kind is bool:
             require_choice(name, text, ("true", "false"))
             return text == "true"
@@ -73,11 +132,7 @@ class Setting:
             raise ConfigError(f"{name} must be a {form}, not {shown(text)}") from None
 
     def check(self, name: str, value: object) -> None:
-        """Check the type, the choice or the range of a value of the setting `name`.
-
-        Raises:
-            ConfigError: the value is not valid.
-        """
+        """Raise ConfigError unless `value` has the type, and is one of the choices or in the range, of this setting."""
         if self.choices:
             require_choice(name, value, self.choices)
         elif value is None and self.unset is not None:
@@ -85,7 +140,7 @@ class Setting:
         elif self.kind is bool:
             require_truth(name, value)
         elif self.kind is str:
-            require_text(name, value)
+            require(isinstance(value, str), f"{name} must be text, not {shown(value)}")
         elif self.least is not None:
             require_whole(name.replace("_", "-"), value, self.least, self.most)
 
@@ -119,28 +174,21 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
 class Registry(UserDict[str, T]):
     """Implementations of a setting by name.
 
-    The settings class knows only the names, so it does not import the implementations. Adding or removing an
-    implementation also changes the names that the settings class accepts.
+    The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
+    implementation also changes this list. The keys of the first `members` must equal `names`.
     """
 
     def __init__(self, names: list[str], members: dict[str, T]) -> None:
-        """Create the registry of the implementations `members`, whose keys must equal `names`.
-
-        Raises:
-            ValueError: the keys of `members` differ from `names`.
-        """
         if list(members) != names:
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
         self.names = names
         super().__init__(members)
 
     def __setitem__(self, name: str, member: T) -> None:
-        """Add or replace an implementation."""
         super().__setitem__(name, member)
         if name not in self.names:
             self.names.append(name)
 
     def __delitem__(self, name: str) -> None:
-        """Remove an implementation."""
         super().__delitem__(name)
         self.names.remove(name)

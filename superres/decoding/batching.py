@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -28,12 +28,12 @@ from superres.decoding.decode import (
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, with_proposer_state
+from superres.decoding.proposers.base import Proposer, sources_at, with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel, Session, Sources
 
 GROUP = {"cpu": 1, "cuda": 16}
-"""Number of sources encoded together, by kind of device. A smaller group is filled up to that number, because the
+"""Number of sources encoded in one call, by kind of device. A smaller group is filled up to that number, since the
 rounding of sums may depend on the number of rows."""
 
 LONG = 384
@@ -53,59 +53,27 @@ Source: TypeAlias = tuple[Tensor, Tensor | None]
 """Source tokens [B, S], int64, and their padding: bool [B, S], True at padding, or None without padding."""
 
 ItemT = TypeVar("ItemT", bound=Item)
-ItemT_co = TypeVar("ItemT_co", bound=Item, covariant=True)
+
+Feed: TypeAlias = Callable[[int, bool], Sequence[ItemT] | None]
+"""Provides the sequences to decode. `feed(limit, wait)` returns up to `limit` sequences, at least 1, or None if no
+sequence will follow. If `wait`, it blocks until it can return a sequence; otherwise the result may be empty."""
 
 
-class Feed(Protocol[ItemT_co]):
-    """Provides the sequences to decode."""
-
-    def take(self, most: int, wait: bool) -> Sequence[ItemT_co] | None:
-        """Return up to `most` sequences, or None if no sequence will follow.
-
-        Args:
-            most: at least 1.
-            wait: return at least one sequence and block until there is one; otherwise the result may be empty.
-        """
-        ...
-
-
-@dataclass(eq=False)
-class ListFeed(Generic[ItemT]):
-    """A feed of given sequences."""
-
-    items: Sequence[ItemT]
-
-    def take(self, most: int, wait: bool) -> Sequence[ItemT] | None:
-        """See `Feed.take`."""
-        taken, self.items = self.items[:most], self.items[most:]
-        return taken or None
+def feed_of(items: Iterable[ItemT]) -> Feed[ItemT]:
+    """Return a feed of given sequences."""
+    remaining = iter(items)
+    return lambda limit, wait: [*islice(remaining, limit)] or None
 
 
 @dataclass(frozen=True, eq=False)
 class Result(Generic[ItemT]):
-    """A complete sequence.
+    """A complete sequence."""
 
-    Attributes:
-        item: the item from the feed.
-        tokens: int64 [T], on the CPU; 0 past the sequence's end.
-        trace: its acceptance trace.
-        seconds: its share of the decoding time; the time of an iteration is divided among the sequences being decoded.
-    """
-
-    item: ItemT
-    tokens: Tensor
-    trace: RowTrace
+    item: ItemT  # the item from the feed
+    tokens: Tensor  # int64 [T], on the CPU; 0 past the sequence's end
+    trace: RowTrace  # its acceptance trace
+    # its share of the decoding time; the time of an iteration is divided among the sequences being decoded
     seconds: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Encoded(Generic[ItemT]):
-    """A sequence that waits for a row: its source is row `number` of `session`, which has `batch` rows."""
-
-    item: ItemT
-    session: Session
-    number: int
-    batch: int
 
 
 @dataclass(eq=False)
@@ -120,32 +88,31 @@ class _Row(Generic[ItemT]):
 class RefilledDecoder(Generic[ItemT]):
     """Decodes the sequences of a feed, at most `rows` at a time.
 
-    Attributes:
-        model_calls: number of decoding iterations so far, the first of which reads the start of the sequences.
+    `model_calls` is the number of decoding iterations so far, the first of which reads the start of the sequences.
     """
 
     def __init__(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, proposer: Proposer | None = None, group: int | None = None,
         width: int | None = None, adaptive: Callable[[Tensor, Tensor | None], BlockSizeChooser | None] | None = None,
+        batch: bool = False,
     ) -> None:
-        """Prepare; nothing is taken from the feed yet.
+        """Prepare; nothing is taken from the feed yet. Raises ConfigError if options do not fit the model.
 
         Args:
             model: the model.
             feed: provides the sequences.
             sources: returns the sources of N items; S must be the same for all items of the feed.
             options: block size, proposer, acceptance, sampling.
-            rows: sequences decoded together, at most.
-            proposer: source of proposals; by `options.proposer` if None.
-            group: sources encoded together, at most; None for the constant `GROUP` of the device.
-            width: step width, at least the block size; see `superres.decoding.decode.decode`.
+            rows: largest number of sequences decoded at the same time.
+            proposer: as for `superres.decoding.decode.iterations`.
+            group: largest number of sources encoded in one call; None for the constant `GROUP` of the device.
+            width: as for `superres.decoding.decode.iterations`.
             adaptive: returns the adaptive block size for sources and padding, or None for a fixed block size.
-
-        Raises:
-            ConfigError: options do not fit the model.
+            batch: the feed has `rows` sequences, which are encoded, and to their end decoded, as one batch.
         """
-        self.options, self.rows, self.group, self.width = options, rows, group, width
+        self.options, self.rows, self.width, self.batch = options, rows, width, batch
+        self.group = rows if batch else group
         self.block_size = check_options(options, model.prediction_heads, model.length)
         self.proposer = proposer or PROPOSERS[options.proposer]()
         self.model = with_proposer_state(model, self.proposer)
@@ -154,14 +121,15 @@ class RefilledDecoder(Generic[ItemT]):
         self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
         self._kind = decoding_type(self.proposer, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
-        self._waiting: deque[_Encoded[ItemT]] = deque()
+        # Sequences that wait for a row: item, session with its source, the source's row there, and the session's rows.
+        self._waiting: deque[tuple[ItemT, Session, int, int]] = deque()
         self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
         self._memory: Sources = None  # the latest encoded sources; empty sessions are made from the first of them
 
     @property
     def under_way(self) -> list[ItemT]:
         """The sequences taken from the feed that are not complete; they are lost if decoding fails."""
-        return [row.item for row in self._rows if row is not None] + [one.item for one in self._waiting]
+        return [row.item for row in self._rows if row is not None] + [item for item, *_ in self._waiting]
 
     @property
     def tokens_under_way(self) -> int:
@@ -173,9 +141,7 @@ class RefilledDecoder(Generic[ItemT]):
     def run(self) -> Iterator[list[Result[ItemT]]]:
         """Decode until the feed ends, and yield the sequences completed since the last time, possibly none.
 
-        Raises:
-            InvalidInputError: a key is out of range.
-            ScoresError: the model's scores are not finite.
+        Raises InvalidInputError if a key is out of range, and ScoresError if the model's scores are not finite.
         """
         while self._more and len(self._waiting) < self.rows:
             self._take(self.rows - len(self._waiting), wait=True)
@@ -198,15 +164,15 @@ class RefilledDecoder(Generic[ItemT]):
     def _interval(self, loop: BlockwiseLoop) -> int:
         """Return the number of iterations until the next check for complete rows."""
         interval = check_interval(self.model.end_token, self._device.type)
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or self.batch:
             return interval
         if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):
             return DONE_CHECK_INTERVAL  # native iterations end with the last row, before which no sequence gets a row
         return min(interval, max(1, self.model.length // LONG))
 
-    def _take(self, most: int, wait: bool) -> None:
-        """Take up to `most` sequences from the feed, or up to a whole group, and encode their sources in groups."""
-        items = self._feed.take(max(most, self.group or 0), wait)
+    def _take(self, limit: int, wait: bool) -> None:
+        """Take up to `limit` sequences from the feed, or up to a whole group, and encode their sources in groups."""
+        items = self._feed(max(limit, self.group or 0), wait)
         self._more = items is not None
         if not items:
             return
@@ -226,32 +192,44 @@ class RefilledDecoder(Generic[ItemT]):
             source, padding = source[index], None if padding is None else padding[index]
         memory = self.model.encode(source, padding)
         self._memory, session, batch = memory, self._session(memory), len(source)
-        self._waiting.extend(_Encoded(item, session, number, batch) for number, item in enumerate(items))
+        self._waiting.extend((item, session, number, batch) for number, item in enumerate(items))
 
     def _session(self, sources: Sources) -> Session:
         return self._kind.open_session(self.model, sources, self.options, self.block_size, self.width)
 
     def _empty(self, rows: Tensor) -> Session:
         """Return a session of as many rows as `rows`, which other sessions' rows are to be copied into."""
-        return self._session(self._memory[torch.zeros_like(rows)])
+        return self._session(sources_at(self._memory, torch.zeros_like(rows)))
 
     def _first_rows(self) -> tuple[Session, Tensor]:
         """Return a session of the first sequences, and the keys of their noise [B]."""
-        placed = [self._waiting.popleft() for _ in range(min(self.rows, len(self._waiting)))]
-        self._rows = [_Row(one.item, 0) for one in placed]
-        session, rows = placed[0].session, torch.arange(len(placed), device=self._device)
-        if placed[0].batch != len(placed) or placed[-1].session is not session:
-            session = self._empty(rows)
-            for part in _by_session(placed):
-                session.copy_rows(rows[: len(part)], part[0].session, self._numbers(part), cache=False)
-                rows = rows[len(part) :]
-        return session, self._keys(placed)
+        count, batch = min(self.rows, len(self._waiting)), self._waiting[0][-1]
+        self._rows = [None] * count
+        parts = list(self._placed(range(count), 0))
+        _, session, _, keys = parts[0]
+        if batch != count or len(parts) > 1:
+            session = self._empty(torch.arange(count, device=self._device))
+            for rows, other, chosen, _ in parts:
+                session.copy_rows(rows, other, chosen, cache=False)
+            keys = torch.cat([part[-1] for part in parts])
+        return session, keys
 
-    def _numbers(self, placed: Sequence[_Encoded[ItemT]]) -> Tensor:
-        return torch.tensor([one.number for one in placed], dtype=torch.int64, device=self._device)
+    def _placed(self, numbers: Sequence[int], since: int) -> Iterator[tuple[Tensor, Session, Tensor, Tensor]]:
+        """Give the rows `numbers` to waiting sequences, which begin with iteration `since`.
 
-    def _keys(self, placed: Sequence[_Encoded[ItemT]]) -> Tensor:
-        return noise_keys([one.item.key for one in placed], len(placed), self._device)
+        Yields, for successive sequences whose sources are in the same session: their rows, that session, the rows of
+        their sources in it, and their keys.
+        """
+        placed = [(row, *self._waiting.popleft()) for row in numbers[: len(self._waiting)]]
+        for row, item, *_ in placed:
+            self._rows[row] = _Row(item, since)
+        for _, group in groupby(placed, key=lambda one: id(one[2])):
+            part = list(group)
+            yield (self._index([row for row, *_ in part]), part[0][2], self._index([number for *_, number, _ in part]),
+                   noise_keys([item.key for _, item, *_ in part], len(part), self._device))
+
+    def _index(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def _share(self) -> None:
         """Divide the seconds spent since the last time among the sequences being decoded."""
@@ -261,45 +239,46 @@ class RefilledDecoder(Generic[ItemT]):
         self._seconds = 0.0
 
     def _harvest(self, loop: BlockwiseLoop) -> list[Result[ItemT]]:
-        """Remove the complete sequences from their rows."""
-        complete = (loop.state.position >= loop.state.limit).tolist()
-        done = [(number, row) for number, row in enumerate(self._rows) if row is not None and complete[number]]
-        if not done:
+        """Remove the complete sequences from their rows; those of a batch together."""
+        if self.batch and not loop.complete:
             return []
-        position = loop.state.position.tolist()
-        traces = loop.recorder.rows([number for number, _ in done], [row.since for _, row in done])
-        finished = []
-        for (number, row), trace in zip(done, traces, strict=True):
-            tokens = loop.state.tokens[number].cpu().clone()[: self.model.length]
-            tokens[position[number] :] = 0
-            finished.append(Result(row.item, tokens, trace, row.seconds))
+        complete = (loop.state.position >= loop.state.limit).tolist()
+        done = [number for number, row in enumerate(self._rows) if row is not None and complete[number]]
+        finished = self._results(loop, done)
+        for number in done:
             self._rows[number] = None
         return finished
+
+    @torch.inference_mode()
+    def so_far(self) -> list[Result[ItemT]]:
+        """Return the sequences that are not complete as far as they are decoded (reads from the device)."""
+        busy = [number for number, row in enumerate(self._rows) if row is not None]
+        return [] if self._loop is None else self._results(self._loop, busy)
+
+    def _results(self, loop: BlockwiseLoop, numbers: list[int]) -> list[Result[ItemT]]:
+        """Return the tokens and traces in the rows `numbers`, none of which is empty."""
+        rows = [row for number in numbers if (row := self._rows[number]) is not None]
+        if not rows:
+            return []
+        tokens = loop.state.tokens[numbers, : self.model.length].cpu()
+        position = loop.state.position[numbers].clamp(min=0).cpu().unsqueeze(1)
+        tokens *= torch.arange(self.model.length) < position
+        traces = loop.recorder.rows(numbers, [row.since for row in rows])
+        return [Result(row.item, one, trace, row.seconds) for row, one, trace in zip(rows, tokens, traces, strict=True)]
 
     def _refill(self, loop: BlockwiseLoop) -> None:
         """Give empty rows to waiting sequences; once no sequence waits, continue with fewer rows."""
         empty = [number for number, row in enumerate(self._rows) if row is None]
         if self._more and len(self._waiting) < len(empty):
             self._take(len(empty) - len(self._waiting), wait=not self.under_way)
-        placed = [self._waiting.popleft() for _ in range(min(len(empty), len(self._waiting)))]
-        for part in _by_session(placed):
-            numbers, empty = empty[: len(part)], empty[len(part) :]
-            for number, one in zip(numbers, part, strict=True):
-                self._rows[number] = _Row(one.item, len(loop.recorder))
-            rows = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            loop.restart(rows, part[0].session, self._numbers(part), self._keys(part))
+        for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
+            loop.restart(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
         # Captured iterations have a fixed number of rows. Text ends after fewer iterations than a new session costs.
         can_shrink = loop.captured is None and self.model.end_token is None
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
-            kept = torch.tensor(busy, dtype=torch.int64, device=self._device)
+            kept = self._index(busy)
             loop.shrink(self._empty(kept), kept)
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
-
-
-def _by_session(placed: Sequence[_Encoded[ItemT]]) -> Iterator[list[_Encoded[ItemT]]]:
-    """Yield successive sequences whose sources are in the same session."""
-    for _, part in groupby(placed, key=lambda one: id(one.session)):
-        yield list(part)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from superres.config import BeamConfig
-from superres.decoding.nan_check import NanCheck
+from superres.decoding.state import NanCheck
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
 from superres.system.machine import TorchThreads
@@ -24,48 +24,26 @@ from superres.system.machine import TorchThreads
 
 @dataclass
 class Beams:
-    """The best hypothesis of each row.
+    """M hypotheses of each row; in a result, the best one without the axis M."""
 
-    Attributes:
-        tokens: int64 [B, T]; past a row's end they are 0.
-        lengths: number of tokens of each row [B], including the end token.
-        scores: log p divided by the length penalty [B].
-        model_calls: model calls of the batch; each call scores all hypotheses of all rows.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    scores: Tensor
-    model_calls: int
-
-
-@dataclass
-class Hypotheses:
-    """M hypotheses of each row.
-
-    Attributes:
-        tokens: int64 [B, M, T].
-        scores: float [B, M]; -inf where there is no hypothesis.
-        lengths: int64 [B, M].
-    """
-
-    tokens: Tensor
-    scores: Tensor
-    lengths: Tensor
+    tokens: Tensor  # int64 [B, M, T]; past a hypothesis's end they are 0
+    scores: Tensor  # log p, or log p divided by the length penalty, [B, M]; -inf where there is no hypothesis
+    lengths: Tensor  # number of tokens including the end token, int64 [B, M]
+    model_calls: int = 0  # model calls of the batch for a result; each call scores all hypotheses of all rows
 
     @classmethod
-    def none(cls, batch: int, size: int, length: int, like: Tensor) -> Hypotheses:
-        """Return `size` empty hypotheses of at most `length` tokens per row, on the device of `like`."""
-        tokens = torch.zeros(batch, size, length, dtype=torch.int64, device=like.device)
-        scores = torch.full((batch, size), float("-inf"), device=like.device)
-        return cls(tokens, scores, torch.zeros(batch, size, dtype=torch.int64, device=like.device))
+    def none(cls, batch: int, size: int, length: int, device: torch.device) -> Beams:
+        """Return `size` empty hypotheses of at most `length` tokens per row."""
+        tokens = torch.zeros(batch, size, length, dtype=torch.int64, device=device)
+        scores = torch.full((batch, size), float("-inf"), device=device)
+        return cls(tokens, scores, torch.zeros(batch, size, dtype=torch.int64, device=device))
 
-    def best_with(self, other: Hypotheses) -> Hypotheses:
+    def best_with(self, other: Beams) -> Beams:
         """Return the best M of these M hypotheses and those of `other`."""
         scores, place = torch.cat([self.scores.to(other.scores), other.scores], 1).topk(self.scores.shape[1], 1)
         tokens = torch.cat([self.tokens, other.tokens], 1)  # [B, M + N, T]
         lengths = torch.cat([self.lengths, other.lengths], 1).gather(1, place)  # [B, M]
-        return Hypotheses(_rows(tokens, place), scores, lengths)
+        return Beams(_rows(tokens, place), scores, lengths)
 
 
 def _rows(tokens: Tensor, place: Tensor) -> Tensor:
@@ -76,21 +54,21 @@ def _rows(tokens: Tensor, place: Tensor) -> Tensor:
 class BeamLoop:
     """The state of one search: the live hypotheses, one per row of the session, and each source's best finished one."""
 
-    def __init__(self, model: ScoringModel, session: Session, options: BeamConfig, batch: int, like: Tensor) -> None:
-        """Start with empty hypotheses; `session` has `options.size` rows for each of `batch` sources."""
-        self.session, self.options, self.length = session, options, model.length
-        self.longest = torch.full_like(like[:, 0], model.length)  # [B]
+    def __init__(self, model: ScoringModel, session: Session, options: BeamConfig, source: Tensor) -> None:
+        """Start with empty hypotheses; `session` has `options.size` rows for each row of `source` [B, S]."""
+        self.session, self.options, self.length, batch = session, options, model.length, len(source)
+        self.longest = torch.full_like(source[:, 0], model.length)  # [B]
         if session.longest is not None:
             self.longest = session.longest[:: options.size].clone()
         self.end_token = -1 if model.end_token is None else model.end_token
-        self.alive = Hypotheses.none(batch, options.size, model.length, like)
+        self.alive = Beams.none(batch, options.size, model.length, source.device)
         # All hypotheses start equal, so only the first one counts; otherwise the beam would contain duplicates.
         self.alive.scores[:, 0] = 0
-        self.finished = Hypotheses.none(batch, 1, model.length, like)
-        self.first_rows = torch.arange(batch, device=like.device).unsqueeze(1) * options.size
-        self.last = torch.zeros(batch * options.size, 1, dtype=torch.int64, device=like.device)
+        self.finished = Beams.none(batch, 1, model.length, source.device)
+        self.first_rows = torch.arange(batch, device=source.device).unsqueeze(1) * options.size
+        self.last = torch.zeros(batch * options.size, 1, dtype=torch.int64, device=source.device)
         self.calls = 0
-        self.nan_check = NanCheck(len(self.last), 1, like.device)
+        self.nan_check = NanCheck(len(self.last), 1, source.device)
 
     def iterate(self) -> None:
         """Extend every live hypothesis by one token, with one model call."""
@@ -102,8 +80,8 @@ class BeamLoop:
         ended = torch.eq(grown.tokens[:, :, place], self.end_token)
         scores = self._normalised(grown.scores, self.calls).masked_fill(~ended, float("-inf"))
         # In a row whose search is over, no further finished hypothesis can be better than the best one.
-        self.finished = self.finished.best_with(Hypotheses(grown.tokens, scores, grown.lengths))
-        self.alive = Hypotheses(grown.tokens, grown.scores.masked_fill(ended, float("-inf")), grown.lengths)
+        self.finished = self.finished.best_with(Beams(grown.tokens, scores, grown.lengths))
+        self.alive = Beams(grown.tokens, grown.scores.masked_fill(ended, float("-inf")), grown.lengths)
         self._cut()
         self.session.select((self.first_rows + parent).flatten(), self.calls)
         self.last = self.alive.tokens[:, :, place].reshape(-1, 1)
@@ -111,13 +89,13 @@ class BeamLoop:
     def _cut(self) -> None:
         """End the rows whose hypotheses have the largest length; without a finished one, the best live one counts."""
         cut = (self.calls >= self.longest).unsqueeze(1)  # [B, 1]
-        first = Hypotheses(*(part[:, :1] for part in (self.alive.tokens, self.alive.scores, self.alive.lengths)))
+        first = Beams(self.alive.tokens[:, :1], self.alive.scores[:, :1], self.alive.lengths[:, :1])
         unfinished = cut & self.finished.scores.isneginf()
         scores = self._normalised(first.scores, self.calls).masked_fill(~unfinished, float("-inf"))
-        self.finished = self.finished.best_with(Hypotheses(first.tokens, scores, first.lengths))
+        self.finished = self.finished.best_with(Beams(first.tokens, scores, first.lengths))
         self.alive.scores.masked_fill_(cut, float("-inf"))
 
-    def _grow(self, scores: Tensor, place: int) -> tuple[Hypotheses, Tensor]:
+    def _grow(self, scores: Tensor, place: int) -> tuple[Beams, Tensor]:
         """Return the N best continuations by log p, and the hypotheses [B, N] that they continue."""
         size, vocabulary = self.options.size, scores.shape[-1]
         total = scores.log_softmax(-1).view(-1, size, vocabulary) + self.alive.scores.unsqueeze(2).to(scores.dtype)
@@ -125,7 +103,7 @@ class BeamLoop:
         parent, token = index // vocabulary, index % vocabulary
         tokens = _rows(self.alive.tokens, parent)
         tokens[:, :, place] = token
-        return Hypotheses(tokens, best, torch.full_like(parent, place + 1)), parent
+        return Beams(tokens, best, torch.full_like(parent, place + 1)), parent
 
     def _normalised(self, scores: Tensor, length: int) -> Tensor:
         """Return `scores` (log p) divided by the length penalty of `length` tokens."""
@@ -151,33 +129,24 @@ class BeamLoop:
         # If none has finished, the first live hypothesis is the best one.
         alive = self._normalised(self.alive.scores[:, 0], self.calls)
         return Beams(self.finished.tokens[:, 0].where(ended.unsqueeze(1), self.alive.tokens[:, 0]),
-                     self.finished.lengths[:, 0].where(ended, self.alive.lengths[:, 0]),
-                     self.finished.scores[:, 0].to(alive).where(ended, alive), self.calls)
+                     self.finished.scores[:, 0].to(alive).where(ended, alive),
+                     self.finished.lengths[:, 0].where(ended, self.alive.lengths[:, 0]), self.calls)
 
 
 @torch.inference_mode()
 def beam_steps(
     model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
 ) -> Iterator[BeamLoop]:
-    """Search the best target of each source, and yield the loop before every step.
+    """Search the best targets of sources [B, S], and yield the loop before every step.
 
     The loop is the same object each time, and is yielded a last time when the search is over. Closing the iterator
-    stops the search.
-
-    Args:
-        model: the model, with an end token.
-        source: source tokens [B, S].
-        options: beam size and length penalty.
-        padding: bool [B, S], True where a source is padding.
-
-    Raises:
-        ConfigError: the model has no end token.
-        ScoresError: the model's scores are not finite.
+    stops the search. `padding` is bool [B, S], True where a source is padding. Raises ConfigError if the model has no
+    end token, and ScoresError if its scores are not finite.
     """
     if model.end_token is None:
         raise ConfigError("beam search needs a model with an end token; decode without --beam")
     session = model.session(source, 1, padding, copies=options.size)
-    loop = BeamLoop(model, session, options, len(source), source)
+    loop = BeamLoop(model, session, options, source)
     yield loop
     threads = TorchThreads(1 if model.own_threads else None)
     while not loop.done():
@@ -186,8 +155,6 @@ def beam_steps(
         yield loop
 
 
-def beam_search(
-    model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
-) -> Beams:
+def beam_search(model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None) -> Beams:
     """Return the best hypotheses; the arguments are described at `beam_steps`."""
     return deque(beam_steps(model, source, options, padding=padding), maxlen=1).pop().result()

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MEMORY = 512
-"""Blocks that reached a token after which an earlier observation of that token counts for 1/e."""
+MEMORY = 512  # Blocks that reached a token after which an earlier observation of that token counts for 1/e
 
 EXPLORE = 32
 """Every `EXPLORE`-th update tries a block size one larger or smaller than the best one. Otherwise a survival curve that
@@ -21,32 +20,24 @@ has risen, or a cost that was measured too high, would never be noticed."""
 EXPLORE_EARLY = 4
 """Every `EXPLORE_EARLY`-th update explores while a block size has few observations, which may be misleading."""
 
-FEW_BLOCKS = 256
-"""Explore early until this many blocks have reached the larger size's last token."""
-
-FEW_TIMINGS = 3
-"""Explore early until the size has this many timings."""
-
-PATIENCE = 50
-"""Upper bound on bookkeeping: an update takes at most 1/`PATIENCE` of the decoding time."""
+FEW_BLOCKS = 256  # Explore early until this many blocks have reached the larger size's last token
+FEW_TIMINGS = 3  # Explore early until the size has this many timings
+PATIENCE = 50  # Upper bound on bookkeeping: an update takes at most 1/`PATIENCE` of the decoding time
 
 TIMINGS = 20
 """Number of latest timings used per block size. Their lower quartile counts, since other work on the machine can only
 make an iteration slower."""
 
-PRIOR = 2
-"""Weight of the correction common to all block sizes, as a number of timings."""
+PRIOR = 2  # Weight of the correction common to all block sizes, as a number of timings
 
 
 class AdaptiveBlockSize:
     """Chooses the block size while decoding. One object serves many decodes with the same settings, and keeps learning.
 
-    Attributes:
-        costs: seconds of an iteration at block sizes 1..K, corrected by timings.
-        interval: largest number of iterations between two updates.
+    `costs` are the seconds of an iteration at block sizes 1..K, corrected by timings.
     """
 
-    interval = 16
+    interval = 16  # largest number of iterations between two updates
 
     def __init__(self, costs: Sequence[float], minimum: int = 1) -> None:
         """Choose among block sizes `minimum`..K by their `costs`, seconds per iteration at sizes 1..K."""
@@ -76,11 +67,9 @@ class AdaptiveBlockSize:
         self.waited, self.overhead = 0.0, min(seconds, 2 * self.overhead) if self.overhead else seconds
 
     def observe(self, accepted: np.ndarray, block_size: np.ndarray) -> None:
-        """Update the survival curve with blocks that the target's end did not cut short.
+        """Update the survival curve with blocks that the target's end did not truncate.
 
-        Args:
-            accepted: tokens accepted of each block, int64 [n].
-            block_size: size of each block, int64 [n].
+        `accepted` and `block_size` hold the accepted tokens and the size of each block, int64 [n].
         """
         token = np.arange(1, len(self.costs))
         accepted, block_size = accepted[:, None], block_size[:, None]
@@ -91,13 +80,9 @@ class AdaptiveBlockSize:
         self.passed[1:] = keep * self.passed[1:] + (arrived & (accepted > token)).sum(0)
 
     def time(self, block_size: np.ndarray, seconds: float) -> None:
-        """Correct the costs by the time that iterations took.
+        """Correct the costs by the total `seconds` of iterations of sizes `block_size`, int64 [n], n at least 1.
 
         A size with few timings is corrected by the common correction of all sizes.
-
-        Args:
-            block_size: block size of each iteration, int64 [n], n at least 1.
-            seconds: time of all n iterations together.
         """
         size = int(np.bincount(block_size).argmax()) - 1  # the most frequent size
         self.timings[size].append(float(np.log(seconds / self.measured[block_size - 1].sum())))

@@ -23,34 +23,22 @@ from superres.interfaces import LookaheadData, ScoringModel, Session, Sources, S
 class BlockwiseDecoding:
     """The algorithm. An iteration changes tensors in place and reads nothing back, so that it can be captured.
 
-    Shape letters: B rows, W columns of a step, k block size, V vocabulary.
-
-    Attributes:
-        session: the rows' cache.
-        block_size: k of the next proposals.
-        head_confidence: what the heads knew of the pending proposals; None unless the loop has set it.
+    Shape letters: B rows, W columns of a step, k block size, V vocabulary. `block_size` is k of the next proposals;
+    that of the pending ones is in the state.
     """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
         samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
-        """Prepare to start the rows of `state`, in blocks of `state.block_size`.
+        """Prepare to start the rows of `state`; the session is an empty one of these rows, by `open_session`.
 
-        Args:
-            model: the model.
-            session: an empty session of the rows, by `open_session`.
-            options: gives the minimum block size.
-            criterion: acceptance.
-            proposer: source of proposals 2..k.
-            samplers: choose tokens from scores.
-            state: the rows.
-            observe: called with the scores of each model call [B, W, V].
+        `observe` is called with the scores of each model call [B, W, V].
         """
         self.session, self.observe = session, observe
         self.criterion, self.proposer, self.samplers = criterion, proposer, samplers
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.head_confidence: HeadConfidence | None = None
+        self.head_confidence: HeadConfidence | None = None  # of the pending proposals, if the loop has set it
         self._state = state
         self._sampler = None if samplers.buffer is None else samplers.at(state.targets(self.block_size))
 
@@ -83,7 +71,7 @@ class BlockwiseDecoding:
         if minimum > 1:  # tokens of probability 0, such as those outside limits, end the minimum block
             required = possible(block[:, 1:minimum], scores[:, : minimum - 1])  # [B, l - 1]
             minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
-        return block, accepted_length(passed, minimum, state.room())
+        return block, accepted_length(passed, minimum, state.missing())
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
         """Cut the accepted part of `block` after its first end token, and end the rows that contain an end token."""
@@ -138,24 +126,18 @@ class BlockwiseDecoding:
         cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
         padding: Tensor | None = None,
     ) -> Session:
-        """Make an empty session for blocks of `block_size`; other arguments as for `superres.decoding.decode.decode`.
+        """Make an empty session for blocks of `block_size` and steps of `width`, by default as wide.
 
-        Raises:
-            ConfigError: the algorithm does not support a `width`.
+        Raises ConfigError if the algorithm does not support a `width`.
         """
         return model.session(source, width or block_size, padding)
 
 
-def accepted_length(passed: Tensor, minimum: int | Tensor, room: Tensor) -> Tensor:
-    """Return the number of accepted tokens of a block: the first token, and the longest prefix that passed.
+def accepted_length(passed: Tensor, minimum: int | Tensor, missing: Tensor) -> Tensor:
+    """Return the number of accepted tokens of a block, int64 [B]: the first token, and the longest prefix that passed.
 
-    Args:
-        passed: whether proposals 2..k pass, bool [B, k - 1].
-        minimum: the minimum block size l (section 5.3), for all rows or of each row [B].
-        room: largest number of tokens that each row may accept [B].
-
-    Returns:
-        int64 [B].
+    `passed` says whether proposals 2..k pass, bool [B, k - 1]. At least `minimum` tokens are accepted (section 5.3), a
+    number for all rows or for each row [B], but at most `missing` [B].
     """
     prefix = 1 + passed.long().cumprod(1).sum(1)  # [B]
-    return torch.minimum(prefix.clamp(min=minimum), room)
+    return torch.minimum(prefix.clamp(min=minimum), missing)

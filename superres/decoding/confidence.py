@@ -1,4 +1,4 @@
-"""Confidence: the probability that a proposal passes, known before it is verified, and the width that pays for it.
+"""Confidence: the probability that a proposal passes, known before it is verified, and the block size for it.
 
 An ordinal head scores intensities by their distance from its centre mu. p1 will read more tokens than the head did, so
 its centre differs from mu. The difference has a Laplace distribution: the sharper the head, the smaller it is. A
@@ -11,7 +11,6 @@ its log-odds for exact acceptance. Confidence decides only how many proposals ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,16 +21,11 @@ from torch import Tensor
 from superres.config import Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.sampling import CoupledSampler
-from superres.interfaces import BlockCosts, Rule
+from superres.interfaces import BlockCosts, Rule, Sampler
 
-FIRST_GUESS = 0.8
-"""Probability that a proposal passes, for the rate of the first iteration."""
-
-LEAST_ODDS = 1e-6
-"""Smallest odds of all other tokens against a proposal, so that their logarithm is finite."""
-
-MEMORY = 100
-"""Number of iterations after which an earlier iteration counts for 1/e in the running values."""
+FIRST_GUESS = 0.8  # Probability that a proposal passes, for the rate of the first iteration
+LEAST_ODDS = 1e-6  # Smallest odds of all other tokens against a proposal, so that their logarithm is finite
+MEMORY = 100  # Number of iterations after which an earlier iteration counts for 1/e in the running values
 
 
 def reach(rule: Rule) -> float:
@@ -41,23 +35,18 @@ def reach(rule: Rule) -> float:
 
 
 def passing(
-    confidence: Confidence, centre: np.ndarray, slope: np.ndarray, tokens: np.ndarray, limit: float, most: int,
+    confidence: Confidence, centre: np.ndarray, slope: np.ndarray, tokens: np.ndarray, limit: float, largest: int,
 ) -> np.ndarray:
-    """Return the probability that each proposal passes if the proposals before it pass.
+    """Return the probability that each of `tokens` [..., N] passes if the proposals before it pass.
 
-    Args:
-        confidence: coefficients of the checkpoint.
-        centre: centres of the heads, [..., N].
-        slope: slopes of the heads, [..., N].
-        tokens: proposals, [..., N].
-        limit: reach of the criterion.
-        most: the largest token. p1 chooses no token beyond 0 and `most`, so a proposal near them passes on that side.
+    `centre` and `slope` [..., N] are those of the heads, and `limit` is the reach of the criterion. p1 chooses no token
+    beyond 0 and `largest`, so a proposal near them passes on that side.
     """
     own = np.exp(confidence.offset + confidence.exponent * np.log(slope))
     above = centre - tokens
     # The probability that p1's centre is too low, and that it is too high.
     low = np.where(tokens <= limit, 0.0, np.exp(-own * np.maximum(limit + above, 0)))
-    high = np.where(tokens >= most - limit, 0.0, np.exp(-own * np.maximum(limit - above, 0)))
+    high = np.where(tokens >= largest - limit, 0.0, np.exp(-own * np.maximum(limit - above, 0)))
     result: np.ndarray = 1 - (low + high) / 2
     return result
 
@@ -69,35 +58,23 @@ def passing_by_odds(confidence: Confidence, log_odds: np.ndarray) -> np.ndarray:
 
 
 def best_width(survival: Sequence[float], costs: Sequence[float], rate: float) -> int:
-    """Return the width of a step whose expected tokens exceed most what decoding yields in the same time.
+    """Return the width with the largest difference between a step's tokens and those decoded on average in its time.
 
-    Steps of this width give the most tokens per second if `rate` is that rate; a step alone cannot tell.
-
-    Args:
-        survival: expected number of rows that accept token i of their block, for i = 1, 2 and so on.
-        costs: seconds of an iteration at widths 1, 2 and so on; at least as many as `survival`.
-        rate: tokens per second.
+    Steps of this width give the most tokens per second if `rate`, in tokens per second, is that rate. `survival` has
+    the expected number of rows that accept token i of their block, and `costs` the seconds of an iteration at width i,
+    for i = 1, 2 and so on; there may be more costs.
     """
-    best, surplus, expected = 1, -math.inf, 0.0
-    for width, (share, cost) in enumerate(zip(survival, costs, strict=False), 1):
-        expected += share
-        if expected - rate * cost > surplus:
-            best, surplus = width, expected - rate * cost
-    return best
+    return 1 + int((np.cumsum(survival) - rate * np.array(costs[: len(survival)])).argmax())
 
 
 @dataclass
-class HeadConfidence:
-    """A `superres.interfaces.ConfidenceSampler` around a sampler; it remembers what it read.
+class HeadConfidence(Sampler):
+    """A sampler that chooses as `sampler` does, and stores what it observes."""
 
-    Attributes:
-        sampler: chooses the tokens.
-        seen: centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal.
-        log_odds: of each head's proposal in its distribution [B, 1]; empty if the session's heads are ordinal.
-    """
-
-    sampler: CoupledSampler
+    sampler: CoupledSampler  # chooses the tokens
+    # centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal
     seen: tuple[Tensor, Tensor, Tensor] | None = None
+    # log-odds of each head's proposal in its distribution [B, 1]; empty if the session's heads are ordinal
     log_odds: list[Tensor] = field(default_factory=list)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
@@ -109,11 +86,11 @@ class HeadConfidence:
         return self.sampler.additive(offsets)
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.ConfidenceSampler.observe`."""
+        """See `Sampler.observe`."""
         self.seen = centre, slope, tokens
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.ConfidenceSampler.observe_scores`."""
+        """See `Sampler.observe_scores`."""
         own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
         self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
 
@@ -127,16 +104,13 @@ class ConfidentBlockSize:
     ) -> None:
         """Choose for the criterion of `options`, among block sizes from its minimum block to the number of `costs`.
 
-        No token after an `end_token` counts.
-
-        Raises:
-            ValueError: the criterion has no rule.
+        No token after an `end_token` counts. Raises ValueError if the criterion has no rule.
         """
         rule = CRITERIA[options.accept](options).rule
         if rule is None:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
-        self.minimum, self.most, self.end_token = options.min_block, vocabulary - 1, end_token
+        self.minimum, self.largest_token, self.end_token = options.min_block, vocabulary - 1, end_token
         # One iteration of the fastest block size, if every proposal passes with the probability FIRST_GUESS.
         tokens = np.cumsum(FIRST_GUESS ** np.arange(len(self.costs)))
         fastest = int((tokens / self.costs).argmax())
@@ -145,29 +119,31 @@ class ConfidentBlockSize:
     def block_costs(self, rows: int, shape: Sequence[int]) -> BlockCosts:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
-        # Heads propose only if usual proposals would pay, and only proposals correct this belief: it starts optimistic.
+        # Heads propose only if proposals of average probability reduce the time per token, and only proposals correct
+        # that probability: it starts at 1.
         rate = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
         costs = torch.tensor(self.costs, dtype=torch.float64)
         return BlockCosts(costs, self.confidence.offset, self.confidence.exponent, self.reach,
                           torch.ones(rows, dtype=torch.int64), rate)
 
-    def choose(self, heads: HeadConfidence, block: Tensor, room: Tensor, given: BlockCosts) -> int:
-        """Return the block size for proposals that have been judged.
+    def choose(self, heads: HeadConfidence, block: Tensor, missing: Tensor, given: BlockCosts) -> int:
+        """Return the block size for pending proposals, of which `heads` stored what it observed.
 
-        Args:
-            heads: what the heads knew of their proposals.
-            block: p1's token and the proposals [B, K], or more.
-            room: tokens that each row may accept [B].
-            given: from `block_costs`; its rate is updated.
+        `block` has p1's token and the proposals [B, K], or more, and `missing` the largest number of tokens that each
+        row may accept [B]. The rate of `given`, which is from `block_costs`, is updated.
         """
-        passed = self._passing(heads)  # [B, K - 1]
-        if passed is None:
+        if heads.seen is not None:
+            centre, slope, tokens = (tensor.numpy() for tensor in heads.seen)
+            passed = passing(self.confidence, centre, slope, tokens, self.reach, self.largest_token)  # [B, K - 1]
+        elif heads.log_odds:
+            passed = passing_by_odds(self.confidence, torch.cat(heads.log_odds, dim=1).numpy())
+        else:
             return len(self.costs)
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
         if self.end_token is not None:
             ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token, axis=1)
             survival[:, 1:] *= ~ended
-        shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
+        shares = (survival * (np.arange(survival.shape[1]) < missing.numpy()[:, None])).sum(0).tolist()
         latest, seconds = given.rate[0, :2].tolist()
         rows = max(shares[0], 1.0)
         size = best_width(shares, self.costs, rows * latest / seconds)
@@ -176,12 +152,3 @@ class ConfidentBlockSize:
         given.rate[0, 0] = keep * latest + sum(shares[:size]) / rows
         given.rate[0, 1] = keep * seconds + self.costs[size - 1]
         return size
-
-    def _passing(self, heads: HeadConfidence) -> np.ndarray | None:
-        """Return the probability that each judged proposal passes [B, K - 1]; None if none was judged."""
-        if heads.seen is not None:
-            centre, slope, tokens = (tensor.numpy() for tensor in heads.seen)
-            return passing(self.confidence, centre, slope, tokens, self.reach, self.most)
-        if heads.log_odds:
-            return passing_by_odds(self.confidence, torch.cat(heads.log_odds, dim=1).numpy())
-        return None

@@ -17,34 +17,22 @@ from superres.interfaces import ScoringModel
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 """Block sizes whose cost is measured; the costs of sizes between them are interpolated."""
 
-ROUNDS = 4
-"""Rounds of measurements of all block sizes, with at least one measurement of each."""
-
-TIMED_SECONDS = 0.05
-"""Smallest total time of the measurements of one block size, over all rounds, in seconds."""
+ROUNDS = 4  # Rounds of measurements of all block sizes, with at least one measurement of each
+TIMED_SECONDS = 0.05  # Smallest total time of the measurements of one block size, over all rounds, in seconds
 
 LONG_SECONDS = 0.1
 """Largest time of a burst of several iterations, in seconds. An iteration that takes longer is timed once per round."""
 
-STEADY = 1.2
-"""Largest ratio of a block size's second best to its best round on a machine without much other work."""
+STEADY = 1.2  # Largest ratio of a block size's second best to its best round on a machine without much other work
 
 
 def measured_costs(
     model: ScoringModel, source: Tensor, options: DecodeConfig, largest: int, padding: Tensor | None = None,
 ) -> tuple[list[float], bool]:
-    """Measure the cost of iterations at block sizes 1..`largest`.
+    """Return the seconds of an iteration at block sizes 1..`largest`, and whether they are steady.
 
-    Args:
-        model: the model.
-        source: source tokens [B, S]; B is the batch size to measure.
-        options: acceptance and sampling.
-        largest: largest block size.
-        padding: bool [B, S], as for `superres.decoding.decode.decode`.
-
-    Returns:
-        Seconds per iteration at each block size; and whether they are steady, which they are not if other work on the
-        machine has disturbed the measurement.
+    They are not steady if other work on the machine has disturbed the measurement. The number of sources [B, S] is the
+    batch size to measure; `padding` is bool [B, S].
     """
     sizes = sorted({*(size for size in TIMED if size < largest), largest})
     seconds = np.empty((ROUNDS, len(sizes)))

@@ -14,8 +14,8 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.graph_cache import keep, take
-from superres.decoding.loop import BlockwiseLoop, Decoded, decoding_type, is_ordinary
+from superres.decoding.graph_cache import keep
+from superres.decoding.loop import BlockwiseLoop, Decoded, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
@@ -31,12 +31,11 @@ END_CHECK_INTERVAL = 4
 BlockSizeChooser: TypeAlias = AdaptiveBlockSize | ConfidentBlockSize
 """Chooses the block size while decoding: every few iterations by what was accepted, or every iteration."""
 
-DEFAULT_BLOCK_SIZE = 5
-"""Block size if neither the options nor the number of prediction heads determine it."""
+DEFAULT_BLOCK_SIZE = 5  # Block size if neither the options nor the number of prediction heads determine it
 
 
 def check_options(options: DecodeConfig, prediction_heads: int, length: int | None = None) -> int:
-    """Return the block size that `options` asks of a model of `prediction_heads` and targets of `length` tokens.
+    """Return the block size that `options` ask of a model of `prediction_heads` and targets of `length` tokens.
 
     Raises:
         ConfigError: the block size exceeds the prediction heads that the proposer uses, or the target; the minimum
@@ -117,20 +116,11 @@ def iterations(
 def driven(
     loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: Callable[[], int],
 ) -> Iterator[BlockwiseLoop]:
-    """Run a loop until all its rows are complete, and yield it every few iterations.
+    """Run a new loop until all its rows are complete, and yield it every `interval()` iterations.
 
-    The caller may meanwhile begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on.
-
-    Args:
-        loop: a new loop.
-        adaptive: chooses the block size; None keeps it.
-        interval: returns how many iterations to do until the loop is yielded again; `adaptive` may ask for fewer.
-
-    Yields:
-        The same loop each time: first before any token is committed, last when all its rows are complete.
-
-    Raises:
-        ScoresError: the model's scores are not finite.
+    An adaptive block size may ask for fewer iterations. The loop is first yielded before any token is committed. The
+    caller may begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on. Raises ScoresError
+    if the model's scores are not finite.
     """
     learning = adaptive if isinstance(adaptive, AdaptiveBlockSize) else None
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
@@ -155,20 +145,20 @@ def opened_loop(
     """Open a loop over the sequences of an empty `session`, in blocks of at most `block_size`.
 
     Capturing iterations takes long, so a captured loop is kept and serves later decodes of the same shape, unless it
-    fails.
+    fails. Its proposer is the built-in one of `options`, without a state.
     """
     first = adaptive.choose() if isinstance(adaptive, AdaptiveBlockSize) else block_size
     resizable, graph_capture = adaptive is not None, model.graph_capture
     confident = adaptive if isinstance(adaptive, ConfidentBlockSize) else None
-    if graph_capture is None or not is_ordinary(proposer, options):
-        yield BlockwiseLoop(
-            model, session, options, keys, first, proposer, resizable=resizable, confident=confident)
+    kept = getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
+    if graph_capture is None or not kept:
+        yield BlockwiseLoop(model, session, options, keys, first, proposer, None, resizable, confident)
         return
     shapes = tuple(tensor.shape for tensor in session.row_state())
     # Loops with an adaptive block size serve any first block size.
     settings = replace(options, seed=0, block_size=None)
     key = settings, None if resizable else first, session.width, shapes
-    loop: BlockwiseLoop | None = take(graph_capture, key)
+    loop: BlockwiseLoop | None = graph_capture.loops.pop(key, None)
     if loop is None:
         loop = BlockwiseLoop(model, session, options, keys, first, proposer, resizable=resizable)
     else:
@@ -193,24 +183,8 @@ def decode(
     seed). With torch's float kernels, this holds bit for bit against a run of the same `width` only, since kernels
     differ between shapes.
 
-    Args:
-        model: the model; this and all arguments but `progress` are described at `iterations`.
-        source: source tokens [B, S].
-        options: block size, proposer, acceptance, sampling.
-        padding: bool [B, S].
-        keys: keys of the sampling noise [B].
-        width: step width W.
-        proposer: source of proposals.
-        adaptive: chooses the block size.
-        progress: called every `check_interval` iterations with (tokens of the shortest row, T).
-
-    Returns:
-        Tokens, lengths and traces.
-
-    Raises:
-        ConfigError: options do not fit the model.
-        InvalidInputError: there is not one key in range per row.
-        ScoresError: the model's scores are not finite.
+    The arguments and errors are those of `iterations`; `progress` is called every `check_interval` iterations with
+    (tokens of the shortest row, T).
     """
     for loop in iterations(
         model, source, options, padding=padding, keys=keys, width=width, proposer=proposer, adaptive=adaptive,

@@ -10,18 +10,14 @@ from torch import Tensor
 from superres.decoding.trace import TraceRecorder, trace_entry
 from superres.interfaces import GraphCapture
 
-BURST = 16
-"""Number of iterations whose record fits into the buffer on the device."""
-
-KEPT_ROWS = 1024
-"""Largest total number of rows of cached loops; every loop holds the attention caches of its rows."""
+BURST = 16  # Number of iterations whose record fits into the buffer on the device
+KEPT_ROWS = 1024  # Largest total number of rows of cached loops; every loop holds the attention caches of its rows
 
 
 class CapturedIterations:
     """The captured iterations of one loop, one per block size, and the buffer of their records.
 
-    Captured work writes to the same memory at every replay. So a counter on the device selects the entry of the buffer
-    that an iteration writes.
+    Captured work writes to the same memory at every replay, so a counter on the device selects the entry of the buffer.
     """
 
     def __init__(self, capture: Callable[[Callable[[], None]], Callable[[], None]], proposals: Tensor) -> None:
@@ -39,13 +35,9 @@ class CapturedIterations:
         self._count.add_(1)
 
     def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:
-        """Do iterations of `block_size`, and append their records to `recorder`.
+        """Do `count` iterations of `block_size`, at most BURST, and append their records to `recorder`.
 
-        Args:
-            iteration: one iteration; changes tensors in place and has no other effect.
-            block_size: k before and after the iterations.
-            count: number of iterations, at most BURST.
-            recorder: receives the records.
+        An `iteration` changes tensors in place and has no other effect.
         """
         if block_size not in self._captured:
             self._captured[block_size] = self._capture(iteration)
@@ -59,14 +51,11 @@ class CapturedIterations:
         self._count.zero_()
 
 
-def take(graph_capture: GraphCapture, key: Hashable) -> Any:  # noqa: ANN401 -- a loop; its module imports this one
-    """Remove the loop with `key` from the cache and return it; None if there is none."""
-    return graph_capture.loops.pop(key, None)
-
-
-def keep(graph_capture: GraphCapture, key: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
-    """Add a loop to the cache, and drop the oldest loops if the cache has more than `most` rows."""
+def keep(
+    graph_capture: GraphCapture, key: Hashable, loop: Any, rows: int = KEPT_ROWS,  # noqa: ANN401 -- an import circle
+) -> None:
+    """Add a loop to the cache, and drop the oldest loops if the cache has more than `rows` rows."""
     graph_capture.loops.pop(key, None)
     graph_capture.loops[key] = loop
-    while len(graph_capture.loops) > 1 and sum(len(one.keys) for one in graph_capture.loops.values()) > most:
+    while len(graph_capture.loops) > 1 and sum(len(one.keys) for one in graph_capture.loops.values()) > rows:
         del graph_capture.loops[next(iter(graph_capture.loops))]

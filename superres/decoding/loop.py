@@ -17,33 +17,25 @@ from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence
 from superres.decoding.graph_cache import BURST, CapturedIterations
-from superres.decoding.nan_check import NanCheck
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Samplers
-from superres.decoding.state import DecodeState
+from superres.decoding.state import DecodeState, NanCheck
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import BlockCosts, IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session
+from superres.interfaces import BlockCosts, LoopState, ProposerData, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
-Iterate = Callable[[int, int], Tensor]
-"""Native iterations: see `superres.interfaces.IteratingSession.iterations`."""
+Iterate = Callable[[int, int], Tensor]  # Native iterations: see `superres.interfaces.Session.iterations`
 
 
 @dataclass
 class Decoded:
-    """Result of a decode.
+    """Result of a decode."""
 
-    Attributes:
-        tokens: int64 [B, T]; past a row's end they are 0.
-        lengths: number of tokens of each row [B], including the end token.
-        traces: acceptance trace of each row.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    traces: list[RowTrace]
+    tokens: Tensor  # int64 [B, T]; past a row's end they are 0
+    lengths: Tensor  # number of tokens of each row [B], including the end token
+    traces: list[RowTrace]  # acceptance trace of each row
 
     @property
     def model_calls(self) -> int:
@@ -51,26 +43,17 @@ class Decoded:
         return max(trace.model_calls for trace in self.traces)
 
 
-def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
-    """Tell whether a proposer is a stateless built-in one, the one that `options` name."""
-    return getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
-
-
 def decoding_type(proposer: Proposer, block_size: int) -> type[BlockwiseDecoding]:
-    """Return the algorithm for `proposer` and blocks of `block_size`."""
-    if block_size == 1 or not getattr(proposer, "proposes_tree", False):  # any object with a method `propose` will do
-        return BlockwiseDecoding
-    return LookaheadDecoding
+    """Return the algorithm for `proposer` (any object with a method `propose`) and blocks of `block_size`."""
+    tree = block_size > 1 and getattr(proposer, "proposes_tree", False)
+    return LookaheadDecoding if tree else BlockwiseDecoding
 
 
 class BlockwiseLoop:
     """Runs the iterations of one decode: as torch operations, as captured work, or as native iterations of a session.
 
-    Attributes:
-        state: the rows being decoded.
-        decoding: the algorithm.
-        recorder: acceptance trace of all rows.
-        complete: whether all rows were complete at the last call of `done`.
+    `state` has the rows being decoded, `decoding` is the algorithm, and `recorder` has the trace of all rows.
+    `complete` says whether all rows were complete at the last call of `done`.
     """
 
     def __init__(
@@ -166,7 +149,7 @@ class BlockwiseLoop:
             self.state.starting = False
             heads, costs = self.decoding.head_confidence, self.block_costs
             if self.confident is not None and costs is not None and heads is not None:
-                wanted = self.confident.choose(heads, self.state.proposals, self.state.room(), costs)
+                wanted = self.confident.choose(heads, self.state.proposals, self.state.missing(), costs)
                 self.state.block_size = wanted
         elif wanted != size:
             count = 1
@@ -191,7 +174,7 @@ class BlockwiseLoop:
         if size not in self.native:
             self.native[size] = None
             data = None if self.proposer is None else self.proposer.as_data(self.session)
-            if self.rule is not None and data is not None and isinstance(self.session, IteratingSession):
+            if self.rule is not None and data is not None:
                 self.sampling = self.sampling or self.decoding.samplers.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
@@ -209,15 +192,14 @@ class BlockwiseLoop:
         self.state.limit.fill_(self.state.length)
         before = len(self.recorder)
         if count is None:
-            count = 1 if self.captured is None and self._native_iterations(self.state.block_size) is None else BURST
+            count = BURST if self.captured is not None or self.is_native else 1
         self.run(count)
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
-        """Propose blocks of `block_size` from the end of the next iteration on; the loop must be `resizable`.
+        """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
 
-        Args:
-            block_size: at most the width that the session was made with.
+        The loop must be `resizable`.
         """
         self.decoding.block_size = block_size
 
@@ -236,20 +218,17 @@ class BlockwiseLoop:
         position, accepted, sizes = self.recorder.since(seen)
         if seen == before:
             adaptive.time(sizes, seconds)
-        # A block that the target's end cut short says nothing about its proposals.
-        uncut = (position >= 0) & (accepted > 0) & (position + accepted < limit)
-        adaptive.observe(accepted[uncut], np.broadcast_to(sizes[:, None], accepted.shape)[uncut])
+        # A block that the target's end truncated says nothing about its proposals.
+        whole = (position >= 0) & (accepted > 0) & (position + accepted < limit)
+        adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
         self.resize(adaptive.choose())
         adaptive.updated(time.perf_counter() - read)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """Begin new sequences in `rows`, while the other rows are being decoded.
+        """Begin new sequences in `rows` [R], each at most once, while the other rows are being decoded.
 
-        Args:
-            rows: int64 [R], each at most once.
-            fresh: an empty session with the new sources, made for the same width.
-            chosen: the rows of `fresh` that hold the new sources, int64 [R].
-            keys: keys of the sampling noise, int64 [R].
+        The new sources are in the rows `chosen` [R] of `fresh`, an empty session made for the same width; `keys` [R]
+        are those of the sampling noise. All are int64.
         """
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
@@ -283,22 +262,10 @@ class BlockwiseLoop:
         self.recorder.shrink(kept)
         self.nan_check.shrink(kept)
 
-    def check_scores(self) -> None:
-        """Check that all scores were finite (reads from the device).
-
-        Raises:
-            ScoresError: scores were not finite.
-        """
+    def done(self) -> bool:
+        """Return whether every row is complete (reads from the device); raises ScoresError if scores are not finite."""
         self.nan_check.is_noted |= self.captured is not None  # captured work sets no flag of the host
         self.nan_check.check()
-
-    def done(self) -> bool:
-        """Tell whether every row is complete (reads from the device).
-
-        Raises:
-            ScoresError: scores were not finite.
-        """
-        self.check_scores()
         self.complete = bool((self.state.position >= self.state.limit).all())
         return self.complete
 

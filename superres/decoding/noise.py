@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 from superres.errors import InvalidInputError
 
-WORD = 0xFFFFFFFF
-"""Mask of the lower 32 bits."""
+WORD = 0xFFFFFFFF  # Mask of the lower 32 bits
 
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-"""The constants of Philox4x32."""
-
-LANES, GROUP = 16, 64
-"""Tokens that compiled code computes together, and tokens that LANES counters give numbers to."""
+MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # The constants of Philox4x32
+LANES, GROUP = 16, 64  # Tokens that compiled code computes together, and tokens that LANES counters give numbers to
 
 
 def philox(counter: Tensor, keys: Tensor) -> Tensor:
     """Return the four random words of each counter, int64 [4, ...] (Philox4x32-10, Salmon et al. 2011).
 
-    Args:
-        counter: four words of 32 bits, int64 [4, ...].
-        keys: key of each round, from `round_keys`.
+    `counter` holds four words of 32 bits, int64 [4, ...], and `keys` the key of each round, from `round_keys`.
     """
     even, odd = counter[::2], counter[1::2]
     for key in keys.unbind(0):
@@ -55,13 +47,8 @@ def words(numbers: Tensor) -> Tensor:
 def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.device) -> Tensor:
     """Return keys of sampling noise, int64 [count], on `device`.
 
-    Args:
-        keys: whole numbers in [0, 2**63), one per sequence; 0, 1, 2, ... if None.
-        count: number of sequences.
-        device: device of the result.
-
-    Raises:
-        InvalidInputError: there is not one key per sequence, or a key is out of range or not a whole number.
+    `keys` are whole numbers in [0, 2**63), one for each of `count` sequences; 0, 1, 2, ... if None. Raises
+    InvalidInputError if there is not one key per sequence, or a key is out of range or not a whole number.
     """
     if keys is None:
         return torch.arange(count, device=device)
@@ -71,38 +58,33 @@ def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.de
         raise InvalidInputError(f"keys must be a sequence, one key per input, not {keys!r}") from None
     if len(given) != count:
         raise InvalidInputError(f"there are {len(given)} keys for {count} inputs; give one per input")
-    return torch.tensor([_checked(key) for key in given], dtype=torch.int64, device=device)
-
-
-def _checked(key: SupportsIndex) -> int:
-    """Return a key as an int, or raise InvalidInputError."""
-    try:
-        number = operator.index(key)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise InvalidInputError(f"keys must be whole numbers in [0, 2**63), not {key!r}")
-    return number
+    for key in given:
+        try:
+            in_range = 0 <= operator.index(key) < 2**63
+        except TypeError:
+            in_range = False
+        if not in_range:
+            raise InvalidInputError(f"keys must be whole numbers in [0, 2**63), not {key!r}")
+    return torch.tensor([int(key) for key in given], dtype=torch.int64, device=device)
 
 
 def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
-    """Return the keys of parts of sequences, int64 [B] in [0, 2**63).
+    """Return the keys in [0, 2**63) of parts of sequences with `keys`, int64 [B] each.
 
-    Args:
-        keys: keys of the sequences, int64 [B].
-        parts: number of the part in its sequence, int64 [B]; part 0 keeps the key of the sequence.
+    `parts` numbers each part in its sequence, int64 [B]; part 0 keeps the key of the sequence.
     """
     random = philox(torch.cat([words(parts), words(keys)]), round_keys(words(torch.ones_like(keys))))
     low, high = random[:2]
     return keys.where(parts == 0, (high << 32 | low) & (2**63 - 1))
 
 
-class RandomWords:
-    """Random words of 32 bits as a function of seed, key, position and block; cpp/kernels/noise.h computes the same."""
+class Noise:
+    """Noise as a function of seed, key, position and token; cpp/kernels/noise.h computes the same."""
 
-    def __init__(self, seed: int, keys: Tensor) -> None:
-        """Use `seed` in [0, 2**63) and `keys`, int64 [B]."""
+    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
+        """Use `seed` in [0, 2**63) and one key per sequence, int64 [B], for example a hash of the image."""
         self.keys, self.seeds = keys.new_empty(2, len(keys), 1, 1), keys.new_empty(10, 2, 1, 1, 1)
+        self.vocabulary, self.blocks = vocabulary, torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
         self.rekey(seed, keys)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
@@ -110,15 +92,25 @@ class RandomWords:
         self.keys.copy_(words(keys).view_as(self.keys))
         self.seeds.copy_(round_keys(words(keys.new_full((1, 1, 1), seed))))
 
-    def at(self, position: Tensor, blocks: Tensor) -> Tensor:
-        """Return the four words of each of `blocks` [M] at target positions [B, N], int64 [4, B, N, M]."""
+    def random_words(self, position: Tensor, blocks: Tensor) -> Tensor:
+        """Return four random words for each of `blocks` [M] at target positions [B, N], int64 [4, B, N, M]."""
         shape = *position.shape, len(blocks)
         parts = blocks, position.unsqueeze(-1) & WORD, *self.keys
         return philox(torch.stack([part.expand(shape) for part in parts]), self.seeds)
 
     def uniforms(self, position: Tensor) -> Tensor:
         """Return four numbers in (0, 1) for target positions [B, N], float64 [B, N, 4]."""
-        return (self.at(position, position.new_zeros(1))[..., 0].movedim(0, -1).double() + 0.5) * 2.0**-32
+        first = self.random_words(position, position.new_zeros(1))[..., 0]
+        return (first.movedim(0, -1).double() + 0.5) * 2.0**-32
+
+    def gumbel(self, position: Tensor) -> Tensor:
+        """Return standard Gumbel noise for target positions [B, N], float32 [B, N, V].
+
+        The argmax of scores + noise is a sample of softmax(scores) (the Gumbel-max trick).
+        """
+        # Token v has word v // LANES % 4 of block v // GROUP * LANES + v % LANES.
+        bits = self.random_words(position, self.blocks).view(4, *position.shape, -1, LANES)
+        return gumbel(bits.movedim(0, -2).flatten(-3)[..., : self.vocabulary])
 
 
 # Compiled code repeats the following functions bit for bit. So they consist of elementary operations, whose results
@@ -173,28 +165,3 @@ def weights(scores: Tensor) -> Tensor:
 
 
 EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-
-
-class GumbelNoise:
-    """Standard Gumbel noise: the argmax of scores + noise is a sample of softmax(scores) (the Gumbel-max trick)."""
-
-    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
-        """Key the noise.
-
-        Args:
-            seed: in [0, 2**63).
-            keys: one key per sequence, int64 [B], for example a hash of the image.
-            vocabulary: V.
-        """
-        self.random, self.vocabulary = RandomWords(seed, keys), vocabulary
-        self.blocks = torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
-
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """See `RandomWords.rekey`."""
-        self.random.rekey(seed, keys)
-
-    def at(self, position: Tensor) -> Tensor:
-        """Return the noise of target positions [B, N], float32 [B, N, V]."""
-        # Token v has word v // LANES % 4 of block v // GROUP * LANES + v % LANES.
-        bits = self.random.at(position, self.blocks).view(4, *position.shape, -1, LANES)
-        return gumbel(bits.movedim(0, -2).flatten(-3)[..., : self.vocabulary])

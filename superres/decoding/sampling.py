@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.noise import GumbelNoise, RandomWords, weights
-from superres.interfaces import Sampling
+from superres.decoding.noise import Noise, weights
+from superres.interfaces import Sampler, Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,18 +25,14 @@ if TYPE_CHECKING:
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""
 
-LEAST_WEIGHT = 2.0**-40
-"""Unit of the weights from which tokens are drawn."""
+LEAST_WEIGHT = 2.0**-40  # Unit of the weights from which tokens are drawn
 
 
 def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
-    """Return scores [..., V] that are -inf except at the tokens to sample from.
+    """Return scores [..., V], which are divided by the temperature, as -inf except at the tokens to sample from.
 
-    Args:
-        scores: scores divided by the temperature, [..., V].
-        top_k: keep the `top_k` likeliest tokens and ties (Fan et al. 2018); None keeps all tokens.
-        nucleus: then keep the fewest likeliest tokens, and ties, whose probabilities sum to at least `nucleus`
-            (Holtzman et al. 2020); 1 keeps all tokens.
+    These are the `top_k` likeliest tokens and ties (Fan et al. 2018), all if None. Of them, the fewest likeliest tokens
+    are kept, and ties, whose probabilities sum to at least `nucleus` (Holtzman et al. 2020); 1 keeps all.
     """
     if top_k is not None and top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(top_k, dim=-1).values[..., -1:], float("-inf"))
@@ -51,53 +47,22 @@ def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
     return scores
 
 
-@dataclass
-class ScoreFilter:
-    """Turns scores into the scores of the distribution to sample from.
-
-    Attributes:
-        temperatures: T of each colour channel, float64 [1 or 3].
-        top_k: see `filtered`.
-        nucleus: see `filtered`.
-    """
-
-    temperatures: Tensor
-    top_k: int | None = None
-    nucleus: float = 1.0
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a filter excludes tokens."""
-        return self.top_k is not None or self.nucleus < 1
-
-    def temperature(self, position: Tensor) -> Tensor:
-        """Return T at target positions [B, N], as [B, N, 1]."""
-        # The channels of consecutive positions are red, green, blue.
-        return self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
-
-    def __call__(self, scores: Tensor, temperature: Tensor) -> Tensor:
-        """Return `scores` [B, N, V] divided by `temperature` [B, N, 1], and filtered."""
-        scores = scores / temperature.to(scores.dtype)
-        return filtered(scores, self.top_k, self.nucleus) if self.is_active else scores
+def scaled(scores: Tensor, temperature: Tensor, options: DecodeConfig) -> Tensor:
+    """Return scores [B, N, V] divided by `temperature` [B, N, 1], and filtered as `options` say."""
+    return filtered(scores / temperature.to(scores.dtype), options.sample_top_k, options.nucleus)
 
 
 @dataclass
-class CoupledSampler:
+class CoupledSampler(Sampler):
     """Chooses tokens at N target positions of each row, both for proposals and for their verification.
 
-    It is a `superres.interfaces.Sampler`; offsets count from the first of the positions.
-
-    Attributes:
-        coupled: whether the tokens are seed-coupled samples.
-        noise: noise of the positions, [B, N, V] if `coupled`.
-        temperature: temperature of the positions, [B, N, 1].
-        filter: computes the distribution to sample from.
+    Offsets count from the first of the positions.
     """
 
-    coupled: bool
-    noise: Tensor
-    temperature: Tensor
-    filter: ScoreFilter
+    coupled: bool  # whether the tokens are seed-coupled samples
+    noise: Tensor  # noise of the positions, [B, N, V] if `coupled`
+    temperature: Tensor  # [B, N, 1]
+    options: DecodeConfig
 
     def load(self, other: CoupledSampler) -> Self:
         """Copy `other` into the first positions of this buffer, and return a sampler that uses this buffer's memory."""
@@ -113,22 +78,20 @@ class CoupledSampler:
         """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
         if not self.coupled:
             return scores
-        scaled = self.filter(scores, self.temperature[:, offsets])
-        return scaled + self.noise[:, offsets].to(scaled.dtype)
+        scores = scaled(scores, self.temperature[:, offsets], self.options)
+        return scores + self.noise[:, offsets].to(scores.dtype)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
         """See `Sampler.additive`."""
         if not self.coupled:
             return None, None
-        return None if self.filter.is_active else (self.temperature[:, offsets], self.noise[:, offsets])
+        filters = self.options.sample_top_k is not None or self.options.nucleus < 1
+        return None if filters else (self.temperature[:, offsets], self.noise[:, offsets])
 
     def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
-        """Return the first token [B, 1] of a block.
+        """Return the first token [B, 1] of a block from p1's scores [B, 1, V].
 
-        Args:
-            scores: p1's scores of that token, [B, 1, V].
-            before: the sampler of the previous block.
-            index: number of accepted tokens of the previous block, minus 1, [B].
+        `before` is the sampler of the previous block, of which `index` + 1 tokens were accepted, [B].
         """
         return self(scores, slice(1))
 
@@ -147,8 +110,7 @@ class CoupledSampler:
         """Copy the data of the proposals in rows `kept` [R] of `before`, a sampler at the same positions."""
 
 
-GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), ScoreFilter(torch.empty(0)))
-"""Takes the argmax of the scores."""
+GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), DecodeConfig())  # Takes the argmax of the scores
 
 
 @dataclass
@@ -162,21 +124,17 @@ class SpeculativeSampler(CoupledSampler):
     The noise depends on seed, sequence and position, as in the other ways of sampling: three uniform numbers per
     position, one per purpose, [B, k, 3]. Several proposals of one position may use the same numbers, since only the
     last of them is verified after accepted tokens.
-
-    Attributes:
-        q: distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k.
-        p: p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification.
     """
 
-    q: Tensor
-    p: Tensor | None = None
+    q: Tensor  # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k
+    p: Tensor | None = None  # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
 
     def load(self, other: CoupledSampler) -> Self:
         """See `CoupledSampler.load`; q of the previous proposals stays in the buffer until `first` has used it."""
         return replace(super().load(other), q=self.q[:, : other.noise.shape[1]])
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """Draw a proposal at each of `offsets` [N] and store its distribution; see `Sampler.__call__`."""
+        """Draw a proposal at each of `offsets` [N], which are no slice, and store its distribution."""
         if isinstance(offsets, slice):
             raise TypeError("speculative sampling needs the offsets of proposals as a tensor, not as a slice")
         q = self._distribution(scores, offsets)  # [B, N, V]
@@ -222,7 +180,7 @@ class SpeculativeSampler(CoupledSampler):
             self.q.copy_(before.q[kept])
 
     def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
-        return distribution(self.filter(scores, self.temperature[:, offsets]))
+        return distribution(scaled(scores, self.temperature[:, offsets], self.options))
 
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
         return self.noise[:, offsets, purpose].unsqueeze(-1)
@@ -242,7 +200,7 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
     sums = (probability.double() / LEAST_WEIGHT).long().cumsum(-1)  # [B, N, V], exact
     place = (uniform.double() * sums[..., -1:].double()).long()
     tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
-    # NaN weights raise an error later (`superres.decoding.nan_check`); until then every token must be in range.
+    # NaN weights raise an error later (`superres.decoding.state.NanCheck`); until then every token must be in range.
     return tokens.clamp(max=probability.shape[-1] - 1)
 
 
@@ -250,42 +208,30 @@ class Samplers:
     """Makes the samplers of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int, buffer_width: int | None = None) -> None:
-        """Prepare for rows whose sampling noise has the keys `keys`.
+        """Prepare for rows whose sampling noise has the keys `keys`, int64 [B].
 
-        Args:
-            options: sampling settings.
-            keys: keys of the rows' noise, int64 [B].
-            vocabulary: V.
-            buffer_width: number of positions of a fixed buffer that every sampler is copied to; None for new memory.
+        Every sampler is copied to a fixed buffer of `buffer_width` positions, or has new memory if that is None.
         """
-        temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
-        self.filter = ScoreFilter(temperatures, options.sample_top_k, options.nucleus)
-        self.vocabulary = vocabulary
-        self.noise: GumbelNoise | None = None
-        self.uniforms: RandomWords | None = None
-        if options.is_sampling and options.sampling == "speculative":
-            self.uniforms = RandomWords(options.seed, keys)
-        elif options.is_sampling:
-            self.noise = GumbelNoise(options.seed, keys, vocabulary)
-        self.options, self.keys = options, keys
+        self.options, self.keys, self.vocabulary = options, keys, vocabulary
+        self.speculative = options.is_sampling and options.sampling == "speculative"
+        self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)  # [1 or 3]
+        self.noise = Noise(options.seed, keys, vocabulary) if options.is_sampling else None
         self.buffer = None if buffer_width is None else self._make(keys.new_zeros(len(keys), buffer_width))
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """Use `seed` and `keys` [B] from now on."""
-        for source in (self.noise, self.uniforms):
-            if source is not None:
-                source.rekey(seed, keys)
+        if self.noise is not None:
+            self.noise.rekey(seed, keys)
 
     def as_data(self, width: int) -> Sampling | None:
         """Return the sampling as data for blocks of at most `width` tokens, or None for greedy choices."""
-        if not self.options.is_sampling:
+        options, shape = self.options, (len(self.keys), width if self.speculative else 0)
+        if not options.is_sampling:
             return None
-        speculative = self.options.sampling == "speculative"
-        shape = len(self.keys), width if speculative else 0
         return Sampling(
-            "speculative" if speculative else "gumbel", self.options.seed, self.keys,
-            self.filter.temperatures.float(), self.filter.top_k, self.filter.nucleus,
-            self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32), self.keys.new_zeros(shape))
+            "speculative" if self.speculative else "gumbel", options.seed, self.keys, self.temperatures.float(),
+            options.sample_top_k, options.nucleus, self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32),
+            self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> CoupledSampler:
         """Return the sampler at target positions [B, N]."""
@@ -293,21 +239,20 @@ class Samplers:
         return sampler if self.buffer is None or sampler is GREEDY else self.buffer.load(sampler)
 
     def _make(self, position: Tensor) -> CoupledSampler:
-        if self.noise is None and self.uniforms is None:
+        if self.noise is None:
             return GREEDY
-        temperature = self.filter.temperature(position)  # [B, N, 1]
-        if self.noise is not None:
-            return CoupledSampler(True, self.noise.at(position), temperature, self.filter)
-        shape = *position.shape, self.vocabulary
-        q = torch.zeros(shape, dtype=torch.float64, device=position.device)  # [B, N, V]
-        return SpeculativeSampler(False, self.uniform(position), temperature, self.filter, q)
+        temperature = self.temperature(position)
+        if not self.speculative:
+            return CoupledSampler(True, self.noise.gumbel(position), temperature, self.options)
+        q = torch.zeros(*position.shape, self.vocabulary, dtype=torch.float64, device=position.device)  # [B, N, V]
+        return SpeculativeSampler(False, self.uniform(position), temperature, self.options, q)
+
+    def temperature(self, position: Tensor) -> Tensor:
+        """Return T at target positions [B, N], as [B, N, 1]; the channels of consecutive positions are R, G, B."""
+        return self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
 
     def uniform(self, position: Tensor) -> Tensor:
-        """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3].
-
-        Raises:
-            ValueError: the sampling is not speculative.
-        """
-        if self.uniforms is None:
-            raise ValueError("only speculative sampling has uniform numbers per purpose")
-        return self.uniforms.uniforms(position)[..., :3]
+        """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3]."""
+        if self.noise is None:
+            raise ValueError("greedy decoding has no noise")
+        return self.noise.uniforms(position)[..., :3]

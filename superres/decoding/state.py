@@ -1,43 +1,34 @@
-"""The rows being decoded: committed tokens, how far each row is, and proposals that wait to be verified."""
+"""The rows being decoded: committed tokens, how far each row is, proposals to verify, and whether scores are finite."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from superres.errors import ScoresError
+
 
 class DecodeState:
     """Tensors of the rows being decoded, and nothing else. They stay on the device and are changed in place.
 
-    Shape letters: B rows, T target tokens, W proposals at most.
-
-    Attributes:
-        store: int64 [B, 1 + T + W]; column 0 stands for the start of the sequence, then come the committed tokens.
-        position: tokens committed so far, int64 [B]; -1 where the start of the sequence has yet to be read.
-        limit: where the row ends, int64 [B].
-        proposals: tokens to verify, int64 [B, W]; the first of them is p1's own choice.
-        pending: those of them that a step reads.
-        block_size: k, how many of the proposals are a block; the rest is filler.
-        starting: whether some rows may have yet to start.
-        length: T.
+    Shape letters: B rows, T target tokens, W proposals at most. A step reads `pending`, the first proposals;
+    `block_size` of them are a block, and the rest is filler. `starting` is true if rows may have yet to start.
     """
 
     def __init__(self, batch: int, length: int, width: int, block_size: int, filler: int, device: torch.device) -> None:
         """Make a state of `batch` rows that have yet to start.
 
-        Args:
-            batch: B.
-            length: T.
-            width: W.
-            block_size: k.
-            filler: what a row that starts has as proposals; it is never committed, and must not be the end token.
-            device: where the tensors are.
+        The token `filler` fills the proposals of a row that starts; it is never committed, and must not be the end
+        token.
         """
         self.length, self.block_size, self.filler, self.starting = length, block_size, filler, True
-        self.store = torch.zeros(batch, 1 + length + width, dtype=torch.int64, device=device)  # [B, 1 + T + W]
-        self.position = torch.full((batch,), -1, dtype=torch.int64, device=device)  # [B]
-        self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)  # [B]
-        self.proposals = torch.full((batch, width), filler, dtype=torch.int64, device=device)  # [B, W]
+        # [B, 1 + T + W]: column 0 stands for the start of the sequence, then come the committed tokens.
+        self.store = torch.zeros(batch, 1 + length + width, dtype=torch.int64, device=device)
+        # [B]: number of committed tokens; -1 where the start of the sequence has yet to be read.
+        self.position = torch.full((batch,), -1, dtype=torch.int64, device=device)
+        self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)  # [B]: where the row ends
+        # [B, W]: tokens to verify; the first of them is p1's own choice.
+        self.proposals = torch.full((batch, width), filler, dtype=torch.int64, device=device)
         self._view()
 
     def _view(self) -> None:
@@ -54,20 +45,15 @@ class DecodeState:
         """Return the target positions of the next `width` tokens, [B, width]."""
         return self.place + self.columns[:width]
 
-    def room(self) -> Tensor:
-        """Return how many tokens a row may accept at most, [B]; a row that starts accepts the start alone."""
-        room = self.limit - self.position
-        return room.masked_fill_(self.position < 0, 1) if self.starting else room
+    def missing(self) -> Tensor:
+        """Return the largest number of tokens that each row may accept, [B]; 1, the start, for a row that starts."""
+        missing = self.limit - self.position
+        return missing.masked_fill_(self.position < 0, 1) if self.starting else missing
 
     def commit(self, block: Tensor, place: Tensor, accepted: Tensor) -> None:
-        """Commit the first `accepted` [B] tokens of `block` [B, N].
+        """Commit the first `accepted` [B] tokens of `block` [B, N]; `place` [B, W] are the targets that follow each.
 
         All N are written: those that were not accepted are overwritten before anything reads them.
-
-        Args:
-            block: the pending tokens.
-            place: target positions that follow each of the pending tokens, [B, W].
-            accepted: how many are committed.
         """
         self.store.scatter_(1, place[:, : block.shape[1]], block)
         self.position.add_(accepted)
@@ -82,8 +68,40 @@ class DecodeState:
         self.starting = True
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with `rows` [R] alone."""
+        """Continue with `rows` [R] only."""
         self.store, self.position, self.limit = self.store[rows], self.position[rows], self.limit[rows]
         width, self.proposals = self.pending.shape[1], self.proposals[rows]
         self._view()
         self.fit(width)
+
+
+class NanCheck:
+    """Records on the device, without synchronisation, whether the scores of a decode are finite.
+
+    Only the highest score of each column is checked. So single tokens may have a score of -inf, but not all tokens.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        """Prepare for steps of at most `columns` columns in `rows` rows."""
+        self._sums = torch.zeros(rows, columns, device=device)
+        self.is_noted = False
+
+    def note(self, scores: Tensor) -> None:
+        """Record the scores of a step [B, W, V]."""
+        # 0 times a number that is not finite is NaN, and NaN stays NaN in a sum.
+        self._sums[:, : scores.shape[1]].add_(scores.amax(-1), alpha=0)
+        self.is_noted = True
+
+    def check(self) -> None:
+        """Raise ScoresError if scores recorded since the last check were not finite (reads from the device)."""
+        if self.is_noted and bool(self._sums.isnan().any()):
+            raise ScoresError
+        self.is_noted = False
+
+    def clear(self, rows: Tensor) -> None:
+        """Clear the record of `rows` [R]."""
+        self._sums.index_fill_(0, rows, 0.0)
+
+    def shrink(self, kept: Tensor) -> None:
+        """Keep rows `kept` [R] only."""
+        self._sums = self._sums[kept]

@@ -17,7 +17,7 @@ class RowTrace:
 
     Attributes:
         positions: number of tokens committed before each iteration.
-        accepted: number of tokens accepted in each iteration, including a truncated last block.
+        accepted: number of tokens accepted in each iteration; the target's end may truncate the last block.
         proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 past the end of a smaller block.
     """
 
@@ -61,11 +61,7 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
     """Return S_1..S_k: S_i is the share of iterations that accepted at least i tokens (0.0 without iterations).
 
     The last block of each sequence is left out, since the sequence's end may truncate it. Apart from that, the sum of
-    S_1..S_k is the mean accepted block size.
-
-    Args:
-        traces: acceptance trace of each sequence.
-        block_size: k.
+    S_1..S_k is the mean accepted block size; k is `block_size`.
     """
     accepted = [t.accepted[:-1] for t in traces]
     counts = np.array([count for row in accepted for count in row])
@@ -81,7 +77,6 @@ class TraceRecorder:
     """Collects the records of iterations on the device, and reads them back on demand."""
 
     def __init__(self) -> None:
-        """Make an empty record."""
         # Consecutive iterations of one block size: their entries [n, B, 2 + W], and the block size.
         self._parts: list[tuple[Tensor, int]] = []
         self._count = self.forgotten = 0
@@ -111,13 +106,9 @@ class TraceRecorder:
         return parts[::-1]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the statistics of the iterations from number `first` on.
+        """Return positions and numbers of accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
 
-        Args:
-            first: number of an iteration that is recorded and not forgotten.
-
-        Returns:
-            Positions and numbers of accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
+        They are those of the iterations from number `first` on, which must be recorded and not forgotten.
         """
         steps, sizes = zip(*self._from(first), strict=True)
         read = torch.cat([part[..., :2] for part in steps]).cpu().numpy()
@@ -133,11 +124,9 @@ class TraceRecorder:
         self._parts = [(steps[:, kept], size) for steps, size in self._parts]
 
     def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
-        """Return one trace per sequence.
+        """Return one trace for each of the rows `chosen`; for all rows if None.
 
-        Args:
-            chosen: numbers of the rows; all rows if None.
-            since: number of the iteration with which each chosen row's sequence began; 0 if None.
+        `since` holds the number of the iteration with which each chosen row's sequence began; 0 if None.
         """
         parts = self._from(min(since) if since else 0)
         if not parts:

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 
 from superres.config import Confidence, DecodeConfig
 from superres.config.decoding import LARGEST_COEFFICIENT
 from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
 from superres.nn.engines.torch_model import StepModel
+from superres.nn.heads import RecurrentHeads
 from superres.nn.model import EncoderDecoder
-from superres.nn.recurrent import RecurrentHeads
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks import translation
@@ -23,39 +24,29 @@ from superres.tasks.translation import TextPairs
 
 EXACT_REACH = 0.5
 """Reach of exact acceptance. The coefficients fitted to it serve every reach."""
-
 SENTENCES = 128
 """Number of sentences to fit to and to measure on."""
-
 IMAGES = 16
 """Number of images to fit to and to measure on."""
-
 BINS = 15
 """Number of equal intervals of the probability for the calibration error."""
-
 PRECISION = 0.005
 """Smallest step of the search for the coefficients."""
+
+Calibration = tuple[Confidence | None, dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class VerifiedProposals:
-    """Proposals of heads that p1 has verified.
+    """N proposals of heads that p1 has verified: the number of their source, and whether p1 accepted them.
 
-    Attributes:
-        row: number of the source that each belongs to [N].
-        accepted: whether p1 accepted it [N].
-        known: what the heads knew: centre, slope and token of ordinal heads [3, N], or log-odds [1, N].
-        vocabulary: number of tokens.
+    `known` has what their probability depends on: centre, slope and token of ordinal heads [3, N], or log-odds [1, N].
     """
 
     row: np.ndarray
     accepted: np.ndarray
     known: np.ndarray
     vocabulary: int
-
-    def __len__(self) -> int:
-        """Return the number of proposals."""
-        return len(self.row)
 
     def of(self, chosen: np.ndarray) -> VerifiedProposals:
         """Return the proposals where `chosen` is true."""
@@ -73,13 +64,9 @@ class VerifiedProposals:
 def verified_proposals(
     model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None, end_token: int | None = None,
 ) -> VerifiedProposals | None:
-    """Decode exactly with all heads, and return the proposals that were verified.
+    """Decode source tokens [B, S] exactly with all heads, and return the proposals that were verified.
 
-    Args:
-        model: the network.
-        source: source tokens [B, S].
-        padding: bool [B, S], as for `superres.decoding.decode.decode`.
-        end_token: the token that ends a target; None if all targets have the same length.
+    `padding` is bool [B, S], and `end_token` None if all targets have the same length.
 
     Returns:
         None if the network has heads that are neither ordinal nor recurrent, or no free choice of its proposals.
@@ -99,7 +86,7 @@ def verified_proposals(
             continue
         seen = heads.seen or (torch.cat(heads.log_odds, dim=1),)
         _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
-        reached = (offset <= accepted.T) & (loop.state.room().cpu().numpy()[:, None] > 0)  # [B, K - 1]
+        reached = (offset <= accepted.T) & (loop.state.missing().cpu().numpy()[:, None] > 0)  # [B, K - 1]
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)
         parts.append(np.stack([row, offset < accepted.T, *(part.cpu().double().numpy() for part in seen)])[:, reached])
     row, verdict, *known = np.concatenate(parts, axis=1)
@@ -128,12 +115,10 @@ def fit_confidence(proposals: VerifiedProposals) -> Confidence:
 
 def ranking_quality(chance: np.ndarray, accepted: np.ndarray) -> float | None:
     """Return the probability that an accepted proposal has a larger `chance` than a rejected one (AUC)."""
-    positive = int(accepted.sum())
-    if positive in (0, len(accepted)):
+    positive, negative = int(accepted.sum()), int((~accepted).sum())
+    if not positive or not negative:
         return None
-    _, place, count = np.unique(chance, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(count) - (count - 1) / 2)[place]  # equal chances share their mean rank
-    return float((rank[accepted].sum() - positive * (positive + 1) / 2) / (positive * (len(accepted) - positive)))
+    return float((rankdata(chance)[accepted].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def calibration_error(chance: np.ndarray, accepted: np.ndarray) -> float:
@@ -144,35 +129,28 @@ def calibration_error(chance: np.ndarray, accepted: np.ndarray) -> float:
 
 def calibrate(
     model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None, end_token: int | None = None,
-) -> tuple[Confidence | None, dict[str, Any] | None]:
-    """Fit the coefficients on every other source, and report on the rest; (None, None) if `model` has no such heads.
-
-    Arguments are as for `verified_proposals`; `source` has at least two rows.
-    """
+) -> Calibration:
+    """Fit the coefficients on every other source, and report on the rest; (None, None) if `model` has no such heads."""
     proposals = verified_proposals(model, source, padding, end_token) if len(source) > 1 else None
     if proposals is None:
         return None, None
     held_out = proposals.row % 2 == 1
     confidence, rest = fit_confidence(proposals.of(~held_out)), proposals.of(held_out)
     chance, accepted = rest.chance(confidence), rest.accepted
-    report = {**confidence.to_dict(), "proposals": len(rest), "accepted": float(accepted.mean()),
+    report = {**confidence.to_dict(), "proposals": len(accepted), "accepted": float(accepted.mean()),
               "auc": ranking_quality(chance, accepted), "calibration_error": calibration_error(chance, accepted)}
     return confidence, report
 
 
-def calibrate_faces(upscaler: Upscaler, pairs: FacePairs) -> tuple[Confidence | None, dict[str, Any] | None]:
+def calibrate_faces(upscaler: Upscaler, pairs: FacePairs) -> Calibration:
     """Calibrate a pipeline on the first images, and let its adaptive block sizes use the result; see `calibrate`."""
     found = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
     upscaler.block_sizes.confidence = found[0] or upscaler.block_sizes.confidence
     return found
 
 
-def calibrate_text(translator: Translator, pairs: TextPairs) -> tuple[Confidence | None, dict[str, Any] | None]:
-    """Calibrate a pipeline on the first sentences, and let its adaptive block sizes use the result; see `calibrate`.
-
-    Raises:
-        InvalidInputError: a sentence is too long for the network.
-    """
+def calibrate_text(translator: Translator, pairs: TextPairs) -> Calibration:
+    """Calibrate a pipeline on the first sentences as `calibrate_faces`; InvalidInputError if one is too long."""
     source = torch.from_numpy(translator.codec.encode(pairs.source[:SENTENCES])).to(translator.device)
     found = calibrate(translator.model, source, source == translation.PADDING, translation.END)
     translator.block_sizes.confidence = found[0] or translator.block_sizes.confidence

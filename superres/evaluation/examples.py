@@ -1,4 +1,4 @@
-"""Default inputs of the benchmarks: crops of scikit-image's astronaut, and English sentences."""
+"""Default inputs of the benchmarks: crops of scikit-image's astronaut, and English descriptions of everyday scenes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ SENTENCES = (
     "The chef is cutting vegetables in the kitchen.",
     "A woman and her dog are walking across a bridge.",
 )
-"""English descriptions of everyday scenes."""
 
 
 def example_sources(count: int, task: FaceTask) -> Pixels:

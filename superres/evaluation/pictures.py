@@ -33,67 +33,35 @@ SHEET_ROWS = 12
 
 
 def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's mean squared error in squared grey levels.
-
-    Args:
-        images: uint8 [N,H,W,C].
-        references: uint8 [N,H,W,C].
-
-    Returns:
-        float64 [N].
-    """
+    """Return each image's mean squared error in squared grey levels, float64 [N], from uint8 [N,H,W,C]."""
     difference = images.astype(np.float64) - references.astype(np.float64)
     error: Scores = np.square(difference).reshape(len(images), -1).mean(axis=1)
     return error
 
 
 def psnr(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's peak signal-to-noise ratio in dB for a peak of 255.
-
-    Args:
-        images: uint8 [N,H,W,C].
-        references: uint8 [N,H,W,C].
-
-    Returns:
-        float64 [N]; infinite for an image that equals its reference.
-    """
+    """Return each image's PSNR in dB for a peak of 255, float64 [N], infinite if equal, from uint8 [N,H,W,C]."""
     with np.errstate(divide="ignore"):
         return 10 * np.log10(255.0**2 / mean_squared_error(images, references))
 
 
 def ssim(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's structural similarity: Gaussian window of sigma 1.5 and range 255, as Wang et al. (2004).
-
-    Args:
-        images: uint8 [N,H,W,C], at least 11x11.
-        references: uint8 [N,H,W,C].
-
-    Returns:
-        float64 [N], 1 for an image that equals its reference.
-    """
+    """Return each image's structural similarity as Wang et al. (2004), float64 [N], from uint8 [N,H,W,C] from 11x11."""
     from skimage import metrics  # slow to import
 
     score: Callable[..., float] = metrics.structural_similarity
     return np.array([
-        score(image, reference, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255,
-              channel_axis=-1)
-        for image, reference in zip(images, references, strict=True)
-    ], dtype=np.float64)
+        score(*pair, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255, channel_axis=-1)
+        for pair in zip(images, references, strict=True)], dtype=np.float64)
 
 
 def consistency(images: Pixels, sources: Pixels) -> Scores:
-    """Return the RMSE between each image, reduced to the means of its cells, and the input from which it was decoded.
+    """Return the RMSE in grey levels between each image, reduced to the rounded means of its cells, and its input.
 
-    Args:
-        images: uint8 [N,H,W,C].
-        sources: uint8 [N,h,w,C], the decoder's inputs.
-
-    Returns:
-        float64 [N], root mean squared error in grey levels; the means are rounded. True images score slightly above 0
-        if they and the inputs were reduced separately from the photographs, each with truncation.
+    True images score slightly above 0 if they and the inputs were reduced separately from the photographs, each with
+    truncation. `images` are uint8 [N,H,W,C], `sources` uint8 [N,h,w,C]; the result is float64 [N].
     """
-    reduced = area_reduce(images, sources.shape[1], sources.shape[2], is_reduced=True)
-    return np.sqrt(mean_squared_error(reduced, sources))
+    return np.sqrt(mean_squared_error(area_reduce(images, *sources.shape[1:3], is_reduced=True), sources))
 
 
 def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, float | None]:
@@ -105,21 +73,12 @@ def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, float | Non
     "consistent_images" is the share of images that reduce to exactly their input.
     """
     error = consistency(images, sources)
-    pooled = float(np.square(error).mean())
-    return {"consistency_rmse": float(error.mean()), "lr_psnr": 10 * math.log10(255.0**2 / pooled) if pooled else None,
+    return {"consistency_rmse": float(error.mean()), "lr_psnr": _pooled_psnr(np.square(error)),
             "consistent_images": float((error == 0).mean())}
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
-    """Return the share of equal tokens (intensities) in each pair of images.
-
-    Args:
-        images: uint8 [N,H,W,C].
-        others: uint8 [N,H,W,C].
-
-    Returns:
-        float64 [N] in 0..1.
-    """
+    """Return the share of equal tokens (intensities) in each pair of images, float64 [N], from uint8 [N,H,W,C]."""
     share: Scores = (images == others).reshape(len(images), -1).mean(axis=1, dtype=np.float64)
     return share
 
@@ -129,7 +88,11 @@ def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
 
     A mean of PSNRs would be infinite as soon as one pair of images is identical.
     """
-    error = float(mean_squared_error(images, references).mean())
+    return _pooled_psnr(mean_squared_error(images, references))
+
+
+def _pooled_psnr(errors: Scores) -> float | None:
+    error = float(errors.mean())
     return 10 * math.log10(255.0**2 / error) if error else None
 
 
@@ -139,21 +102,15 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
     `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that of greedy decoding.
     """
     equal = equal_tokens(images, greedy)
-    return {
-        "psnr_to_greedy": pooled_psnr(images, greedy),
-        "psnr_difference": _finite(psnr(images, truth).mean() - psnr(greedy, truth).mean()),
-        "equal_tokens": float(equal.mean()),
-        "identical_images": float((equal == 1).mean()),
-    }
+    return {"psnr_to_greedy": pooled_psnr(images, greedy),
+            "psnr_difference": _finite(psnr(images, truth).mean() - psnr(greedy, truth).mean()),
+            "equal_tokens": float(equal.mean()), "identical_images": float((equal == 1).mean())}
 
 
 def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
     """Return the mean PSNR and SSIM of `images` (uint8 [N,H,W,3]), None if not finite, and `consistency_scores`."""
-    return {
-        "psnr": _finite(psnr(images, pairs.hr).mean()),
-        "ssim": _finite(ssim(images, pairs.hr).mean()),
-        **consistency_scores(images, pairs.lr),
-    }
+    return {"psnr": _finite(psnr(images, pairs.hr).mean()), "ssim": _finite(ssim(images, pairs.hr).mean()),
+            **consistency_scores(images, pairs.lr)}
 
 
 def _finite(value: float) -> float | None:
@@ -163,12 +120,9 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The results of one variant of decoding on a data set.
+    """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of each.
 
-    Attributes:
-        images: uint8 [N,H,W,3].
-        traces: acceptance trace of each image.
-        seconds_per_image: wall-clock time of the timed batches / number of their images.
+    `seconds_per_image` is the wall-clock time of the timed batches / number of their images.
     """
 
     images: Pixels
@@ -177,32 +131,23 @@ class DecodedPictures:
 
     def statistics(self) -> dict[str, float]:
         """Return the decoding statistics over all images."""
-        return {
-            "mean_accepted_block_size": mean_accepted_block_size(self.traces),
-            "model_calls_per_image": sum(trace.model_calls for trace in self.traces) / len(self.traces),
-            "seconds_per_image": self.seconds_per_image,
-        }
+        return {"mean_accepted_block_size": mean_accepted_block_size(self.traces),
+                "model_calls_per_image": sum(trace.model_calls for trace in self.traces) / len(self.traces),
+                "seconds_per_image": self.seconds_per_image}
 
 
 def decode_interleaved(
     sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, DecodedPictures]:
-    """Decode every batch with each variant in turn, so that other load slows all variants alike.
+    """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows all alike.
 
     An untimed decoding of the first batch warms up (compilation, graph capture, caches). A shorter last batch is not
     timed unless it is the only batch.
-
-    Args:
-        sources: uint8 [N,h,w,3].
-        upscaler: the loaded checkpoint.
-        variants: decoding settings by name.
-        batch_size: images per batch.
     """
     keys = [image_key(source, 1) for source in sources]
     images: dict[str, list[Pixels]] = {variant: [] for variant in variants}
     traces: dict[str, list[RowTrace]] = {variant: [] for variant in variants}
-    seconds = dict.fromkeys(variants, 0.0)
-    timed = 0
+    seconds, timed = dict.fromkeys(variants, 0.0), 0
     for options in variants.values():
         upscaler(sources[:batch_size], options, keys=keys[:batch_size])
     for start in tqdm(range(0, len(sources), batch_size), "decoding", unit="batch", disable=None):
@@ -230,39 +175,23 @@ def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batc
 
 
 def half_width(scores: Scores) -> float | None:
-    """Return half the width of the 95 % confidence interval of the mean of `scores`, from Student's t distribution.
-
-    It holds for other images of the same kind. None for a single image.
-    """
+    """Return half the width of Student's 95 % confidence interval of the mean of `scores`; None for a single image."""
     from scipy import stats  # slow to import
 
-    if len(scores) < 2:
-        return None
-    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
+    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)) if len(scores) > 1 else None
 
 
 def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str, Any]:
-    """Score the true images under p1, without decoding.
-
-    Args:
-        pairs: inputs and true images.
-        upscaler: the loaded checkpoint.
-        batch_size: images per batch.
-
-    Returns:
-        The number of images, the checkpoint, the batch size, the mean bits/dim and its `half_width`, serialisable as
-        JSON.
+    """Return the mean bits/dim of the true images under p1 and its `half_width`, as a report serialisable as JSON.
 
     Raises:
         ConfigError: the batch size is not positive.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     bits = bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
-    return {
-        "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
-        "batch_size": min(batch_size, len(pairs)),
-        "bits_per_dim": float(bits.mean()), "bits_per_dim_half_width": half_width(bits),
-    }
+    return {"images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
+            "batch_size": min(batch_size, len(pairs)),
+            "bits_per_dim": float(bits.mean()), "bits_per_dim_half_width": half_width(bits)}
 
 
 def likelihood_text(report: dict[str, Any]) -> str:
@@ -274,14 +203,10 @@ def likelihood_text(report: dict[str, Any]) -> str:
 def evaluate_images(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
-    """Score blockwise decoding, greedy decoding, and nearest and bicubic enlargement of the same images.
+    """Score blockwise decoding with the settings `decode`, and nearest and bicubic enlargement of the same images.
 
-    Args:
-        pairs: inputs and true images.
-        upscaler: the loaded checkpoint.
-        decode: settings of blockwise decoding. At a positive temperature, block size 1 samples with the same noise.
-        batch_size: images per batch.
-        greedy: whether to decode with block size 1 as well, for agreement and speed-up.
+    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; at a positive temperature it samples
+    with the same noise.
 
     Returns:
         The report, serialisable as JSON; and the pictures by method, each uint8 [N,H,W,3].
@@ -291,11 +216,9 @@ def evaluate_images(
     """
     decode = resolve_options(decode, upscaler)
     report = {**evaluate_likelihood(pairs, upscaler, batch_size), "config": decode.to_dict()}
-    report["bits_per_dim_wrong_input"] = None
-    if len(pairs) > 1:
-        # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
-        wrong = np.roll(pairs.lr, 1, axis=0)
-        report["bits_per_dim_wrong_input"] = mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size)
+    # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
+    report["bits_per_dim_wrong_input"] = None if len(pairs) == 1 else mean_bits_per_dim(
+        np.roll(pairs.lr, 1, axis=0), pairs.hr, upscaler, batch_size)
     variants = {"greedy": decode.sequential()} if greedy else {}
     decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
     pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
@@ -342,15 +265,10 @@ def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
-    """Arrange pictures in a sheet with one captioned column per method and one row per image.
+    """Return a sheet with one captioned column per method and one row per image, the first `SHEET_ROWS`.
 
-    Args:
-        columns: pictures by caption, each uint8 [N,H,W,3] with the same H and W; the first `SHEET_ROWS` are shown.
-        scale: pixels of the sheet per pixel of a picture.
-        caption_height: height of the captions in pixels.
-
-    Returns:
-        uint8 [caption_height + rows * H * scale, columns * W * scale, 3].
+    `columns` has pictures by caption, each uint8 [N,H,W,3]. The sheet is uint8 [caption_height + rows * H * scale,
+    columns * W * scale, 3].
     """
     strips = [np.concatenate(list(images[:SHEET_ROWS])) for images in columns.values()]
     body = np.concatenate(strips, axis=1).repeat(scale, axis=0).repeat(scale, axis=1)

@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 
 
 def diversity(samples: Pixels) -> float:
-    """Return the mean RMSE between two samples of an input, over all pairs of samples and all inputs.
+    """Return the mean RMSE in grey levels between two samples of an input, over all pairs of samples and all inputs.
 
-    Args:
-        samples: uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
-
-    Returns:
-        RMSE in grey levels; 0 if the samples of every input are equal.
+    `samples` is uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
     """
     pairs = itertools.combinations(range(samples.shape[1]), 2)
     return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i, j in pairs]))
@@ -40,10 +36,7 @@ def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
     (global best - local best) / global best, averaged over inputs. The challenge measures distances with LPIPS at every
     pixel; here they are mean squared errors of square cells, so the figures cannot be compared with the challenge's.
 
-    Args:
-        samples: uint8 [N,M,H,W,C], M samples of each of N inputs.
-        truth: uint8 [N,H,W,C], the true images.
-        cell: side of a cell, which divides H and W.
+    `samples` is uint8 [N,M,H,W,C] and `truth` uint8 [N,H,W,C]; `cell`, the side of a cell, divides H and W.
 
     Returns:
         0 to 100; 0 if the samples of every input are equal. An input with a perfect sample counts 0.
@@ -57,22 +50,16 @@ def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
 
 
 def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, float | None]]:
-    """Return the scores of several samples per input, by method.
+    """Return the scores by method of `samples`, uint8 [N,M,H,W,3], M samples of each of N inputs.
 
     "one sample" is the mean over all samples. "best of M" is the mean over inputs of the best sample by each measure.
     "mean of M" scores the rounded mean picture of each input's samples.
-
-    Args:
-        samples: uint8 [N,M,H,W,3], M samples of each of N inputs.
-        pairs: the N inputs and true images.
     """
     count = samples.shape[1]
     every = FacePairs(pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0), pairs.ids.repeat(count))
     flat = samples.reshape(-1, *samples.shape[2:])
-    best = {
-        name: float(measure(flat, every.hr).reshape(-1, count).max(axis=1).mean())
-        for name, measure in (("psnr", psnr), ("ssim", ssim))
-    }
+    best = {name: float(measure(flat, every.hr).reshape(-1, count).max(axis=1).mean())
+            for name, measure in (("psnr", psnr), ("ssim", ssim))}
     mean = np.rint(samples.mean(axis=1)).astype(np.uint8)
     return {
         "one sample": picture_scores(flat, every),
@@ -84,17 +71,9 @@ def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, floa
 def draw_samples(
     sources: Pixels, upscaler: Upscaler, decode: DecodeConfig, numbers: Sequence[int], batch_size: int,
 ) -> Pixels:
-    """Draw samples of each input.
+    """Draw samples of each input, uint8 [N,h,w,3], and return uint8 [N,M,H,W,3].
 
-    Args:
-        sources: uint8 [N,h,w,3].
-        upscaler: the loaded checkpoint.
-        decode: decoding settings.
-        numbers: numbers of the samples, from 1, which key their noise.
-        batch_size: pictures per batch.
-
-    Returns:
-        uint8 [N,M,H,W,3], M samples of each input.
+    `numbers` are the numbers of the samples, from 1, which key their noise.
     """
     keys = [image_key(source, number) for source in sources for number in numbers]
     repeated = sources.repeat(len(numbers), axis=0)
@@ -106,18 +85,7 @@ def draw_samples(
 def evaluate_samples(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int, first: Pixels,
 ) -> dict[str, Any]:
-    """Score several samples per input, and greedy decoding.
-
-    Args:
-        pairs: inputs and true images.
-        upscaler: the loaded checkpoint.
-        decode: settings of sampling.
-        samples: M, number of samples per input, at least 2.
-        batch_size: pictures per batch.
-        first: sample 1 of each input, uint8 [N,H,W,3].
-
-    Returns:
-        The number of samples, their `diversity` and `local_diversity`, and the scores by method, serialisable as JSON.
+    """Score several samples per input (at least 2), of which `first`, uint8 [N,H,W,3], is known; and greedy decoding.
 
     Raises:
         ConfigError: `decode` does not sample, or does not match the checkpoint.
@@ -126,10 +94,7 @@ def evaluate_samples(
     others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
     drawn = np.concatenate([first[:, None], others], axis=1)
     greedy = draw_samples(pairs.lr, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
-    methods = {
-        "greedy": picture_scores(greedy, pairs),
-        **sample_scores(drawn, pairs),
-    }
+    methods = {"greedy": picture_scores(greedy, pairs), **sample_scores(drawn, pairs)}
     cell = pairs.task.target // pairs.task.source
     return {"samples": samples, "diversity_rmse": diversity(drawn), "cell": cell,
             "local_diversity": local_diversity(drawn, pairs.hr, cell), "methods": methods}

@@ -47,14 +47,10 @@ def _score(metric: str, texts: Sequence[str], references: Sequence[str]) -> dict
 
 @dataclass
 class DecodedText:
-    """The results of one variant of decoding on all sources.
+    """The translation of each source by one variant of decoding, and its statistics.
 
-    Attributes:
-        texts: translation of each source.
-        traces: acceptance trace of each segment; empty for beam search.
-        cut: number of translations that reached the network's largest length.
-        tokens: number of generated tokens.
-        seconds: wall-clock time of all batches.
+    `traces` has a trace of each segment, and is empty for beam search. `cut` is the number of translations that reached
+    the network's largest length.
     """
 
     texts: list[str]
@@ -71,13 +67,10 @@ class DecodedText:
     def statistics(self) -> dict[str, float | None]:
         """Return the decoding statistics over all sentences; block size and model calls are None for beam search."""
         calls = sum(trace.model_calls for trace in self.traces)
-        return {
-            "mean_accepted_block_size": mean_accepted_block_size(self.traces) if self.traces else None,
-            "model_calls_per_sentence": calls / len(self.texts) if self.traces else None,
-            "tokens_per_sentence": self.tokens / len(self.texts),
-            "cut": self.cut,
-            "seconds_per_sentence": self.seconds_per_sentence,
-        }
+        return {"mean_accepted_block_size": mean_accepted_block_size(self.traces) if self.traces else None,
+                "model_calls_per_sentence": calls / len(self.texts) if self.traces else None,
+                "tokens_per_sentence": self.tokens / len(self.texts), "cut": self.cut,
+                "seconds_per_sentence": self.seconds_per_sentence}
 
 
 def decode_text(
@@ -85,14 +78,9 @@ def decode_text(
 ) -> dict[str, DecodedText]:
     """Translate every batch with each variant in turn, so that other load slows all variants alike.
 
-    An untimed translation of the first batch warms up (compilation, caches). The index of a source keys its sampling
-    noise, so a translation does not depend on the batch size.
-
-    Args:
-        sources: sentences, which are sorted by length into batches.
-        translator: the loaded checkpoint.
-        variants: decoding settings by name.
-        batch_size: sentences per batch; 1 measures the latency of single sentences.
+    Sentences are sorted by length into batches; batch size 1 measures the latency of single sentences. An untimed
+    translation of the first batch warms up (compilation, caches). The index of a source keys its sampling noise, so a
+    translation does not depend on the batch size.
 
     Raises:
         ConfigError: the checkpoint does not support a variant, or the batch size is not positive.
@@ -126,30 +114,17 @@ def evaluate_text(
     pairs: TextPairs, translator: Translator, decode: DecodeConfig, batch_size: int = 1, greedy: bool = True,
     beam: BeamConfig | None = None,
 ) -> dict[str, Any]:
-    """Score blockwise decoding, greedy decoding and beam search of the same sentences.
+    """Return a report, serialisable as JSON, on blockwise decoding of the sentences with the settings `decode`.
 
-    Args:
-        pairs: sources and references.
-        translator: the loaded checkpoint.
-        decode: settings of blockwise decoding.
-        batch_size: sentences per batch.
-        greedy: whether to decode with block size 1 as well, for agreement and speed-up.
-        beam: settings of beam search; None omits it.
-
-    Returns:
-        The report, serialisable as JSON.
+    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; `beam` adds beam search.
 
     Raises:
         ConfigError: `decode` does not match the checkpoint, the batch size is not positive, or sacreBLEU is missing.
     """
     translator.check(decode)
     decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
-    variants: dict[str, Variant] = {}
-    if greedy:
-        variants["greedy"] = decode.sequential()
-    if beam is not None:
-        variants[f"beam {beam.size}"] = beam
-    variants["blockwise"] = decode
+    variants: dict[str, Variant] = {"greedy": decode.sequential()} if greedy else {}
+    variants |= ({} if beam is None else {f"beam {beam.size}": beam}) | {"blockwise": decode}
     signatures = {"bleu": bleu(["a"], ["a"])["signature"], "chrf": chrf(["a"], ["a"])["signature"]}
     decoded = decode_text(pairs.source, translator, variants, batch_size)
     seconds = decoded["blockwise"].seconds_per_sentence

@@ -1,25 +1,21 @@
-"""Search for the fastest decoding settings on this machine, within a bound on the loss of quality."""
+"""Search for the fastest decoding settings on this machine, within a bound on the loss of quality.
+
+Variants of decoding are compared by the quality that each acceptance loses, and by its gain in block size and time.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
 from superres.config import Confidence, DecodeConfig, QualityBound, require
+from superres.decoding.acceptance import CRITERIA
 from superres.errors import OutputError
-from superres.evaluation.comparison import (
-    ACCEPTANCE,
-    Scores,
-    as_rows,
-    compare,
-    comparison_table,
-    label,
-    psnr_to_greedy,
-)
+from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim
 from superres.evaluation.text import Variant, decode_text
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -27,23 +23,88 @@ from superres.system.output import markdown_table, number_text, write_atomically
 from superres.tasks.face_data import FacePairs
 from superres.tasks.translation import TextPairs
 
+Scores = dict[str, float | None]
+
+GREEDY = DecodeConfig(block_size=1)
+ACCEPTANCE: tuple[DecodeConfig, ...] = (
+    DecodeConfig(),  # equivalent to epsilon 0
+    *(DecodeConfig(accept="distance", epsilon=epsilon) for epsilon in (1, 2, 3, 4, 6, 8)),
+)
+"""Settings of acceptance to compare, without block sizes."""
 BLOCK_SIZES = (2, 4, 6, 8)
 """Block sizes to try, in addition to the number of prediction heads."""
-
+TEXT_BLOCK_SIZES = (1, 2, 3, 4, 5, 6, 8)
 FEW = 8
 """Minimum number of images in the first passes."""
-
-TEXT_BLOCK_SIZES = (1, 2, 3, 4, 5, 6, 8)
-"""Block sizes to try for text, in addition to the number of prediction heads."""
-
 KEPT = 2
 """Number of the fastest settings that a pass keeps, within the bound and within a tighter bound."""
+COLUMNS = {
+    "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls_per_image": ("model calls", 0),
+    "seconds_per_image": ("s/image", 3), "speed_up": ("speed-up", 2),
+    "psnr_to_greedy": ("PSNR to greedy, dB", 2), "psnr_difference": ("PSNR to the truth over greedy's, dB", 3),
+    "bits_per_dim": ("bits/dim", 3), "bits_loss": ("bits/dim over greedy's", 3),
+}
+"""Heading and number of decimals of the table's columns, by score."""
+
+
+def label(options: DecodeConfig) -> str:
+    """Return a short name of the settings in a comparison, such as "k 10, distance, epsilon 2"."""
+    parts = [] if options.block_size is None else [f"k {options.block_size}"]
+    parts += ["adaptive"] * options.adaptive + ["consistent"] * options.consistent + [options.accept]
+    parts += [f"{setting} {getattr(options, setting)}" for setting in CRITERIA[options.accept].settings]
+    return ", ".join(parts + [f"min-block {options.min_block}"] * (options.min_block > 1))
+
+
+def compare(
+    pairs: FacePairs, upscaler: Upscaler, settings: Sequence[DecodeConfig], batch_size: int, with_bits: bool = True,
+) -> dict[DecodeConfig, Scores]:
+    """Decode the same images greedily (consistently if the first of `settings` does) and with each of `settings`.
+
+    Returns:
+        Scores by settings, greedy first: the entries of `superres.evaluation.pictures.DecodedPictures.statistics` and
+        `agreement`, and `speed_up` over greedy. `with_bits` adds `bits_per_dim` of the decoded images under p1, which
+        takes one model call per image, and `bits_loss`, the difference to the bits/dim of the greedy images.
+
+    Raises:
+        ConfigError: a setting does not fit the checkpoint.
+    """
+    base = dataclasses.replace(GREEDY, consistent=any(options.consistent for options in settings[:1]))
+    variants = {repr(options): options for options in (base, *settings)}
+    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
+    greedy = decoded[repr(base)]
+    own = mean_bits_per_dim(pairs.lr, greedy.images, upscaler, batch_size) if with_bits else 0.0
+    rows: dict[DecodeConfig, Scores] = {}
+    for variant, result in decoded.items():
+        scores: Scores = {
+            **result.statistics(), "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+            **agreement(result.images, greedy.images, pairs.hr)}
+        if with_bits:
+            bits = own if result is greedy else mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size)
+            scores.update(bits_per_dim=bits, bits_loss=bits - own)
+        rows[variants[variant]] = scores
+    return rows
+
+
+def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig, str]) -> str:
+    """Return the scores of `compare` as a Markdown table, whose first column has the `marks` of settings."""
+    shown = [name for name in COLUMNS if all(name in scores for scores in rows.values())]
+    lines = [
+        [marks.get(options, ""), label(options), *(number_text(scores[name], COLUMNS[name][1]) for name in shown)]
+        for options, scores in rows.items()
+    ]
+    return markdown_table(["", "settings", *(COLUMNS[name][0] for name in shown)], lines)
+
+
+def as_rows(rows: dict[DecodeConfig, Scores]) -> list[dict[str, object]]:
+    """Return scores by settings as rows with name and settings, serialisable as JSON."""
+    return [{"name": label(options), "config": options.to_dict(), **scores} for options, scores in rows.items()]
 
 
 def within(bound: QualityBound, scores: Scores) -> bool:
     """Return whether the scores of a variant of decoding are within `bound`."""
     if bound.min_psnr_to_greedy is not None:
-        return psnr_to_greedy(scores) >= bound.min_psnr_to_greedy
+        psnr = scores["psnr_to_greedy"]  # None if all images are identical
+        return psnr is None or psnr >= bound.min_psnr_to_greedy
     return (scores["bits_loss"] or 0.0) <= (bound.max_bits_loss or 0.0)
 
 
@@ -65,13 +126,12 @@ def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[Dec
     return list(dict.fromkeys([*kept, *exact[:1]]))
 
 
-def block_variants(options: DecodeConfig, heads: int) -> Iterator[DecodeConfig]:
-    """Yield `options` with every block size up to `heads`, adaptively, and with a minimum block of 2."""
-    for block_size in (*(k for k in BLOCK_SIZES if k < heads), heads):
-        yield dataclasses.replace(options, block_size=block_size)
-    if heads > 1:
-        yield dataclasses.replace(options, block_size=heads, adaptive=True)
-        yield dataclasses.replace(options, block_size=heads, min_block=2)
+def block_variants(options: DecodeConfig, heads: int) -> list[DecodeConfig]:
+    """Return `options` with every block size up to `heads`, adaptively, and with a minimum block of 2."""
+    whole = dataclasses.replace(options, block_size=heads)
+    smaller = [dataclasses.replace(options, block_size=k) for k in BLOCK_SIZES if k < heads]
+    more = [dataclasses.replace(whole, adaptive=True), dataclasses.replace(whole, min_block=2)] if heads > 1 else []
+    return [*smaller, whole, *more]
 
 
 def tune_faces(
@@ -83,22 +143,16 @@ def tune_faces(
     compares criteria on few images. The second pass compares block sizes of the best criteria. The last pass compares
     the best settings of the second pass on all images.
 
-    Args:
-        pairs: images to tune on.
-        upscaler: the loaded checkpoint.
-        bound: largest loss of quality relative to greedy decoding, over all images.
-        batch_size: images per batch; the fastest settings depend on it.
-
     Returns:
         The report, serialisable as JSON, with the settings of the last pass sorted by time; these settings as a table;
-        and the fastest settings within the bound. Greedy decoding is always within the bound.
+        and the fastest settings within the bound (the largest loss of quality relative to greedy decoding, over all
+        images), for this batch size. Greedy decoding is always within the bound.
 
     Raises:
         ConfigError: the batch size is not positive.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    heads = upscaler.model_config.prediction_heads
-    few = max(FEW, batch_size)
+    heads, few = upscaler.model_config.prediction_heads, max(FEW, batch_size)
     first = FacePairs(pairs.hr[:few], pairs.lr[:few], pairs.ids[:few])
 
     def measure(images: FacePairs, settings: list[DecodeConfig]) -> dict[DecodeConfig, Scores]:
@@ -127,19 +181,7 @@ def tune_faces(
 def tune_text(
     pairs: TextPairs, translator: Translator, batch_size: int = 1,
 ) -> tuple[dict[str, Any], str, DecodeConfig]:
-    """Search for the block size that translates fastest on this machine; all translations are those of greedy decoding.
-
-    Args:
-        pairs: text, of which only the sources are used.
-        translator: the loaded checkpoint.
-        batch_size: sentences decoded together; the fastest block size depends on it.
-
-    Returns:
-        As for `tune_faces`.
-
-    Raises:
-        ConfigError: the batch size is not positive.
-    """
+    """Search as `tune_faces` for the block size that translates the sources fastest; acceptance is exact."""
     heads = translator.model_config.prediction_heads
     settings = [DecodeConfig(block_size=size) for size in (*(k for k in TEXT_BLOCK_SIZES if k < heads), heads)]
     if heads > 1:

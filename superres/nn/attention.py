@@ -17,30 +17,10 @@ AttentionFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps query [B, H, T, size], key [B, H, S, size] and value [B, H, S, size] to [B, H, T, size]."""
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Reshape [B, T, D] to [B, H, T, D / H]."""
-    batch, length, width = x.shape
-    return x.view(batch, length, heads, width // heads).transpose(1, 2)
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """Reshape [B, H, T, D / H] to [B, T, D]."""
-    batch, heads, length, size = x.shape
-    return x.transpose(1, 2).reshape(batch, length, heads * size)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return softmax(query key^T / sqrt(size) + mask) value.
+    """Return softmax(query key^T / sqrt(size) + mask) value, for queries [..., Q, size] and keys [..., N, size].
 
-    Args:
-        query: [..., Q, size].
-        key: [..., N, size].
-        value: [..., N, size].
-        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. Every query needs
-            at least one visible key.
-
-    Returns:
-        [..., Q, size].
+    `mask` is broadcastable to [..., Q, N]: 0 where visible, -inf where hidden. Every query needs a visible key.
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # [..., Q, N]
     if mask is not None:
@@ -54,17 +34,10 @@ def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
-    """Return which keys a query sees in blocked local 1-D attention, from absolute positions.
+    """Return which keys a query sees in blocked local 1-D attention, from broadcastable absolute positions.
 
-    A query sees the keys of its own attention block up to its own position, and all keys of the previous block.
-
-    Args:
-        query: positions, any shape broadcastable with `key`.
-        key: positions; a negative one is an empty slot and never visible.
-        block_length: length of an attention block.
-
-    Returns:
-        bool of the broadcast shape.
+    A query sees the keys of its own attention block up to its own position, and all keys of the previous block. A
+    negative key position is an empty slot and never visible.
     """
     return (key >= 0) & (key <= query) & (key >= (query // block_length - 1) * block_length)
 
@@ -75,17 +48,7 @@ def reach(query: Tensor, block_length: int) -> Tensor:
 
 
 def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int) -> Tensor:
-    """Compute blocked local 1-D attention over a whole sequence (Tensor2Tensor's "masked local attention 1d").
-
-    Args:
-        query: [B, H, T, size].
-        key: [B, H, T, size].
-        value: [B, H, T, size].
-        block_length: length of an attention block.
-
-    Returns:
-        [B, H, T, size].
-    """
+    """Compute blocked local 1-D attention (Tensor2Tensor's "masked local attention 1d") over whole [B, H, T, size]."""
     length = query.shape[2]
     padding = -length % block_length
     if padding:
@@ -102,7 +65,7 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute full causal attention; arguments as for `local_attention`, without blocks."""
+    """Compute full causal attention over whole sequences [B, H, T, size]."""
     position = torch.arange(query.shape[2], device=query.device)
     return attend(query, key, value, hidden_mask(position[:, None] >= position, query.dtype))
 
@@ -111,7 +74,6 @@ class Attention(nn.Module):
     """Multi-head attention with separate query and joint key-value projections (self- or cross-attention)."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Build projections of size `width` split over `heads` attention heads."""
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(width, width)
@@ -121,10 +83,14 @@ class Attention(nn.Module):
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, S, size] of `source` [B, S, D]."""
         key, value = self.key_value(source).chunk(2, dim=-1)
-        return split_heads(key, self.heads), split_heads(value, self.heads)
+        return self._split(key), self._split(value)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Reshape [B, T, D] to [B, H, T, size]."""
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def forward(self, x: Tensor, keys_and_values: tuple[Tensor, Tensor], function: AttentionFunction) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D] by attention to keys and values [B, H, S, size], computed by `function`."""
-        query = split_heads(self.query(x), self.heads)  # [B, H, T, size]
-        result: Tensor = self.output(merge_heads(function(query, *keys_and_values)))
+        attended = function(self._split(self.query(x)), *keys_and_values)  # [B, H, T, size]
+        result: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return result

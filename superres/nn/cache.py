@@ -11,14 +11,11 @@ from superres.config import ModelConfig
 def slot_count(config: ModelConfig, width: int) -> int:
     """Return the number of cache slots that a layer needs for steps of `width` positions.
 
-    Local attention needs 2 * attention_block_length + width - 1 slots: a query sees at most two attention blocks, and
-    the whole step must fit beside them, since it may straddle a block boundary. Full causal attention needs a slot for
-    every position.
+    Local attention: a query sees at most two attention blocks, and the whole step must fit beside them, since it may
+    straddle a block boundary. Full causal attention needs a slot for every position.
     """
     full = config.target_length + width
-    if config.attention == "causal":
-        return full
-    return min(full, 2 * config.attention_block_length + width - 1)
+    return full if config.attention == "causal" else min(full, 2 * config.attention_block_length + width - 1)
 
 
 class KeyValueCache:
@@ -26,15 +23,13 @@ class KeyValueCache:
 
     A step overwrites its positions before it attends, and a slot holds the latest position p with that remainder. Keys
     of a rejected proposal are therefore either overwritten or hidden by the mask, which absolute positions determine.
+    The R slots are `slot_count` of `batch` rows and steps of `width`, rounded up to a multiple of `multiple`; `beside`
+    extra slots follow. Dtype and device are those of `like`.
     """
 
     def __init__(
         self, config: ModelConfig, batch: int, width: int, like: Tensor, multiple: int = 1, beside: int = 0,
     ) -> None:
-        """Allocate for `batch` rows and steps of `width`, with dtype and device of `like`.
-
-        The length of a ring is `slot_count` rounded up to a multiple of `multiple`; `beside` extra slots follow it.
-        """
         self.batch, self.heads = batch, config.attention_heads
         self.size = config.width // config.attention_heads
         slots = slot_count(config, width)
@@ -54,13 +49,8 @@ class KeyValueCache:
         within the query's reach. Later positions of this step, and leftovers of wider steps, are further around the
         ring than the reach of any query.
 
-        Args:
-            position: decoder positions of the step [B, W].
-            reach: how many positions back each query sees [B, W], from `superres.nn.attention.reach` for target
-                positions.
-
-        Returns:
-            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B, 1, W, R].
+        `position` are the decoder positions of the step [B, W]; `reach` is how many positions back each query sees
+        [B, W]. Returns the index [2 * B * H * W] for `write`, and the mask to add to scores, [B, 1, W, R].
         """
         place = position % self.slots
         index = self.row_starts + place[None, :, None, :]  # [2, B, H, W]
@@ -68,21 +58,12 @@ class KeyValueCache:
         return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden).unsqueeze(1)
 
     def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a step's keys and values [B, H, W, D / H] of a layer at `index`, from `locate`.
-
-        Returns:
-            Keys and values of the layer's ring [B, H, R, D / H]: views of the store.
-        """
+        """Store a step's keys and values [B, H, W, D / H] at `index`; return views of the layer's [B, H, R, D / H]."""
         store = self.store[layer]
-        stacked = torch.stack([key, value])  # [2, B, H, W, D / H]
-        store.view(-1, self.size).index_copy_(0, index, stacked.view(-1, self.size))
+        store.view(-1, self.size).index_copy_(0, index, torch.stack([key, value]).view(-1, self.size))
         return store[0, :, :, : self.slots], store[1, :, :, : self.slots]
 
     def select(self, rows: Tensor, length: int) -> None:
         """Copy positions 0 .. `length` - 1 of row `rows[i]` to row i; `rows` is int64 [B]."""
         used = min(length, self.slots)
         self.store[..., :used, :] = self.store[:, :, rows, :, :used]
-
-    def by_row(self) -> Tensor:
-        """Return a view of the whole cache [B, layers, 2, H, R, D / H]."""
-        return self.store.movedim(2, 0)

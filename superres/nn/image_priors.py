@@ -8,6 +8,7 @@ enlargement of the source, refined by the convolutions of the aligned conditioni
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,11 @@ INITIAL_SHARPNESS = -2.5
 SHARPNESS = -7.0, 3.0
 """Bounds of log(1 / s) and of log d."""
 
-
-NEIGHBOUR_PIXELS = (
-    [(0, dx) for dx in range(-4, 1)] + [(-1, dx) for dx in range(-4, 5)] + [(-2, dx) for dx in range(-2, 3)]
-)
+NEIGHBOUR_PIXELS = [
+    *((0, dx) for dx in range(-4, 1)), *((-1, dx) for dx in range(-4, 5)), *((-2, dx) for dx in range(-2, 3))]
 """Offsets (rows down, columns right) of the pixels whose intensities the numeric neighbourhood reads."""
+
+AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 
 
 def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
@@ -43,45 +44,29 @@ def to_raster(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).flatten(1)
 
 
-def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
-    """Set all weights of `layer` to 0 and return it; a residual sum with it then starts as the identity."""
+def zeroed(layer: AnyLayer) -> AnyLayer:
+    """Set all weights of `layer` to 0 and return it, so that a residual sum with it starts as the identity."""
     for weights in layer.parameters():
         nn.init.zeros_(weights)
     return layer
-
-
-class ConvolutionBlock(nn.Module):
-    """Residual block of two 3x3 convolutions that starts as the identity."""
-
-    def __init__(self, channels: int) -> None:
-        """Build convolutions of `channels` maps."""
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = zeroed(nn.Conv2d(channels, channels, 3, padding=1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [B, channels, rows, columns] to the same shape."""
-        result: Tensor = x + self.second(F.relu(self.first(x)))
-        return result
 
 
 class AlignedConditioning(nn.Module):
     """Enlarges the memory to one vector per target position, which is added to the decoder's input there.
 
     The memory of the source cell that covers a position is brought to target resolution by sub-pixel shuffling and
-    refined by convolutions. The same feature maps give the refined estimate.
+    refined by residual blocks of two convolutions. The same feature maps give the refined estimate.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build from the network's settings."""
         super().__init__()
         self.config = config
-        channels = config.channels
-        self.factors = factors = config.enlargement
-        maps = config.conditioning_width
-        self.shuffle = nn.Linear(channels * config.width, factors[0] * factors[1] * maps)
+        channels, maps = config.channels, config.conditioning_width
+        self.shuffle = nn.Linear(channels * config.width, math.prod(config.enlargement) * maps)
         self.mix = nn.Conv2d(maps + channels, maps, 3, padding=1)
-        self.blocks = nn.Sequential(*(ConvolutionBlock(maps) for _ in range(config.conditioning_blocks)))
+        self.blocks = nn.ModuleList(nn.ModuleDict({
+            "first": nn.Conv2d(maps, maps, 3, padding=1), "second": zeroed(nn.Conv2d(maps, maps, 3, padding=1)),
+        }) for _ in range(config.conditioning_blocks))
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
         for weights in self.parameters():
@@ -89,21 +74,20 @@ class AlignedConditioning(nn.Module):
                 weights.data = weights.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
-        """Enlarge the memory.
+        """Return conditioning vectors [B, T, D] and the estimate [B, T] in grey levels.
 
-        Args:
-            memory: encoder states [B, S, D].
-            large: bicubic enlargement of the source [B, channels, rows, columns] in [0, 255].
-
-        Returns:
-            Conditioning vectors [B, T, D] and the estimate [B, T] in grey levels.
+        `memory` [B, S, D] are the encoder states; `large` [B, channels, rows, columns] in [0, 255] is the bicubic
+        enlargement of the source.
         """
         batch, (rows, columns, channels) = memory.shape[0], self.config.source_shape
         cells = self.shuffle(memory.view(batch, rows, columns, channels * self.config.width))
-        maps = cells.view(batch, rows, columns, *self.factors, -1).transpose(2, 3)
+        maps = cells.view(batch, rows, columns, *self.config.enlargement, -1).transpose(2, 3)
         maps = maps.reshape(batch, *self.config.target_shape[:2], -1)  # [B, rows, columns, maps] of the target
         known = (large / 128 - 1).permute(0, 2, 3, 1).to(maps.dtype)
-        x = self.blocks(self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2)))  # [B, maps, rows, columns]
+        x = self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2))  # [B, maps, rows, columns]
+        for block in self.blocks:
+            first, second = block.children()
+            x = x + second(F.relu(first(x)))
         vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)  # [B, T, D]
         estimate = large + self.refinement(x).float() * RESIDUAL_SCALE  # [B, channels, rows, columns]
         return vectors, to_raster(estimate)
@@ -115,16 +99,10 @@ def feature_count(config: ModelConfig) -> int:
 
 
 def neighbour_table(shape: tuple[int, ...]) -> Tensor:
-    """Return the neighbours of each target position.
+    """Return the neighbours of each position of a target of (rows, columns, channels), int64 [T, N].
 
-    The neighbours are the earlier channels of the same pixel, four pixels to the left, nine pixels in the row above and
-    five in the row above that. Each pixel contributes all its channels, the target's own channel first.
-
-    Args:
-        shape: (rows, columns, channels) of the target.
-
-    Returns:
-        int64 [T, N]; T (one past the end) stands for "outside the image or not decoded yet".
+    The neighbours are the earlier channels of the same pixel and all channels of NEIGHBOUR_PIXELS, the target's own
+    channel first. T (one past the end) stands for "outside the image or not decoded yet".
     """
     rows, columns, channels = shape
     position = torch.arange(rows * columns * channels)
@@ -140,11 +118,9 @@ def neighbour_table(shape: tuple[int, ...]) -> Tensor:
 
 
 def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return the source cell of each target position, and the positions in that cell.
+    """Return the source position that covers each target position, int64 [T], and the positions in its cell.
 
-    Returns:
-        int64 [T], the source position that covers each target position; and int64 [T, P], all P target positions of the
-        same cell and channel in raster order.
+    These are all P target positions of the same cell and channel in raster order, int64 [T, P].
     """
     rows, columns, channels = config.target_shape
     height, width = config.enlargement
@@ -161,7 +137,7 @@ class NumericNeighbourhood(nn.Module):
 
     With `cell_remainder`, the network also reads the mean deviation that the undecoded pixels of the source cell must
     have. It is known from the residual sum, since a source intensity is the mean of the target intensities that it
-    covers. Without it, nothing tells the decoder that an image has drifted away from its source.
+    covers. Without it, the decoder has no input that shows that an image has drifted away from its source.
 
     The features of a target are gathered from one buffer per row by one index table: see `buffer`.
     """
@@ -173,14 +149,11 @@ class NumericNeighbourhood(nn.Module):
     divisors: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build from the network's settings."""
         super().__init__()
-        self.channels = config.channels
-        self.remainder = config.cell_remainder
+        self.channels, self.remainder = config.channels, config.cell_remainder
         self.register_buffer("table", neighbour_table(config.target_shape), persistent=False)
-        cell, positions = cell_tables(config)
-        self.register_buffer("cell", cell, persistent=False)
-        self.register_buffer("cell_positions", positions, persistent=False)
+        for name, table in zip(("cell", "cell_positions"), cell_tables(config), strict=True):
+            self.register_buffer(name, table, persistent=False)
         self._index_tables(config.source_length)
         count = feature_count(config)
         self.first = nn.Linear(count, config.filter_size)
@@ -190,14 +163,9 @@ class NumericNeighbourhood(nn.Module):
         self.direct = nn.Parameter(torch.zeros(config.channels, count))
 
     def residual_sum(self, source: Tensor, estimate: Tensor) -> Tensor:
-        """Return what the deviations of each cell must add up to.
+        """Return what the deviations of each cell must add up to [B, S], in units of RESIDUAL_SCALE.
 
-        Args:
-            source: tokens [B, S].
-            estimate: expected intensities [B, T], grey levels.
-
-        Returns:
-            [B, S], in units of RESIDUAL_SCALE.
+        `source` [B, S] are tokens; `estimate` [B, T] are the expected intensities, in grey levels.
         """
         covered = torch.empty_like(self.cell_positions[: source.shape[1]])
         covered[self.cell] = self.cell_positions
@@ -223,29 +191,20 @@ class NumericNeighbourhood(nn.Module):
         self.register_buffer("divisors", divisors, persistent=False)
 
     def buffer(self, deviation: Tensor, residual_sum: Tensor) -> Tensor:
-        """Return the buffer of each row that `features` gathers from.
+        """Return the buffer of each row that `features` gathers from, [B, 2 + S + N].
 
-        Args:
-            deviation: intensity minus estimate of the tokens in raster order [B, N], in units of RESIDUAL_SCALE.
-            residual_sum: from the method `residual_sum`, [B, S].
-
-        Returns:
-            [B, 2 + S + N]: 0, for absent neighbours; minus the residual sum of each cell; one unused place, for the
-            token that decoder position 0 reads; the deviations.
+        It holds 0, for absent neighbours; minus the residual sum [B, S] of each cell; one unused place, for the token
+        that decoder position 0 reads; and `deviation` [B, N], intensity minus estimate of the tokens in raster order,
+        in units of RESIDUAL_SCALE.
         """
         return torch.cat([F.pad(-residual_sum, (1, 1)), deviation], dim=1)
 
     def features(self, buffer: Tensor, position: Tensor, places: Tensor | None = None) -> Tensor:
-        """Gather the neighbour features of target positions.
+        """Gather the neighbour features [B, W, N] of target positions [B, W] in [0, T).
 
-        Args:
-            buffer: from the method `buffer`.
-            position: target positions [B, W] in [0, T).
-            places: the places of the buffer to read [B, W, N']; those of `position` if None.
-
-        Returns:
-            [B, W, N]: the deviations of the neighbours; with `cell_remainder` then one entry per possible number of
-            undecoded pixels in the cell. The entry of the actual number holds their mean deviation; the others are 0.
+        They are the deviations of the neighbours; with `cell_remainder` then one entry per possible number of undecoded
+        pixels in the cell. The entry of the actual number holds their mean deviation; the others are 0. `places`
+        [B, W, N'] are the places of `buffer` to read, by default those of `position`.
         """
         places = self.places[position] if places is None else places
         found = buffer.gather(1, places.flatten(1)).view(places.shape)  # [B, W, N']
@@ -264,13 +223,9 @@ class NumericNeighbourhood(nn.Module):
 def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor:
     """Predict the deviations of targets from their estimates, linearly in the neighbour features.
 
-    Args:
-        weights: [channels, N] for one prediction head, [channels, heads, N] for several.
-        neighbours: the first features [..., M], M <= N; the others count as 0.
-        position: position of p1's target, broadcastable to [...]; its channel selects the weights.
-
-    Returns:
-        [...] for one head, [..., heads] for several, in units of RESIDUAL_SCALE.
+    `weights` are [channels, N] for one prediction head, whose result is [...], or [channels, heads, N] for several,
+    whose result is [..., heads], in units of RESIDUAL_SCALE. The channel of `position` of p1's target (broadcastable to
+    [...]) selects them. Of the features, `neighbours` [..., M] are the first M <= N; the others count as 0.
     """
     chosen = weights[..., : neighbours.shape[-1]][position % len(weights)].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
@@ -281,28 +236,18 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
 def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Return the centre mu, in grey levels, and the slope 1 / s of the ordinal term, both [...].
 
-    Args:
-        projected: [..., outputs]: the free scores if any, log d if the shape is "hyperbolic", the shift of mu in units
-            of RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS.
-        centre: mu before the shift [...], grey levels.
+    `projected` [..., outputs] holds the free scores if any, log d if the shape is "hyperbolic", the shift of mu in
+    units of RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS. `centre` [...] is mu before the shift.
     """
     mu = centre + projected[..., -2] * RESIDUAL_SCALE
     return mu, (projected[..., -1] + INITIAL_SHARPNESS).clamp(*SHARPNESS).exp()
 
 
 def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, config: ModelConfig) -> Tensor:
-    """Return the scores [..., V] of intensities: the ordinal term, plus the free scores if any.
-
-    `mu` and `slope` [...] come from `ordinal_term`; `projected` is its argument.
-    """
+    """Return the scores [..., V] of intensities: the ordinal term of `ordinal_term`, plus the free scores if any."""
     value = torch.arange(config.vocabulary, device=mu.device, dtype=mu.dtype)
     ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)  # [..., V]
     if config.ordinal_shape == "hyperbolic":
         d = projected[..., -3, None].clamp(*SHARPNESS).exp()  # [..., 1]
         ordinal = d - (d * d + ordinal * ordinal).sqrt()
     return ordinal + projected[..., : config.vocabulary] if config.free_scores else ordinal
-
-
-def ordinal_scores(projected: Tensor, centre: Tensor, config: ModelConfig) -> Tensor:
-    """Return the scores [..., V] of intensities from the outputs `projected`; arguments as for `ordinal_term`."""
-    return scores_around(*ordinal_term(projected, centre), projected, config)

@@ -1,4 +1,4 @@
-"""Token embedding, position signals, feed-forward layers, and the encoder's and decoder's layers."""
+"""Token embedding, position signals, feed-forward layers, and the layer of encoder and decoder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as in the paper; text
     gets a 1-D signal.
     """
-    if len(shape) == 1:
-        return sinusoid(torch.arange(shape[0]), width)
-    row_length = math.prod(shape[1:])
     position = torch.arange(math.prod(shape))
-    half = width // 2
+    if len(shape) == 1:
+        return sinusoid(position, width)
+    row_length, half = math.prod(shape[1:]), width // 2
     return torch.cat([sinusoid(position // row_length, half), sinusoid(position % row_length, half)], dim=1)
 
 
@@ -39,12 +38,10 @@ class TokenEmbedding(nn.Module):
     """A table of V rows for each colour channel, stored as one table and scaled by sqrt(width)."""
 
     def __init__(self, vocabulary: int, channels: int, width: int) -> None:
-        """Build one table of `channels * vocabulary` rows of `width`."""
         super().__init__()
-        self.vocabulary, self.channels = vocabulary, channels
+        self.vocabulary, self.channels, self.scale = vocabulary, channels, math.sqrt(width)
         self.table = nn.Embedding(vocabulary * channels, width)
         nn.init.normal_(self.table.weight, std=width**-0.5)
-        self.scale = math.sqrt(width)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Embed `tokens` [..., T] at raster positions `position` (broadcastable to them) as [..., T, width]."""
@@ -61,7 +58,6 @@ class TiedProjection(nn.Module):
     """Scores tokens by the rows of their embedding table, which stays the embedding's own weight."""
 
     def __init__(self, table: nn.Embedding) -> None:
-        """Project to as many outputs as `table` has rows."""
         super().__init__()
         self._table = [table]  # in a list, so that the weight is not registered twice
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
@@ -76,19 +72,10 @@ class TiedProjection(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class FeedForward(nn.Sequential):
-    """Linear, ReLU, linear."""
-
-    def __init__(self, width: int, filter_size: int) -> None:
-        """Build width -> filter_size -> width."""
-        super().__init__(nn.Linear(width, filter_size), nn.ReLU(), nn.Linear(filter_size, width))
-
-
 class Residual(nn.Module):
     """Residual and norm around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as published ("dan")."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build the layer norm and dropout of one sub-layer."""
         super().__init__()
         self.pre = config.norm == "pre"
         self.norm = nn.LayerNorm(config.width)
@@ -102,39 +89,21 @@ class Residual(nn.Module):
         return result
 
 
-class EncoderLayer(nn.Module):
-    """Full self-attention over the source and a feed-forward layer."""
+class Layer(nn.Module):
+    """Self-attention, cross-attention to the memory if `cross_attention`, and a feed-forward layer."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Build from the network's settings."""
+    def __init__(self, config: ModelConfig, cross_attention: bool = False) -> None:
         super().__init__()
-        self.attention = Attention(config.width, config.attention_heads)
-        self.attention_residual = Residual(config)
-        self.feed_forward = FeedForward(config.width, config.filter_size)
-        self.feed_forward_residual = Residual(config)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map states [B, S, D] to states [B, S, D]; `mask` [B, 1, 1, S] hides padding."""
-        attention, function = self.attention, partial(attend, mask=mask)
-        x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
-
-
-class DecoderLayer(nn.Module):
-    """Masked self-attention, cross-attention to the memory where configured, and a feed-forward layer."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Build from the network's settings."""
-        super().__init__()
+        width, heads = config.width, config.attention_heads
         self.function: AttentionFunction = causal_attention
         if config.attention == "local_1d":
             self.function = partial(local_attention, block_length=config.attention_block_length)
-        self.attention = Attention(config.width, config.attention_heads)
+        self.attention = Attention(width, heads)
         self.attention_residual = Residual(config)
-        self.cross_attention = Attention(config.width, config.attention_heads) if config.cross_attention else None
-        self.cross_residual = Residual(config) if config.cross_attention else None
-        self.feed_forward = FeedForward(config.width, config.filter_size)
+        self.cross_attention = Attention(width, heads) if cross_attention else None
+        self.cross_residual = Residual(config) if cross_attention else None
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, config.filter_size), nn.ReLU(), nn.Linear(config.filter_size, width))
         self.feed_forward_residual = Residual(config)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -144,16 +113,9 @@ class DecoderLayer(nn.Module):
     def attend(
         self, x: Tensor, function: AttentionFunction, source: tuple[Tensor, Tensor] | None, mask: Tensor | None = None,
     ) -> Tensor:
-        """Map states by the attention sub-layers.
+        """Map states [B, T, D] by the attention sub-layers, with self-attention computed by `function`.
 
-        Args:
-            x: [B, T, D].
-            function: computes self-attention.
-            source: from `keys_and_values`.
-            mask: added to cross-attention scores [B, 1, 1, S]; None if no source is padded.
-
-        Returns:
-            [B, T, D].
+        `source` is from `keys_and_values`; `mask` [B, 1, 1, S] is added to the scores of cross-attention.
         """
         attention, cross = self.attention, self.cross_attention
         x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
@@ -166,6 +128,11 @@ class DecoderLayer(nn.Module):
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map states `x` [B, T, D] of whole sequences given `memory` [B, S, D] and its padding `mask` [B, 1, 1, S]."""
+    def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Map states `x` [B, T, D] of whole targets given `memory` [B, S, D]; `mask` [B, 1, 1, S] hides its padding.
+
+        Without memory, `x` [B, S, D] are whole sources: every position sees all that `mask` does not hide.
+        """
+        if memory is None:
+            return self.transform(self.attend(x, partial(attend, mask=mask), None))
         return self.transform(self.attend(x, self.function, self.keys_and_values(memory), mask))

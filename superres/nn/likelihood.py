@@ -1,4 +1,4 @@
-"""Likelihoods of targets under teacher forcing."""
+"""Likelihoods of targets under teacher forcing, by a network in evaluation mode."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.nn.model import EncoderDecoder
 from superres.system.machine import TorchThreads, usable_cores
 
 
 def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8) -> Tensor:
-    """Return p1's mean bits per token for each target.
+    """Return p1's mean bits per token for each target, float64 [N], of tokens [N, S] and [N, T].
 
-    Args:
-        model: the network in evaluation mode.
-        source: tokens [N, S].
-        target: tokens [N, T].
-        batch_size: images per batch on an accelerator. On a CPU, every thread takes one image at a time: its tensors
-            fit the cache better than those of a batch, and no thread waits for one that another process delays.
-
-    Returns:
-        float64 [N].
+    `batch_size` is the number of images per batch on an accelerator. On a CPU, every thread takes one image at a time:
+    its tensors fit the cache better than those of a batch, and no thread waits for one that another process delays.
     """
     device = next(model.parameters()).device
 
@@ -46,26 +39,16 @@ def bits_per_token(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], padding: int,
     batch_size: int = 64,
 ) -> float:
-    """Return p1's mean bits per token over targets of different lengths.
-
-    Args:
-        model: the network in evaluation mode.
-        sources: tokens of each source.
-        targets: tokens of each target, at most as many as the network has target positions.
-        padding: the token that fills up rows.
-        batch_size: rows per batch.
-    """
+    """Return p1's mean bits per token over targets of different lengths; the token `padding` fills up rows."""
     bits = tokens = 0.0
     with torch.inference_mode():
         for first in range(0, len(sources), batch_size):
             rows = slice(first, first + batch_size)
-            source, target = (_padded(part[rows], padding).to(model.signal.device) for part in (sources, targets))
+            source, target = (
+                nn.utils.rnn.pad_sequence([torch.tensor(row) for row in part[rows]], True, padding)
+                .to(model.signal.device) for part in (sources, targets))
             inside = target != padding
             log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)  # [B, T, V]
             bits -= float(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()) / math.log(2)
             tokens += int(inside.sum())
     return bits / max(tokens, 1)
-
-
-def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=padding)

@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from superres.config import LONGEST, ModelConfig
+from superres.nn import image_priors
 from superres.nn.attention import hidden_mask
-from superres.nn.heads import PredictionHeads
-from superres.nn.image_priors import (
-    RESIDUAL_SCALE,
-    AlignedConditioning,
-    NumericNeighbourhood,
-    enlarge_source,
-    extrapolate,
-    ordinal_scores,
-    to_raster,
-)
-from superres.nn.layers import DecoderLayer, EncoderLayer, TiedProjection, TokenEmbedding, position_signal
-from superres.nn.recurrent import RecurrentHeads
+from superres.nn.heads import PredictionHeads, RecurrentHeads
+from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning, NumericNeighbourhood
+from superres.nn.layers import Layer, TiedProjection, TokenEmbedding, position_signal
 
 
 @dataclass
 class Memory:
-    """The encoder's output for the decoder, one row per source.
+    """The encoder's output for the decoder, one row per source; parts that a network lacks are None.
 
-    Attributes:
-        states: encoder states [B, S, D].
-        mask: added to cross-attention scores [B, 1, 1, S]; None if no source is padded.
-        conditioning: vectors added to the decoder's input [B, T, D], or None.
-        estimate: intensities expected before decoding [B, T] in grey levels, or None.
-        residual_sum: what the deviations in each cell must add up to [B, S], in units of RESIDUAL_SCALE; or None.
-        position_table: position signal plus conditioning [B, T, D], from an encoder that returns it in place of
-            `conditioning`; or None.
-        head_table: the head layer's conditioning vectors [B, T, D], from such an encoder; or None.
-        longest: largest number of target tokens of a text that ends, int64 [B]; None for images.
-        tokens: source tokens, int64 [B, S], from an encoder whose sessions make shortlists of them; or None.
+    The compiled encoder returns `position_table` and `head_table` in place of `conditioning`.
     """
 
-    states: Tensor
-    mask: Tensor | None = None
-    conditioning: Tensor | None = None
-    estimate: Tensor | None = None
-    residual_sum: Tensor | None = None
-    position_table: Tensor | None = None
-    head_table: Tensor | None = None
-    longest: Tensor | None = None
-    tokens: Tensor | None = None
+    states: Tensor  # [B, S, D]
+    mask: Tensor | None = None  # added to cross-attention scores [B, 1, 1, S]; None if no source is padded
+    conditioning: Tensor | None = None  # vectors added to the decoder's input [B, T, D]
+    estimate: Tensor | None = None  # intensities expected before decoding [B, T], in grey levels
+    residual_sum: Tensor | None = None  # sums of the deviations in each cell [B, S], in units of RESIDUAL_SCALE
+    position_table: Tensor | None = None  # position signal plus conditioning [B, T, D]
+    head_table: Tensor | None = None  # the head layer's conditioning vectors [B, T, D]
+    longest: Tensor | None = None  # largest number of target tokens of a text that ends, int64 [B]; None for images
+    tokens: Tensor | None = None  # source tokens, int64 [B, S], for sessions that make shortlists of them
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
         """Return the mask added to cross-attention scores [B, 1, 1, S] as `dtype`; zeros if no source is padded."""
@@ -74,56 +59,48 @@ class Memory:
         spare = -self.states.shape[1] % multiple
         if not spare:
             return self
-        mask = self.mask if self.mask is not None else self.states.new_zeros(len(self.states), 1, 1, 1).expand(
-            -1, -1, -1, self.states.shape[1])
+        mask = self.hidden(self.states.dtype) if self.mask is None else self.mask
         return replace(self, states=F.pad(self.states, (0, 0, 0, spare)),
                        mask=F.pad(mask, (0, spare), value=float("-inf")))
 
 
 def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
-    """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens` [B], int64 [B]."""
+    """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens`, int64 [B]."""
     return (source_tokens * LONGEST[0] + LONGEST[1]).clamp_(max=config.target_length)
 
 
 @dataclass
 class DecoderOutput:
-    """Teacher-forced decoder output.
+    """Decoder output over whole targets (teacher forcing)."""
 
-    Attributes:
-        hidden: [B, T, D]; the state at t scores token t.
-        tokens: the target [B, T].
-        neighbours: neighbour features of each target [B, T, N], or None.
-        deviation: target minus estimate [B, T + 1] in units of RESIDUAL_SCALE, entry T is 0; or None.
-        memory: the encoder's output that the decoder attended to.
-    """
-
-    hidden: Tensor
-    tokens: Tensor
-    neighbours: Tensor | None
-    deviation: Tensor | None
+    hidden: Tensor  # [B, T, D]; the state at t scores token t
+    tokens: Tensor  # the target [B, T]
+    neighbours: Tensor | None  # neighbour features of each target [B, T, N]
+    deviation: Tensor | None  # target minus estimate [B, T + 1], in units of RESIDUAL_SCALE; entry T is 0
     memory: Memory
 
 
 class EncoderDecoder(nn.Module):
-    """Image Transformer with local 1-D attention and k prediction heads (Parmar et al. 2018; Stern et al. 2018)."""
+    """Image Transformer with local 1-D attention and k prediction heads (Parmar et al. 2018; Stern et al. 2018).
+
+    Its first weights are drawn from torch's global generator.
+    """
 
     signal: Tensor
     source_signal: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build the network with fresh weights from torch's global generator."""
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
-        width = config.width
+        width, tied = config.width, config.tied_embeddings
         source_channels = config.source_shape[-1] if len(config.source_shape) == 3 else 1
-        tied = config.tied_embeddings
         self.source_embedding = None if tied else TokenEmbedding(config.vocabulary, source_channels, width)
         self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
         self.register_buffer("source_signal", position_signal(config.source_shape, width), persistent=False)
         self.register_buffer("signal", position_signal(config.target_shape, width), persistent=False)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.encoder = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(Layer(config, config.cross_attention) for _ in range(config.decoder_layers))
         final = config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(width) if final else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if final else nn.Identity()
@@ -145,29 +122,23 @@ class EncoderDecoder(nn.Module):
         return len(source) == len(target) == 3 and source[-1] == target[-1]
 
     def encode(self, source: Tensor, padding: Tensor | None = None, half: bool = False) -> Memory:
-        """Encode sources.
+        """Encode source tokens, int64 [B, S] in [0, V); `padding` is bool [B, S], True at padding.
 
-        Args:
-            source: tokens [B, S], int64 in [0, V).
-            padding: bool [B, S], True at padding; None without padding.
-            half: compute the aligned conditioning, which takes most of the time, in bfloat16.
-
-        Returns:
-            The memory.
+        With `half`, the aligned conditioning, which takes most of the time, is computed in bfloat16.
         """
         position = torch.arange(source.shape[1], device=source.device)
         mask = None if padding is None else hidden_mask(~padding)[:, None, None, :]
         embed = self.source_embedding or self.target_embedding
         x = self.dropout(embed(source, position) + self.source_signal[: source.shape[1]])  # [B, S, D]
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = layer(x, None, mask)
         memory = Memory(self.encoder_norm(x), mask)
         if len(self.config.source_shape) == 1:
             tokens = torch.full_like(source[:, 0], source.shape[1]) if padding is None else (~padding).sum(1)
             memory.longest = longest_targets(tokens, self.config)
         if self.has_estimate:
-            large = enlarge_source(source, self.config).to(self.signal.dtype)  # [B, channels, rows, columns]
-            memory.estimate = to_raster(large)
+            large = image_priors.enlarge_source(source, self.config).to(self.signal.dtype)
+            memory.estimate = image_priors.to_raster(large)
             if self.conditioning is not None:
                 # Without `half`, autocast is left as it is, since training may have enabled it.
                 with torch.autocast(source.device.type, torch.bfloat16) if half else nullcontext():
@@ -179,18 +150,11 @@ class EncoderDecoder(nn.Module):
         return memory
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> DecoderOutput:
-        """Run the decoder over whole targets (teacher forcing).
+        """Run the decoder over whole targets [B, T] of sources [B, S]; `padding` as for `encode`.
 
-        Args:
-            source: tokens [B, S].
-            target: tokens [B, T]; token t is only an input from position t + 1 on, so any suffix may be arbitrary.
-            padding: as in `encode`.
-
-        Returns:
-            The decoder's output at every position.
+        Token t is only an input from position t + 1 on, so any suffix of a target may be arbitrary.
         """
-        memory = self.encode(source, padding)
-        length = target.shape[1]
+        memory, length = self.encode(source, padding), target.shape[1]
         position = torch.arange(length, device=target.device)
         x = self.target_embedding.read(F.pad(target[:, :-1], (1, 0)), position) + self.signal[:length]  # [B, T, D]
         neighbours = deviation = None
@@ -212,44 +176,31 @@ class EncoderDecoder(nn.Module):
     def scores(self, decoded: DecoderOutput) -> Tensor:
         """Return p1's scores (logits) at every position, [B, T, V] in at least float32."""
         batch, length = decoded.hidden.shape[:2]
-        position = torch.arange(length, device=decoded.hidden.device).expand(batch, -1)
-        return self.head_scores(decoded, position, 0)
+        return self.head_scores(decoded, torch.arange(length, device=decoded.hidden.device).expand(batch, -1), 0)
 
     def head_scores(self, decoded: DecoderOutput, position: Tensor, head: int) -> Tensor:
-        """Return one head's scores: head i (0-based) at position t scores token t + i.
+        """Return the scores [B, P, V] of head i in [0, K), in at least float32.
 
-        Args:
-            decoded: output of `forward`.
-            position: [B, P], positions t of p1's targets.
-            head: index in [0, K).
-
-        Returns:
-            Scores [B, P, V] in at least float32. Scores of targets past the end are meaningless; mask them.
+        At position t in `position` [B, P], it scores token t + i. Scores of tokens past the end are meaningless.
         """
         if head and isinstance(self.heads, RecurrentHeads):
             return self._recurrent_scores(self.heads, decoded, position, head)[:, :, -1]
         if head and isinstance(self.heads, PredictionHeads):
             return self._layer_scores(self.heads, decoded, position, head, 1).squeeze(2)
-        hidden, near, vectors = take(decoded.hidden, position), None, None
-        if decoded.neighbours is not None:
-            near = take(decoded.neighbours, position)
+        near = None if decoded.neighbours is None else take(decoded.neighbours, position)
+        vectors = None
         if self.heads is not None and self.heads.first == 0:
             vectors = self._head_conditioning(decoded.memory, position.unsqueeze(-1))
-        return self.verify(hidden, position, near, decoded.memory.estimate, vectors)
+        return self.verify(take(decoded.hidden, position), position, near, decoded.memory.estimate, vectors)
 
     def verify(
         self, hidden: Tensor, position: Tensor, neighbours: Tensor | None, estimate: Tensor | None,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        """Return p1's scores [B, P, V] in at least float32.
+        """Return p1's scores [B, P, V] in at least float32, of decoder outputs [B, P, D] at targets [B, P].
 
-        Args:
-            hidden: decoder outputs [B, P, D].
-            position: their targets [B, P].
-            neighbours: neighbour features of the targets [B, P, N], or None.
-            estimate: as `Memory.estimate`.
-            vectors: the head layer's conditioning vectors of the targets [B, P, 1, D], or None; only read if the head
-                layer holds p1.
+        `neighbours` are the neighbour features of the targets [B, P, N], `estimate` is that of the memory, and
+        `vectors` [B, P, 1, D] are the head layer's conditioning vectors, only read if it holds p1.
         """
         deviation, heads = None, self.heads
         if isinstance(heads, PredictionHeads) and heads.first == 0:
@@ -259,22 +210,14 @@ class EncoderDecoder(nn.Module):
                 deviation = heads.linear_part(hidden, neighbours, position, 0)[0].squeeze(2)
             hidden = hidden.squeeze(2)
         elif self.neighbourhood is not None and neighbours is not None:
-            deviation = extrapolate(self.neighbourhood.direct, neighbours, position)
+            deviation = image_priors.extrapolate(self.neighbourhood.direct, neighbours, position)
         return self._finish(hidden, estimate, position, deviation)
 
     def block_scores(self, decoded: DecoderOutput, position: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
+        """Return the scores [B, P, heads, V] of all heads in the head layer: p2..pk, and p1 unless it is the identity.
 
-        Args:
-            decoded: output of `forward`.
-            position: [B, P], positions t of p1's targets.
-            chosen: the scores to compute, bool [B, P, heads]; all if None.
-
-        Returns:
-            Scores [B, P, heads, V], equal to `head_scores` of each head; or [N, V] of the N chosen targets in order.
-
-        Raises:
-            ValueError: the model has no head layer.
+        They equal `head_scores` of each head at `position` [B, P]. With `chosen`, bool [B, P, heads], only the N chosen
+        scores are computed and returned in order, [N, V]. Raises ValueError if the model has no head layer.
         """
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
@@ -325,17 +268,10 @@ class EncoderDecoder(nn.Module):
         self, states: Tensor, estimate: Tensor | None, target: Tensor, deviation: Tensor | None,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores of states.
+        """Return the scores [B, ..., V] of states [B, ..., D], or [N, V] of the N `chosen` states, bool [B, ...].
 
-        Args:
-            states: [B, ..., D].
-            estimate: as `Memory.estimate`.
-            target: positions that the states score [B, ...].
-            deviation: shift of the ordinal term from the estimate [B, ...], in units of RESIDUAL_SCALE; or None.
-            chosen: the states to score, bool [B, ...]; all if None.
-
-        Returns:
-            [B, ..., V], or [N, V] of the N chosen states.
+        The states score positions `target`; `deviation` shifts the ordinal term from the estimate, in units of
+        RESIDUAL_SCALE. Both are [B, ...].
         """
         projected: Tensor = self.project(states if chosen is None else states[chosen])
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
@@ -345,10 +281,35 @@ class EncoderDecoder(nn.Module):
         centre = estimate.gather(1, target.flatten(1)).view(target.shape)  # [B, ...]
         if deviation is not None:
             centre = centre + deviation * RESIDUAL_SCALE
-        centre = centre if chosen is None else centre[chosen]
-        return ordinal_scores(projected, centre, self.config)
+        mu, slope = image_priors.ordinal_term(projected, centre if chosen is None else centre[chosen])
+        return image_priors.scores_around(mu, slope, projected, self.config)
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:
     """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]."""
     return states.gather(1, position.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
+class _NoWeights(TorchFunctionMode):
+    """Creates weights on the meta device and skips their random initialisation.
+
+    All other tensors are created as usual: on the meta device, the arithmetic of position tables would import torch's
+    compiler, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),  # noqa: ANN401 -- torch's own
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.zeros):
+            kwargs = {**kwargs, "device": "meta"}
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def meta_network(config: ModelConfig) -> EncoderDecoder:
+    """Return the network of `config` with its weights on the meta device; its other tensors are on the CPU."""
+    with _NoWeights():
+        return EncoderDecoder(config)

@@ -17,11 +17,7 @@ PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscal
 
 
 def checkpoint_task(folder: Path) -> str:
-    """Return the task of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
-    """
+    """Return the task of the checkpoint in `folder`; raise CheckpointError if it is damaged or its task is unknown."""
     task = read_config(folder)["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
         raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not support "
@@ -30,11 +26,7 @@ def checkpoint_task(folder: Path) -> str:
 
 
 def face_task(name_or_dir: str | Path) -> FaceTask:
-    """Return the sizes of a checkpoint for faces, without reading its weights.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, damaged or for another task.
-    """
+    """Return the sizes of a checkpoint for faces without reading its weights, or raise CheckpointError."""
     folder = find_checkpoint(name_or_dir)
     task = checkpoint_task(folder)
     if task != FaceTask.name:
@@ -54,7 +46,7 @@ def load(name_or_dir: str | Path, device: str = ..., engine: str = ...) -> Any: 
 def load(
     name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto", engine: str = "auto",
 ) -> Upscaler | Translator:
-    """Load a checkpoint.
+    """Load a checkpoint: an `Upscaler` or a `Translator`, by its task.
 
     Args:
         name_or_dir: a bundled checkpoint's name such as "celeba-8to32", a folder, or a Hugging Face hub id
@@ -62,9 +54,6 @@ def load(
         device: "auto", "cpu" or "cuda".
         engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto" takes the fastest
             exact engine of the device.
-
-    Returns:
-        An `Upscaler` or a `Translator`, by the checkpoint's task.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
-from superres.checkpoint import (
-    find_checkpoint,
-    load_checkpoint,
-    read_confidence,
-    read_decode_default,
-    weights_digest,
-)
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
 from superres.config import DecodeConfig, ModelConfig, require
+from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.decode import check_options
 from superres.errors import CheckpointError, ConfigError
 from superres.interfaces import ScoringModel
@@ -28,15 +23,14 @@ from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
-LoopT = TypeVar("LoopT", bound="Loop")
+T = TypeVar("T")
+
+Steps: TypeAlias = Iterator[tuple[bool, Callable[[], T]]]
+"""The progress of a decode: whether it is complete, and a function that returns its result so far."""
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda".
-
-    Raises:
-        ConfigError: the device is unknown or not available.
-    """
+    """Return the device for "auto", "cpu" or "cuda". Raises ConfigError if the device is unknown or not available."""
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -56,33 +50,27 @@ def fastest_exact(width_invariant: bool, network: ModelConfig) -> DecodeConfig:
     return DecodeConfig(adaptive=adaptive, consistent=network.consistent, nucleus=network.nucleus)
 
 
-class Loop(Protocol):
-    """A decode or a beam search that runs in steps."""
-
-    def done(self) -> bool:
-        """Return whether every row is complete."""
+def batch_steps(decoder: RefilledDecoder[ItemT]) -> Steps[list[Result[ItemT]]]:
+    """Decode a batch; the results have the order of the decoder's feed."""
+    for finished in decoder.run():
+        yield bool(finished), lambda: finished or decoder.so_far()  # noqa: B023 -- called before the next step
 
 
 def at_intervals(
-    loops: Iterator[LoopT], interval: float, clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[LoopT, float]]:
-    """Run a loop, and yield it after at least `interval` seconds of its work, and when it is done.
+    steps: Steps[T], interval: float, clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[T, float, bool]]:
+    """Yield the result of a decode after at least `interval` seconds of its work, and when it is complete.
 
-    Args:
-        loops: yields the same loop each time, first before its first step and last when it is done.
-        interval: seconds.
-        clock: returns the time in seconds.
-
-    Yields:
-        The loop, and the seconds that it has worked, without the time that the caller took between two yields.
+    With each result come the seconds of work without those that the caller took between two results, and whether the
+    decode is complete.
     """
     started = clock()
     due = interval
-    for number, loop in enumerate(loops):
+    for number, (is_complete, result) in enumerate(steps):
         seconds = clock() - started
-        # A finished loop is yielded before `loops` is advanced, since the loop then serves the next decode.
-        if loop.done() or (number and seconds >= due):
-            yield loop, seconds
+        # The last result is read before `steps` is advanced, since a captured loop then serves the next decode.
+        if is_complete or (number and seconds >= due):
+            yield result(), seconds, is_complete
             started = clock() - seconds
             due = seconds + interval
 
@@ -91,15 +79,10 @@ class Pipeline:
     """A checkpoint on a device, ready to decode.
 
     Attributes:
-        task: name of the task.
         bundled: name of the bundled checkpoint for the task.
         end_token: token that ends a target early; None if targets have a fixed length.
-        name: the checkpoint's name.
         revision: first digits of the SHA-256 of the weights.
-        model_config: settings of the network.
         default: decoding settings of a call without options.
-        block_sizes: the adaptive block sizes.
-        proposers: the proposers, by decoding settings.
         scoring: the network in the form that the decoder uses.
         engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
     """
@@ -112,22 +95,12 @@ class Pipeline:
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
         default: DecodeConfig | None = None, engine: str = "auto",
     ) -> None:
-        """Make a pipeline for a network.
+        """Make a pipeline for a network; arguments as for `load`, and `default`, that of `fastest_exact` if None.
 
-        Args:
-            model: the network.
-            name: the checkpoint's name.
-            revision: revision of the weights.
-            device: "auto", "cpu" or "cuda".
-            default: decoding settings of a call without options; those of `fastest_exact` if None.
-            engine: name of the engine in `superres.config.ENGINE_NAMES`.
-
-        Raises:
-            ConfigError: the device is not available, or does not support the engine.
-            CheckpointError: the network is for another task.
+        Raises ConfigError if the device is not available, or does not support the engine, and CheckpointError if the
+        network is for another task.
         """
-        if model.config.task != self.task:
-            raise CheckpointError(f"checkpoint {name} is for the task {model.config.task!r}, not {self.task}")
+        self._check_task(model.config, name)
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device = pick_device(device)
         self.model = model.to(self.device).eval()
@@ -146,7 +119,7 @@ class Pipeline:
         Args:
             name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id; `bundled` if None.
             device: "auto", "cpu" or "cuda".
-            engine: see `Pipeline`.
+            engine: a name in `superres.config.ENGINE_NAMES`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
@@ -155,14 +128,20 @@ class Pipeline:
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         default, confidence = read_decode_default(folder, pick_device(device).type), read_confidence(folder)
         model, name = load_checkpoint(folder), folder.resolve().name
-        arguments = cls._task_arguments(folder, model)
-        pipeline = cls(model, name, weights_digest(folder), device, default, engine, **arguments)
+        cls._check_task(model.config, name)
+        pipeline = cls(model, name, weights_digest(folder), device, default, engine,
+                       **cls._task_arguments(folder, model))
         pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
         return pipeline
 
     @classmethod
+    def _check_task(cls, network: ModelConfig, name: str) -> None:
+        if network.task != cls.task:
+            raise CheckpointError(f"checkpoint {name} is for the task {network.task!r}, not {cls.task}")
+
+    @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        """Read the task's files in the checkpoint's folder, and return further arguments of the constructor."""
+        """Check the network, read the task's files in the checkpoint's folder, and return further arguments."""
         return {}
 
     def limited(self, model: ScoringModel) -> ScoringModel:
@@ -176,12 +155,8 @@ class Pipeline:
     def options(self, **settings: bool | float | str | tuple[float, ...] | None) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a command.
 
-        Args:
-            settings: values of settings of `DecodeConfig`; the others that they contradict return to their defaults.
-
-        Raises:
-            ConfigError: a setting is unknown or without effect, two contradict each other, or the checkpoint does not
-                support them.
+        Settings that `settings` contradict return to their defaults. Raises ConfigError if a setting is unknown or
+        without effect, two contradict each other, or the checkpoint does not support them.
         """
         unknown = ", ".join(set(settings) - set(SETTINGS))
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
@@ -192,9 +167,22 @@ class Pipeline:
         return dataclasses.replace(self.default, adaptive=self.default.adaptive and width is None)
 
     def block_size(self, options: DecodeConfig) -> int:
-        """Return the block size of `options`.
-
-        Raises:
-            ConfigError: the checkpoint does not support `options`.
-        """
+        """Return the block size of `options`. Raises ConfigError if the checkpoint does not support `options`."""
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
+
+    def _decoder(
+        self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
+        options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None, width: int | None = None,
+    ) -> RefilledDecoder[ItemT]:
+        """Return a decoder of a stream or a batch: the only way from a pipeline to blockwise decoding.
+
+        `model` is `scoring_for(options)`, or a copy for another thread; see `RefilledDecoder` for the other arguments.
+        Raises ConfigError if the checkpoint does not support `options`, or the width does not fit them.
+        """
+        if width is not None:
+            block_size = self.block_size(options)
+            require(width >= block_size, f"width {width} is smaller than the block size {block_size}")
+            require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
+        return RefilledDecoder(
+            model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
+            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding), batch=batch)

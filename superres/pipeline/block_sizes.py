@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -22,16 +23,11 @@ from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
 from superres.system.training_lock import training_paused
 
-PATIENCE = 5.0
-"""Longest time that a first decode waits for training to pause, in seconds."""
+PATIENCE = 5.0  # longest time that a first decode waits for training to pause, in seconds
 
 
 class BlockSizes:
-    """The adaptive block sizes of one network on one device, one per batch size and decoding settings.
-
-    Attributes:
-        confidence: the checkpoint's coefficients; None if it has none.
-    """
+    """The adaptive block sizes of one network on one device, one per batch size and decoding settings."""
 
     confidence: Confidence | None = None
 
@@ -43,8 +39,7 @@ class BlockSizes:
 
         `engine` is `StepModel.code`: each variant of the compiled code has costs of its own.
         """
-        self.model, self.revision, self.engine, self.device = model, revision, engine, device
-        self.measure = measure
+        self.model, self.revision, self.engine, self.device, self.measure = model, revision, engine, device, measure
         self._sizes: dict[tuple[int, DecodeConfig], BlockSizeChooser] = {}
 
     def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> BlockSizeChooser | None:
@@ -72,32 +67,28 @@ class BlockSizes:
         """Return whether every iteration can choose its block size.
 
         Sampling, and criteria without a rule, have no known reach; tokens of text have none but in exact acceptance.
-        BlockCosts hardly cost anything on an accelerator.
+        On an accelerator, further proposals cost hardly anything.
         """
         rule = CRITERIA[options.accept](options).rule
         known = rule is not None and (options.is_exact or self.model.end_token is None)
         return known and not options.is_sampling and self.device.type == "cpu"
 
     def _costs(self, options: DecodeConfig, source: Tensor, padding: Tensor | None) -> list[float]:
+        """Return the cached or measured costs of block sizes from 1 on."""
         largest = options.block_size or self.model.prediction_heads
         chosen = DecodeConfig(temperature=options.temperature)
         settings = {"revision": self.revision, "engine": self.engine, "device": str(self.device),
                     **machine(self.device), "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / f"cost-{digest[:16]}.json"
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
             costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))["costs"]]
             if len(costs) == largest and min(costs) > 0:
                 return costs
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # the file is missing or damaged
         with training_paused(PATIENCE):
             costs, steady = self.measure(self.model, source, chosen, largest, padding)
-        if not steady:
-            return costs
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
-        except (OSError, OutputError):
-            pass  # the cache cannot be written; the next process measures again
+        if steady:
+            with suppress(OSError, OutputError):  # without a cache, the next process measures again
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
         return costs

@@ -10,12 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-ENLARGED = 96
-"""Side of a picture in a notebook, in pixels of the page."""
-MOST_SHOWN = 64
-"""Largest number of pictures or texts that are shown."""
-COLUMNS = 8
-"""Pictures per row of a contact sheet."""
+ENLARGED = 96  # side of a picture in a notebook, in pixels of the page
+MOST_SHOWN = 64  # largest number of pictures or texts that are shown
+COLUMNS = 8  # pictures per row of a contact sheet
 
 
 def images_png(images: np.ndarray) -> bytes | None:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, replaced_folder
-from superres.config import ModelConfig, require
+from superres.config import require
 from superres.errors import ConfigError
-from superres.nn.attention import Attention
-from superres.nn.layers import DecoderLayer, EncoderLayer, FeedForward, TiedProjection, TokenEmbedding
+from superres.nn.layers import TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.tasks import translation
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
-    from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec
-    from ctranslate2.specs.common_spec import EmbeddingsSpec, LayerNormSpec, LinearSpec
-    from ctranslate2.specs.transformer_spec import (
-        FeedForwardSpec,
-        TransformerDecoderLayerSpec,
-        TransformerDecoderSpec,
-        TransformerEncoderLayerSpec,
-        TransformerEncoderSpec,
-    )
+    from ctranslate2.specs.common_spec import LayerNormSpec, LinearSpec
+    from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
 README = """# {name} for CTranslate2
 
@@ -48,49 +40,35 @@ the translation of n tokens at 2n + 10 tokens.
 
 
 def export_ctranslate2(checkpoint: str | Path, folder: Path) -> None:
-    """Write the base network of a text checkpoint as a CTranslate2 model, with its vocabulary and a README.
+    """Write the base network of a text checkpoint (a name or folder) as a CTranslate2 model with a README.
 
-    Args:
-        checkpoint: name or folder of the checkpoint.
-        folder: new or empty folder; afterwards it is complete, or as it was.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-        ConfigError: CTranslate2 is not installed or does not know such a network, or `folder` is not empty.
-        OutputError: the folder cannot be written.
+    `folder` is new or empty; afterwards it is complete, or as it was. Raises CheckpointError if the checkpoint is
+    missing or damaged; ConfigError if CTranslate2 is not installed or does not know such a network, or `folder` is not
+    empty; OutputError if the folder cannot be written.
     """
     source = find_checkpoint(checkpoint)
     model = load_checkpoint(source)
-    _check_network(model.config, source.name)
-    require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-            f"{folder} exists and is not an empty folder; choose another one")
-    codec = translation.Codec.read(source, model.config.source_length)
-    spec = specification(model, codec)
-    (language, other), length = model.config.languages, model.config.target_length
-    with replaced_folder(folder) as fresh:
-        spec.save(str(fresh))
-        (fresh / translation.VOCABULARY_FILE).write_bytes(codec.model)
-        (fresh / "README.md").write_text(README.format(
-            name=source.name, folder=folder, source=language, target=other, vocabulary=translation.VOCABULARY_FILE,
-            length=length))
-
-
-def _check_network(config: ModelConfig, name: str) -> None:
-    """Raise ConfigError unless CTranslate2 knows the network."""
+    config, name = model.config, source.name
     require(config.task == translation.name,
             f"checkpoint {name} is for {config.task}; CTranslate2 translates text only")
     require(config.identity_p1,
             f"p1 of checkpoint {name} passes through its head layer, which CTranslate2 does not know")
     require(config.cross_attention and config.attention == "causal",
             f"checkpoint {name} has no cross-attention or no causal attention; CTranslate2 does not know its network")
+    require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+            f"{folder} exists and is not an empty folder; choose another one")
+    codec = translation.Codec.read(source, config.source_length)
+    spec = specification(model, codec)
+    with replaced_folder(folder) as fresh:
+        spec.save(str(fresh))
+        (fresh / translation.VOCABULARY_FILE).write_bytes(codec.model)
+        (fresh / "README.md").write_text(README.format(
+            name=name, folder=folder, source=config.languages[0], target=config.languages[1],
+            vocabulary=translation.VOCABULARY_FILE, length=config.target_length))
 
 
 def specification(model: EncoderDecoder, codec: translation.Codec) -> TransformerSpec:
-    """Return the base network of `model` in the form that CTranslate2 saves.
-
-    Raises:
-        ConfigError: CTranslate2 is not installed.
-    """
+    """Return the base network in the form that CTranslate2 saves; raise ConfigError if CTranslate2 is missing."""
     try:
         from ctranslate2.specs import TransformerSpec
     except ImportError as error:
@@ -113,58 +91,43 @@ def specification(model: EncoderDecoder, codec: translation.Codec) -> Transforme
 
 
 def _encoder(spec: TransformerEncoderSpec, model: EncoderDecoder) -> None:
-    _embedding(spec.embeddings[0], model.source_embedding or model.target_embedding)
+    # Both engines multiply embeddings by the square root of the width.
+    spec.embeddings[0].weight = _array((model.source_embedding or model.target_embedding).table.weight)
     spec.position_encodings.encodings = _array(model.source_signal)
-    _norm(spec, model.encoder_norm)
+    if isinstance(model.encoder_norm, nn.LayerNorm):  # only networks with norm "pre" have one
+        _norm(spec.layer_norm, model.encoder_norm)
     for part, layer in zip(spec.layer, model.encoder, strict=True):
-        _encoder_layer(part, layer)  # type: ignore[arg-type]
+        _sublayers(part, layer)
 
 
 def _decoder(spec: TransformerDecoderSpec, model: EncoderDecoder) -> None:
     spec.start_from_zero_embedding = True
-    _embedding(spec.embeddings, model.target_embedding)
+    spec.embeddings.weight = _array(model.target_embedding.table.weight)
     spec.position_encodings.encodings = _array(model.signal)
-    _norm(spec, model.decoder_norm)
+    if isinstance(model.decoder_norm, nn.LayerNorm):
+        _norm(spec.layer_norm, model.decoder_norm)
     _linear(spec.projection, model.project)
-    for part, layer in zip(spec.layer, model.decoder, strict=True):
-        _decoder_layer(part, layer)  # type: ignore[arg-type]
-
-
-def _encoder_layer(spec: TransformerEncoderLayerSpec, layer: EncoderLayer) -> None:
-    _self_attention(spec.self_attention, layer.attention, layer.attention_residual.norm)
-    _feed_forward(spec.ffn, layer.feed_forward, layer.feed_forward_residual.norm)
-
-
-def _decoder_layer(spec: TransformerDecoderLayerSpec, layer: DecoderLayer) -> None:
-    _self_attention(spec.self_attention, layer.attention, layer.attention_residual.norm)
-    if layer.cross_attention is not None and layer.cross_residual is not None:
-        query, both, output = spec.attention.linear
+    layers: Any = model.decoder
+    for part, layer in zip(spec.layer, layers, strict=True):
+        _sublayers(part, layer)
+        query, both, output = part.attention.linear
         _linear(query, layer.cross_attention.query)
         _linear(both, layer.cross_attention.key_value)
         _linear(output, layer.cross_attention.output)
-        _layer_norm(spec.attention.layer_norm, layer.cross_residual.norm)
-    _feed_forward(spec.ffn, layer.feed_forward, layer.feed_forward_residual.norm)
+        _norm(part.attention.layer_norm, layer.cross_residual.norm)
 
 
-def _self_attention(spec: MultiHeadAttentionSpec, attention: Attention, norm: nn.LayerNorm) -> None:
-    _linear(spec.linear[0], attention.query, attention.key_value)
-    _linear(spec.linear[1], attention.output)
-    _layer_norm(spec.layer_norm, norm)
+def _sublayers(spec: Any, layer: Any) -> None:  # noqa: ANN401 -- of the encoder or the decoder
+    """Set self-attention and the feed-forward part of a layer."""
+    _linear(spec.self_attention.linear[0], layer.attention.query, layer.attention.key_value)
+    _linear(spec.self_attention.linear[1], layer.attention.output)
+    _norm(spec.self_attention.layer_norm, layer.attention_residual.norm)
+    _linear(spec.ffn.linear_0, layer.feed_forward[0])
+    _linear(spec.ffn.linear_1, layer.feed_forward[2])
+    _norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
 
 
-def _feed_forward(spec: FeedForwardSpec, layer: FeedForward, norm: nn.LayerNorm) -> None:
-    _linear(spec.linear_0, layer[0])  # type: ignore[arg-type]
-    _linear(spec.linear_1, layer[2])  # type: ignore[arg-type]
-    _layer_norm(spec.layer_norm, norm)
-
-
-def _norm(spec: TransformerEncoderSpec | TransformerDecoderSpec, norm: nn.Module) -> None:
-    """Set the final norm, which only networks with norm "pre" have."""
-    if isinstance(norm, nn.LayerNorm):
-        _layer_norm(spec.layer_norm, norm)
-
-
-def _layer_norm(spec: LayerNormSpec, norm: nn.LayerNorm) -> None:
+def _norm(spec: LayerNormSpec, norm: nn.LayerNorm) -> None:
     spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
 
 
@@ -172,11 +135,6 @@ def _linear(spec: LinearSpec, *linears: nn.Linear | TiedProjection) -> None:
     """Set one product to the outputs of `linears`, concatenated."""
     spec.weight = _array(torch.cat([linear.weight for linear in linears]))
     spec.bias = _array(torch.cat([linear.bias for linear in linears]))
-
-
-def _embedding(spec: EmbeddingsSpec, embedding: TokenEmbedding) -> None:
-    # Both engines multiply embeddings by the square root of the width.
-    spec.weight = _array(embedding.table.weight)
 
 
 def _array(tensor: Tensor) -> object:

@@ -15,17 +15,16 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 
-Spell = Callable[[str, str], str]
-"""Formats a setting and its value (empty for a switch) as the user writes them."""
+Spell = Callable[[str, str], str]  # formats a setting and its value (empty for a switch) as the user writes them
 
 SETTINGS = settings_of(DecodeConfig)
 
 
 class Checkpoint(Protocol):
-    """A loaded checkpoint."""
+    """A loaded checkpoint: a `superres.pipeline.base.Pipeline`, which imports torch."""
 
     def block_size(self, options: DecodeConfig) -> int:
-        """Return the block size of `options`; raise ConfigError if the checkpoint does not support them."""
+        """See `Pipeline.block_size`."""
 
 
 def dependent_on(name: str) -> tuple[str, ...]:
@@ -35,8 +34,7 @@ def dependent_on(name: str) -> tuple[str, ...]:
 
 def choices_for(name: str, task: str) -> list[str]:
     """Return the choices of the setting `name` for a task, "faces" or "translation"."""
-    names = SETTINGS[name].choices
-    return [one for one in names if name != "accept" or all(
+    return [one for one in SETTINGS[name].choices if name != "accept" or all(
         task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
 
 
@@ -62,17 +60,10 @@ def as_setting(name: str, value: str) -> str:
 def combined(
     default: DecodeConfig, given: dict[str, Any], prediction_heads: int, spell: Spell = as_option,
 ) -> DecodeConfig:
-    """Return the settings `default`, overridden by the settings that a user gave.
+    """Return the checkpoint's settings `default`, overridden by the settings that a user gave.
 
-    Args:
-        default: the checkpoint's settings.
-        given: settings that the user gave, whether equal to the default or not.
-        prediction_heads: K of the checkpoint.
-        spell: formats a setting for messages.
-
-    Raises:
-        ConfigError: settings contradict each other, the checkpoint does not support them, or a given setting has no
-            effect.
+    `given` may also hold settings equal to the default. `prediction_heads` is K of the checkpoint. Raises ConfigError
+    if settings contradict each other, the checkpoint does not support them, or a given setting has no effect.
     """
     from superres.decoding.decode import check_options  # imports torch
 
@@ -113,11 +104,7 @@ def unused_settings(options: DecodeConfig, block_size: int, spell: Spell = as_op
 
 
 def resolve_options(decode: DecodeConfig, upscaler: Checkpoint, samples: int = 1) -> DecodeConfig:
-    """Check `decode` against the checkpoint, and return it with the block size filled in.
-
-    Raises:
-        ConfigError: the checkpoint does not support the block size, or several samples are requested without sampling.
-    """
+    """Return `decode` with the block size filled in; raise ConfigError if it cannot be used."""
     block_size = upscaler.block_size(decode)
     check_samples(decode, samples)
     return dataclasses.replace(decode, block_size=block_size)

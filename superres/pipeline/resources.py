@@ -17,60 +17,45 @@ from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
 from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 
-NGRAMS = "ngrams.safetensors"
-"""File of n-gram counts in a checkpoint's folder, the default of the option `ngrams`."""
+NGRAMS = "ngrams.safetensors"  # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
 
-DRAFT = "-draft"
-"""Suffix of the folder of a checkpoint's draft model, the default of the option `draft`."""
+DRAFT = "-draft"  # suffix of the folder of a checkpoint's draft model, the default of the option `draft`
 
 
 @dataclass(eq=False)
 class Proposers:
     """Makes the proposers for one network on one device.
 
-    Attributes:
-        network: settings of the network.
-        end_token: end token of the targets, or None.
-        device: device of the network.
-        engine: engine of draft models, as for `superres.nn.engines.step_model`.
-        limited: limits a draft model to consistent outputs.
-        folder: folder of the network's checkpoint, or None.
-        files: contents of the task's files by name.
+    `engine` computes draft models, and `limited` limits them to consistent outputs. `folder` is that of the network's
+    checkpoint, and `files` are the contents of its task's files by name.
     """
 
     network: ModelConfig
     end_token: int | None
     device: torch.device
     engine: str
-    limited: Callable[[ScoringModel], ScoringModel] = lambda model: model
+    limited: Callable[[ScoringModel], ScoringModel]
     folder: Path | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
-    _loaded: dict[tuple[str, str], Proposer] = field(default_factory=dict)
+    _loaded: dict[str, Proposer] = field(default_factory=dict)
 
     def get(self, options: DecodeConfig) -> Proposer | None:
-        """Return the proposer that `options` name; None if the proposer needs no resource.
-
-        Raises:
-            ConfigError: the resource is not named, or does not fit the network.
-            CheckpointError: the resource cannot be read.
-        """
+        """Return the proposer that `options` name, None if it needs no resource; raise an error if that is unusable."""
         resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
         if resource is None:
             return None
-        make: dict[str, Callable[[str], Proposer]] = {"draft": self._draft, "ngrams": self._ngrams}
-        name = getattr(options, resource) or self.default(resource)
+        name = getattr(options, resource) or self._default(resource)
         if name is None:
             return PROPOSERS[options.proposer]()  # raises an error that names the missing resource
-        key = resource, name
-        if key not in self._loaded:
-            self._loaded[key] = make[resource](name)
-        loaded = self._loaded[key]
+        if name not in self._loaded:
+            self._loaded[name] = self._draft(name) if resource == "draft" else self._ngrams(name)
+        loaded = self._loaded[name]
         if options.consistent and isinstance(loaded, DraftProposer):
             return DraftProposer(self.limited(loaded.draft))
         return loaded
 
-    def default(self, resource: str) -> str | None:
-        """Return the default path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""
+    def _default(self, resource: str) -> str | None:
+        """Return the path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""
         if self.folder is None:
             return None
         folder = self.folder.resolve()
@@ -92,7 +77,7 @@ class Proposers:
 
     def _ngrams(self, name: str) -> NgramProposer:
         proposer = NgramProposer(NgramTable.read(Path(name)))
-        counted, channels = proposer.table.numbering, self.network.channels
+        counted, channels = proposer.table, self.network.channels
         require((counted.vocabulary, counted.channels) == (self.network.vocabulary, channels),
                 f"the n-grams in {name} have {counted.vocabulary} tokens in {counted.channels} channels, but the model "
                 f"has {self.network.vocabulary} in {channels}; count them for this model")

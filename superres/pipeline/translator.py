@@ -8,25 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, groupby, repeat
+from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
-from superres.decoding.batching import ListFeed, RefilledDecoder, Source
-from superres.decoding.beam import BeamLoop, Beams, beam_search, beam_steps
-from superres.decoding.decode import iterations
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.batching import Result, Source, feed_of
+from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, at_intervals
+from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
 from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
@@ -48,17 +46,15 @@ LONGEST_STREAM = 4
 class Translated:
     """Result of translating lines, possibly of an unfinished translation; a notebook shows the texts.
 
+    The lists have an entry per line. `model_calls`, of which each processes a batch, and `seconds` are for all lines.
+
     Attributes:
-        texts: translation of each line, "" for an empty line.
-        traces: acceptance traces of each line's segments; empty after beam search.
-        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended the line's
-            translation.
-        tokens: number of generated tokens of each line, including end tokens.
-        parts: number of segments of each line; 0 for an empty line.
-        model_calls: number of model calls for all lines; each call processes a batch.
-        seconds: wall-clock seconds for all lines.
-        is_complete: whether the translation is finished.
-        unusual: whether each line is unlike the text that the network learned, as far as the checkpoint can tell.
+        texts: translations, "" for an empty line.
+        traces: acceptance traces of the line's segments; empty after beam search.
+        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended the translation.
+        tokens: number of generated tokens, including end tokens.
+        parts: number of segments; 0 for an empty line.
+        unusual: whether the line is unlike the text that the network learned, as far as the checkpoint can tell.
     """
 
     texts: list[str]
@@ -76,46 +72,25 @@ class Translated:
         return texts_html(self.texts, about)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Segment:
-    """A line, or a part of a line that is too long.
+    """A line, or a part of a line that is too long, with its source tokens, and its translation as in `Translated`."""
 
-    Attributes:
-        number: number of the segment.
-        line: number of its line.
-        tokens: source tokens.
-        key: key of its sampling noise.
-        unusual: as in `Translated`.
-    """
-
-    number: int
     line: int
-    tokens: list[int]
+    source: list[int]
     key: int
     unusual: bool
-
-
-@dataclass(frozen=True)
-class _SegmentResult:
-    """The result of translating a segment; attributes as in `Translated`."""
-
-    text: str
-    trace: RowTrace | None
-    cut: bool
-    tokens: int
-
-
-_Progress: TypeAlias = tuple[dict[int, _SegmentResult], int]
-"""The results of newly complete segments by number, and the number of new model calls."""
+    text: str = ""
+    trace: RowTrace | None = None
+    cut: bool = False
+    tokens: int = 0
 
 
 class Translator(Pipeline):
     """Translates lines of text with a checkpoint.
 
-    Attributes:
-        codec: converts text to tokens and back.
-        languages: source and target language, such as ("en", "de").
-        shortlists: what the checkpoint knows of its training text, or None.
+    `codec` converts text to tokens and back. `languages` are the source and the target language, such as ("en", "de").
+    `shortlists` hold what the checkpoint knows of its training text, or are None.
     """
 
     task = translation.name
@@ -127,12 +102,7 @@ class Translator(Pipeline):
         default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
         shortlists: Shortlists | None = None,
     ) -> None:
-        """Make a pipeline for a network, its `codec` and the `shortlists` of its heads; see `Pipeline`.
-
-        Raises:
-            ConfigError: the device is not available, or does not support the engine.
-            CheckpointError: the network is for another task, or its vocabulary differs from the codec's.
-        """
+        """See `Pipeline`; CheckpointError is also raised if the network's vocabulary differs from the codec's."""
         super().__init__(model, name, revision, device, default, engine)
         if codec.size != model.config.vocabulary:
             raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
@@ -146,8 +116,6 @@ class Translator(Pipeline):
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.task != cls.task:
-            return {"codec": None}  # the constructor raises the error
         path = folder / SHORTLIST
         return {"codec": translation.Codec.read(folder, model.config.source_length),
                 "shortlists": Shortlists.read(path, model.config.vocabulary) if path.exists() else None}
@@ -176,28 +144,45 @@ class Translator(Pipeline):
             InvalidInputError: a word is too long for the model, or there is not one valid key per line.
             ConfigError: the checkpoint or text does not support `options`.
         """
+        [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys, batch_size=batch_size, width=width,
+                                    progress=progress)
+        return result
+
+    def in_portions(
+        self, lines: Sequence[str], size: int, options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Translated]:
+        """Translate `size` lines at a time, and yield their results in order; other arguments as for a call.
+
+        All lines are cut into segments first, so an input that cannot be used is refused before the first result.
+        """
         options, given = options or self.default_of_width(width), options
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
-        started = time.perf_counter()
-        segments = self._segments(lines, keys)
-        many = min(len(segments), batch_size) >= GREEDY_ROWS
-        if given is None and many and self.scoring.width_invariant and self.default.is_exact:
-            options = self.default.sequential()
-        results = dict[int, _SegmentResult]()
-        calls = 0
-        for done, steps in self._all_translated(segments, options, batch_size, width):
-            results.update(done)
-            calls += steps
-            if done and progress is not None:
-                progress(len(results), len(segments))
-        ordered = [results[segment.number] for segment in segments]
-        return _joined(lines, segments, ordered, calls, time.perf_counter() - started)
+        started, keyed, cut = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu")), self._cut(lines)
+        before, total = 0, sum(map(len, cut))
+        for first in range(0, max(len(lines), 1), size):
+            segments = self._segments(cut[first : first + size], keyed[first : first + size])
+            many = min(len(segments), batch_size) >= GREEDY_ROWS
+            sequential = given is None and many and self.scoring.width_invariant and self.default.is_exact
+            done = calls = 0
+            for finished, steps in self._all_translated(
+                    segments, self.default.sequential() if sequential else options, batch_size, width):
+                done, calls = done + finished, calls + steps
+                if finished and progress is not None:
+                    progress(before + done, total)
+            before += done
+            yield _joined(len(cut[first : first + size]), segments, calls, time.perf_counter() - started)
+            started = time.perf_counter()
 
     def _all_translated(
         self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
-    ) -> Iterator[_Progress]:
-        """Translate segments, several groups of them at the same time on an engine that gains by it."""
+    ) -> Iterator[tuple[int, int]]:
+        """Translate segments, several groups of them at the same time on an engine that gains by it.
+
+        Yields the number of segments that are newly complete, and the number of new model calls.
+        """
         # A block size that is learned from one decode to the next serves one decode at a time.
         at_once = 1 if isinstance(options, DecodeConfig) and options.adaptive else math.ceil(len(segments) / rows)
         models = self.scoring.side_by_side(at_once)
@@ -210,7 +195,7 @@ class Translator(Pipeline):
         for model in models:
             free.put(model)
 
-        def translate(group: list[_Segment]) -> list[_Progress]:
+        def translate(group: list[_Segment]) -> list[tuple[int, int]]:
             model = free.get()
             try:
                 return list(self._translated(model, group, options, rows, width))
@@ -227,29 +212,20 @@ class Translator(Pipeline):
     def _translated(
         self, model: StepModel, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int,
         width: int | None,
-    ) -> Iterator[_Progress]:
-        """Translate segments with `model`.
-
-        In blockwise decoding, a complete row takes the next segment. Beam search yields all results at its end.
-        """
+    ) -> Iterator[tuple[int, int]]:
+        """Translate segments with `model`: in beam search as one batch, otherwise a complete row takes the next one."""
         if isinstance(options, BeamConfig):
             source, padding = self._source(segments)
-            found = beam_search(model, source, options, padding=padding)
-            yield self._results(segments, found.tokens, found.lengths, [None] * len(segments)), found.model_calls
+            calls = self._record_beams(segments, beam_search(model, source, options, padding=padding))
+            yield len(segments), calls
             return
-        longest = max(len(segment.tokens) for segment in segments)
-        decoder = RefilledDecoder(
-            model, ListFeed(segments[::-1]), partial(self._source, length=longest), options, rows, group=rows,
-            width=width, proposer=self.proposers.get(options),
-            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
+        longest = max(len(segment.source) for segment in segments)
+        decoder = self._decoder(model, feed_of(segments[::-1]), partial(self._source, length=longest), options, rows,
+                                group=rows, width=width)
         calls = 0
         for finished in decoder.run():
-            done = dict[int, _SegmentResult]()
-            if finished:
-                tokens, traces = torch.stack([one.tokens for one in finished]), [one.trace for one in finished]
-                lengths = torch.tensor([trace.tokens for trace in traces])
-                done = self._results([one.item for one in finished], tokens, lengths, traces)
-            yield done, decoder.model_calls - calls
+            self._record_blocks(finished)
+            yield len(finished), decoder.model_calls - calls
             calls = decoder.model_calls
 
     def stream(
@@ -258,38 +234,35 @@ class Translator(Pipeline):
     ) -> Iterator[Translated]:
         """Translate lines in one batch, and yield intermediate results; closing the iterator stops the translation.
 
-        Args:
-            lines: as for a call.
-            options: as for a call.
-            keys: as for a call.
-            interval: smallest number of seconds of decoding between two results; 0 yields after every step.
+        Arguments and errors are as for a call. There are at least `interval` seconds of decoding between two results;
+        0 yields after every step.
 
         Yields:
             Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
             excludes the time that the caller takes between two results.
-
-        Raises:
-            InvalidInputError: a word is too long for the model, or there is not one valid key per line.
-            ConfigError: the checkpoint or text does not support `options`.
         """
         options = options or self.default
         self.check(options)
-        segments = self._segments(lines, keys)
+        segments = self._segments(self._cut(lines), noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
-            yield _joined(lines, [], [], 0, 0.0)
+            yield _joined(len(lines), [], 0, 0.0)
             return
-        for loop, seconds in at_intervals(self._loops(segments, options), interval):
-            result = loop.result()
-            traces = [None] * len(segments) if isinstance(result, Beams) else result.traces
-            results = self._results(segments, result.tokens, result.lengths, traces)
-            yield _joined(lines, segments, list(results.values()), result.model_calls, seconds, loop.done())
+        for calls, seconds, is_complete in at_intervals(self._steps(segments, options), interval):
+            yield _joined(len(lines), segments, calls, seconds, is_complete)
+
+    def _steps(self, segments: list[_Segment], options: DecodeConfig | BeamConfig) -> Steps[int]:
+        """Translate a batch; reading a result records it in `segments`, and returns the number of model calls."""
+        if isinstance(options, BeamConfig):
+            source, padding = self._source(segments)
+            for loop in beam_steps(self.scoring, source, options, padding=padding):
+                yield loop.done(), lambda: self._record_beams(segments, loop.result())  # noqa: B023 -- called at once
+            return
+        decoder = self._decoder(self.scoring, feed_of(segments), self._source, options, len(segments), batch=True)
+        for is_complete, results in batch_steps(decoder):
+            yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
-        """Check that the checkpoint and text support `options`.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Raise ConfigError unless the checkpoint and text support `options`."""
         if isinstance(options, BeamConfig):
             return
         self.block_size(options)
@@ -298,61 +271,55 @@ class Translator(Pipeline):
                 f"choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1, "text has no colour channels; give one temperature")
 
-    def check_lines(self, lines: Sequence[str]) -> None:
-        """Check that the model can read all lines.
-
-        Raises:
-            InvalidInputError: a word is too long for the model.
-        """
-        for _ in self._parts(lines):
-            pass
-
-    def _parts(self, lines: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the segments of each line as text."""
+    def _cut(self, lines: Sequence[str]) -> list[list[str]]:
+        """Return the segments of each line as text, none for an empty line."""
+        cut = list[list[str]]()
         for number, line in enumerate(lines, 1):
             try:
-                yield self.codec.segments(line)
+                cut.append(self.codec.segments(line))
             except InvalidInputError as error:
                 raise InvalidInputError(f"line {number}: {error}") from error
+        return cut
 
-    def _segments(self, lines: Sequence[str], keys: Sequence[int] | None) -> list[_Segment]:
-        """Split lines into segments, none for an empty line; `keys` as for a call."""
-        keyed = noise_keys(keys, len(lines), torch.device("cpu"))
+    def _segments(self, cut: list[list[str]], keys: Tensor) -> list[_Segment]:
+        """Return the segments of lines that are `cut`, whose noise has the `keys`, int64 [lines]."""
         segments = list[_Segment]()
-        for number, parts in enumerate(self._parts(lines)):
-            own = [int(keyed[number])]  # as of part 0
-            if len(parts) > 1:
-                own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
-            tokens = self.codec.split(parts)
-            unusual = [self.shortlists is not None and self.shortlists.is_unusual(row) for row in tokens]
-            segments += map(_Segment, count(len(segments)), repeat(number), tokens, own, unusual)
+        for number, (texts, key) in enumerate(zip(cut, keys, strict=True)):
+            own = [int(key)] * len(texts)  # as of part 0
+            if len(texts) > 1:
+                own = part_keys(key.expand(len(texts)), torch.arange(len(texts))).tolist()
+            for source, one in zip(self.codec.split(texts), own, strict=True):
+                unusual = self.shortlists is not None and self.shortlists.is_unusual(source)
+                segments.append(_Segment(number, source, one, unusual))
         return segments
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
         """Return source tokens [N, S] and padding of N segments, S at least `length`."""
-        source = torch.from_numpy(translation.pad([segment.tokens for segment in segments], length)).to(self.device)
+        source = torch.from_numpy(translation.pad([segment.source for segment in segments], length)).to(self.device)
         padding = source == translation.PADDING
         return source, padding if bool(padding.any()) else None
 
-    def _loops(
-        self, segments: Sequence[_Segment], options: DecodeConfig | BeamConfig,
-    ) -> Iterator[BlockwiseLoop | BeamLoop]:
-        """Decode one batch of segments, and yield the loop repeatedly, last when all rows are complete."""
-        source, padding = self._source(segments)
-        if isinstance(options, BeamConfig):
-            return beam_steps(self.scoring, source, options, padding=padding)
-        return iterations(
-            self.scoring, source, options, padding=padding, keys=[segment.key for segment in segments],
-            proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, padding))
-
-    def _results(
-        self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor, traces: Sequence[RowTrace | None],
-    ) -> dict[int, _SegmentResult]:
-        """Return the results of N segments by number; `tokens` are [N, T], of which `lengths` [N] are valid."""
-        longest = torch.tensor([self.model_config.longest_target(len(segment.tokens)) for segment in segments])
+    def _record(self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor) -> None:
+        """Record translations: tokens [N, T], of which `lengths` [N] are valid."""
+        longest = torch.tensor([self.model_config.longest_target(len(segment.source)) for segment in segments])
         full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
-        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
-        return {segment.number: one for segment, one in zip(segments, results, strict=True)}
+        texts = self.codec.decode(tokens.cpu().numpy())
+        for segment, *translated in zip(segments, texts, full.tolist(), lengths.tolist(), strict=True):
+            segment.text, segment.cut, segment.tokens = translated
+
+    def _record_blocks(self, results: Sequence[Result[_Segment]]) -> int:
+        """Record the results of blockwise decoding, and return the number of model calls of the slowest."""
+        if results:
+            for one in results:
+                one.item.trace = one.trace
+            lengths = torch.tensor([one.trace.tokens for one in results])
+            self._record([one.item for one in results], torch.stack([one.tokens for one in results]), lengths)
+        return max((one.trace.model_calls for one in results), default=0)
+
+    def _record_beams(self, segments: list[_Segment], found: Beams) -> int:
+        """Record the best hypotheses of a beam search, and return the number of its model calls."""
+        self._record(segments, found.tokens, found.lengths)
+        return found.model_calls
 
 
 def _groups(
@@ -362,10 +329,10 @@ def _groups(
 
     If several streams are decoded at once, they are short, and the longest segments come first.
     """
-    ordered = sorted(segments, key=lambda segment: len(segment.tokens))
+    ordered = sorted(segments, key=lambda segment: len(segment.source))
     if isinstance(options, BeamConfig) or len(ordered) <= batch_size:
         return _parts_of(ordered, batch_size)
-    padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.tokens) / SOURCE_MULTIPLE))
+    padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.source) / SOURCE_MULTIPLE))
     most = len(ordered)
     if at_once > 1:
         most = max(batch_size, min(LONGEST_STREAM * batch_size, math.ceil(len(ordered) / (SHARES * at_once))))
@@ -378,19 +345,17 @@ def _parts_of(segments: list[_Segment], size: int) -> list[list[_Segment]]:
 
 
 def _joined(
-    lines: Sequence[str], segments: Sequence[_Segment], results: Sequence[_SegmentResult], calls: int, seconds: float,
-    is_complete: bool = True,
+    lines: int, segments: Sequence[_Segment], calls: int, seconds: float, is_complete: bool = True,
 ) -> Translated:
-    """Join the segments' results line by line."""
-    by_line: list[list[_SegmentResult]] = [[] for _ in lines]
-    unusual = [False] * len(lines)
-    for segment, part in zip(segments, results, strict=True):
-        by_line[segment.line].append(part)
-        unusual[segment.line] |= segment.unusual
+    """Join the translations of segments line by line."""
+    by_line: list[list[_Segment]] = [[] for _ in range(lines)]
+    for segment in segments:
+        by_line[segment.line].append(segment)
     return Translated(
         [" ".join(part.text for part in parts) for parts in by_line],
         [[part.trace for part in parts if part.trace is not None] for parts in by_line],
         [any(part.cut for part in parts) for parts in by_line],
         [sum(part.tokens for part in parts) for parts in by_line],
-        [len(parts) for parts in by_line], calls, seconds, is_complete, unusual,
+        [len(parts) for parts in by_line], calls, seconds, is_complete,
+        [any(part.unusual for part in parts) for parts in by_line],
     )

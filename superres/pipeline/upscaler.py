@@ -8,32 +8,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
-from superres.decoding.batching import Feed, Item, RefilledDecoder
-from superres.decoding.decode import decode, iterations
-from superres.decoding.limits import LimitedModel, Limits
-from superres.decoding.loop import Decoded, decoding_type
+from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
+from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
+from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, at_intervals
+from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
 from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 
-USEFUL_ROWS = {"cpu": 16, "cuda": 512}
-"""Batch size beyond which a device hardly gets faster, by kind of device."""
+USEFUL_ROWS = {"cpu": 16, "cuda": 512}  # batch size beyond which a device hardly gets faster, by kind of device
 
 
 @dataclass(frozen=True)
@@ -71,31 +69,29 @@ class Upscaled:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
 
+    @property
+    def _lines(self) -> list[str]:
+        size = mean_accepted_block_size(self.traces)
+        summary = f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {size:.2f} tokens per step"
+        return [summary, *self.notes]
+
     def __repr__(self) -> str:
         """Return the number of images, the statistics and the notes, without pixels."""
-        return "\n".join([f"Upscaled({self._summary})", *self.notes])
-
-    @property
-    def _summary(self) -> str:
-        size = mean_accepted_block_size(self.traces)
-        return f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {size:.2f} tokens per step"
+        summary, *notes = self._lines
+        return "\n".join([f"Upscaled({summary})", *notes])
 
     def _repr_png_(self) -> bytes | None:
         return images_png(self.images)
 
     def _repr_html_(self) -> str:
-        return images_html(self.images, [self._summary, *self.notes])
+        return images_html(self.images, self._lines)
 
 
-class Face(Item, Protocol):
-    """An image to upscale."""
+class Face(NamedTuple):
+    """An image to upscale: its pixels, uint8 [source, source, 3], and the key of its sampling noise."""
 
-    @property
-    def source(self) -> np.ndarray:
-        """The pixels, uint8 [source, source, 3]."""
-
-
-FaceT = TypeVar("FaceT", bound=Face)
+    source: np.ndarray
+    key: int
 
 
 Pictures: TypeAlias = PictureLike | Iterable[PictureLike]
@@ -110,8 +106,6 @@ class Upscaler(Pipeline):
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.task != cls.task:  # which the constructor refuses by name
-            return {}
         if model.config.vocabulary < INTENSITIES:
             raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, but pictures have "
                                   f"{INTENSITIES}; choose another")
@@ -156,22 +150,21 @@ class Upscaler(Pipeline):
             width: step width, at least the block size; see `superres.decoding.decode.decode`.
             progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
 
-        Returns:
-            Images, traces and time.
-
         Raises:
             InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
             ConfigError: the checkpoint does not support `options`, or the crop is unknown.
         """
         options = options or self.default_of_width(width)
-        given, tokens, keyed = self._prepare(sources, crop, options, keys)
-        adaptive = self.block_sizes.get(options, tokens)  # may measure costs, which is no part of the decoding time
-        started = time.perf_counter()
-        if not len(given.images):
+        given, faces = self._prepare(sources, crop, options, keys)
+        if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
-        decoded = decode(self.scoring_for(options), tokens, options, keys=keyed, width=width, progress=progress,
-                         proposer=self.proposers.get(options), adaptive=adaptive)
-        return self._upscaled(decoded, time.perf_counter() - started, given)
+        # This may measure costs, which are no part of the decoding time.
+        self.block_sizes.get(options, self.source_tokens(given.images))
+        started = time.perf_counter()
+        for _, results in self._steps(faces, options, width):
+            if progress is not None:
+                progress(min(one.trace.tokens for one in results()), self.model_config.target_length)
+        return self._upscaled(results(), time.perf_counter() - started, given)
 
     def stream(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
@@ -179,61 +172,41 @@ class Upscaler(Pipeline):
     ) -> Iterator[Upscaled]:
         """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
-        Args:
-            sources: as for a call; at least one picture.
-            options: as for a call.
-            crop: as for a call.
-            keys: as for a call.
-            interval: smallest number of seconds of decoding between two results.
+        Arguments and errors are as for a call; there must be a picture. There are at least `interval` seconds of
+        decoding between two results.
 
         Yields:
             Intermediate results, and last the complete result, which equals that of a call. `seconds` excludes the time
             that the caller takes between two results.
-
-        Raises:
-            InvalidInputError: a picture cannot be read or used, there is none, or there is not one valid key per image.
-            ConfigError: the checkpoint does not support `options`, or the crop is unknown.
         """
         options = options or self.default
-        given, tokens, keyed = self._prepare(sources, crop, options, keys)
-        if not len(given.images):
+        given, faces = self._prepare(sources, crop, options, keys)
+        if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")
-        loops = iterations(self.scoring_for(options), tokens, options, keys=keyed,
-                           proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, tokens))
-        for loop, seconds in at_intervals(loops, interval):
-            yield self._upscaled(loop.result(), seconds, given)
+        for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
+            yield self._upscaled(results, seconds, given)
 
-    def refilled(self, feed: Feed[FaceT], options: DecodeConfig | None, rows: int) -> RefilledDecoder[FaceT]:
+    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> RefilledDecoder[Any]:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
-        An image's result does not depend on the other images in the batch.
-
-        Args:
-            feed: provides the images.
-            options: as for a call.
-            rows: largest number of images decoded together.
-
-        Returns:
-            A decoder; `face_task.decode` converts its tokens to images.
-
-        Raises:
-            ConfigError: the checkpoint does not support `options`.
+        An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
+        of `Face`, and `face_task.decode` converts the decoder's tokens to images. `options` are as for a call; raises
+        ConfigError if the checkpoint does not support them.
         """
         options = options or self.default
+        return self._decoder(self.scoring_for(options), feed, self._sources, options, rows)
 
-        def sources(faces: Sequence[FaceT]) -> tuple[torch.Tensor, None]:
-            return self.source_tokens(np.stack([face.source for face in faces])), None
+    def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
+        """Upscale a batch: a stream that ends, whose images all begin together."""
+        decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options, len(faces),
+                                batch=True, width=width)
+        return batch_steps(decoder)
 
-        return RefilledDecoder(
-            self.scoring_for(options), feed, sources, options, rows, proposer=self.proposers.get(options),
-            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
+    def _sources(self, faces: Sequence[Face]) -> Source:
+        return self.source_tokens(np.stack([face.source for face in faces])), None
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
-        """Return the batch size that is useful on this device and needs at most half of its free memory.
-
-        Args:
-            options: as for a call.
-        """
+        """Return the batch size that is useful on this device and needs at most half of its free memory."""
         options = options or self.default
         block_size, proposer = self.block_size(options), self.proposers.get(options)
         proposer = proposer or PROPOSERS[options.proposer]()
@@ -248,39 +221,31 @@ class Upscaler(Pipeline):
 
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
-    ) -> tuple[PhotoSources, torch.Tensor, torch.Tensor]:
-        """Check the arguments of a call; return the inputs, and their tokens [N, S] and keys [N] on the device."""
+    ) -> tuple[PhotoSources, list[Face]]:
+        """Check the arguments of a call, and return the inputs."""
         self.block_size(options)
         shape = self.model_config.source_shape
         if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] == shape:
-            given = PhotoSources(sources, [], list(range(len(sources))), [])  # checked by `source_tokens`
+            given = PhotoSources(sources, [], list(range(len(sources))), [])
+            self.source_tokens(sources)  # refuses other types
         else:
             given = read_sources(sources, self.face_task, crop)
-        return given, self.source_tokens(given.images), noise_keys(keys, len(given.images), self.device)
+        return given, list(map(Face, given.images, noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
 
     def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
-        """Return the tokens [N, S] of uint8 images [N, source, source, 3], on the device.
-
-        Raises:
-            InvalidInputError: `sources` has another shape or type.
-        """
+        """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise InvalidInputError."""
         return torch.from_numpy(self.face_task.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
-        """Return the bits per token that p1 needs for each target image.
+        """Return the bits per token that p1 needs for each target image, float64 [N].
 
-        Args:
-            sources: uint8 [N, source, source, 3].
-            targets: uint8 [N, target, target, 3].
-            batch_size: number of images scored together on a GPU.
-
-        Returns:
-            float64 [N].
+        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together.
         """
         source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
         values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
         return values
 
-    def _upscaled(self, decoded: Decoded, seconds: float, given: PhotoSources) -> Upscaled:
-        images = self.face_task.decode(decoded.tokens.cpu().numpy())
-        return Upscaled(images, decoded.traces, seconds, given.images, given.crops, given.inputs, given.notes)
+    def _upscaled(self, results: list[Result[Face]], seconds: float, given: PhotoSources) -> Upscaled:
+        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+        return Upscaled(images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs,
+                        given.notes)

@@ -2,7 +2,8 @@
 
 An interval for a fixed number of votes covers less often than it says if the owner looks again and again, and stops
 when the answer suits. A confidence sequence covers the preference at all times at once. Each rater gives one value, the
-mean of the rater's votes, since the votes of a rater are correlated. The pictures are those of the study.
+mean of the rater's votes, since the votes of a rater are correlated. The pictures are those of the study. `values` are
+such means in the order in which they became known, in [0, 1], float64 [n], and `level` is a confidence level.
 
 Source: Waudby-Smith and Ramdas (2024), "Estimating means of bounded random variables by betting", JRSS B 86:1-27.
 The library confseq has the method too, but is published as C++ source that needs Boost to install.
@@ -33,19 +34,11 @@ FORECASTS = 200
 
 
 def log_capital(values: Floats, means: Floats, level: float = LEVEL) -> Floats:
-    """Return the logarithm of the hedged capital against each mean after each value (source, theorem 3).
+    """Return the logarithm of the hedged capital against each of m means after each value (source, theorem 3), [m, n].
 
     One gambler bets that the values are above the mean, another that they are below it; each starts with half of the
     capital. If the mean is right, the capital ever reaches 1 / (1 - level) with probability at most 1 - level. The bets
     are the predictable plug-in of the source: each depends on earlier values only.
-
-    Args:
-        values: in the order in which they became known, in [0, 1], float64 [n].
-        means: hypothetical means in [0, 1], float64 [m].
-        level: confidence level.
-
-    Returns:
-        float64 [m, n].
     """
     counts = np.arange(1, len(values) + 1)
     running = (0.5 + np.cumsum(values)) / (counts + 1)
@@ -104,44 +97,28 @@ def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
 
 
 def rater_values(records: Sequence[Record], trials: int, values: dict[str, float]) -> dict[str, Floats]:
-    """Return one value per finished rater and comparison, in the order in which raters finished.
+    """Return the means of finished raters' votes by comparison, float64 [raters], in the order in which they finished.
 
     A rater has finished after `trials` main votes, or after an hour without a vote, by the times of the study's votes.
-    Later votes do not change the value, so that the sequence only ever grows.
-
-    Args:
-        records: main votes of a study.
-        trials: main votes that each rater is asked for.
-        values: value of a vote by its chosen picture.
-
-    Returns:
-        The means of the raters' votes by the name of the comparison, float64 [raters].
+    Later votes do not change the value, so that the sequence only ever grows. `records` are main votes of a study, and
+    `values` are the values of a vote by its chosen picture.
     """
-    by_rater: dict[str, list[tuple[float, Record]]] = defaultdict(list)
     ordered = sorted(records, key=lambda record: (record["voted"], record["position"]))
+    by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in ordered:
-        by_rater[record["rater"]].append((elapsed_ms(ordered[0]["voted"], record["voted"]), record))
-    now = max((votes[-1][0] for votes in by_rater.values()), default=0.0)
-    ends = sorted((end[0], rater, end[1]) for rater, votes in by_rater.items()
-                  if (end := _finish([time for time, _ in votes], now, trials)))
+        by_rater[record["rater"]].append(record)
+    ends: list[tuple[float, str, int]] = []  # when a rater finished, and after how many votes
+    for rater, votes in by_rater.items():
+        *times, now = (elapsed_ms(ordered[0]["voted"], record["voted"]) for record in [*votes, ordered[-1]])
+        for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
+            if count == trials or after - time >= IDLE_MS:
+                ends.append((time if count == trials else time + IDLE_MS, rater, count))
+                break
     found: dict[str, list[float]] = defaultdict(list)
-    for _, rater, count in ends:
+    for _, rater, count in sorted(ends):
         own: dict[str, list[float]] = defaultdict(list)
-        for _, record in by_rater[rater][:count]:
+        for record in by_rater[rater][:count]:
             own[record["comparison"]].append(values[record["chosen"]])
         for name, numbers in own.items():
             found[name].append(float(np.mean(numbers)))
     return {name: np.array(numbers) for name, numbers in found.items()}
-
-
-def _finish(times: Sequence[float], now: float, trials: int) -> tuple[float, int] | None:
-    """Return when a rater finished and after how many votes; None if the rater may still be voting at the time `now`.
-
-    All times are in ms. `times` are those of the rater's votes, and `trials` is the number that the rater is asked for.
-    """
-    for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
-        if count == trials:
-            return time, count
-        if after - time >= IDLE_MS:
-            return time + IDLE_MS, count
-    return None

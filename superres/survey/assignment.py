@@ -1,21 +1,25 @@
 """Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the study's seed.
 
-With three or more methods, `superres.survey.adaptive` chooses how many pairs of each comparison a rater sees.
+With three or more methods, a vote on two methods whose order is clear tells nothing new, and neither does one more vote
+on two methods that are as good as equal. Each vote therefore goes to the comparison with the largest mutual information
+between the vote and the order of its two methods (Lindley 1956, Ann. Math. Stat. 27:986-1005), chosen greedily.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Column, ColumnElement, Connection, Row, and_, case, func, or_, select
+from scipy import special, stats
+from sqlalchemy import Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
-from superres.survey.adaptive import allocate
 from superres.survey.records import chosen_picture
+from superres.survey.statistics import Floats, fit_davidson
 from superres.survey.store import utc_now
-from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Study, StudySettings
+from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Comparison, Study, StudySettings
 
 REPEAT_GAP = 5
 """Minimum number of trials between a pair and its repeat, if the study is long enough."""
@@ -23,18 +27,16 @@ REPEAT_GAP = 5
 OPEN_MINUTES = 15
 """Minutes for which a pair on display counts as voted on, so that concurrent raters get different pairs."""
 
+PRECISION = 1.0
+"""Precision of the prior on log strengths: before the first votes, all comparisons are equally uncertain."""
 
-class Assignment(NamedTuple):
-    """A pair for a rater: its id in the store, the kind of trial, and the picture on the left ("a" or "b")."""
-
-    pair_id: int
-    kind: str
-    left: str
+NORMAL: Floats = stats.norm.ppf((np.arange(200) + 0.5) / 200)
+"""Quantiles that stand for the normal distribution."""
 
 
-def trial_rng(study: Study, pseudonym: str, position: int) -> np.random.Generator:
+def trial_rng(study: Study, pseudonym: str, position: int, *more: int) -> np.random.Generator:
     """Return the random generator of a trial; every call returns the same sequence."""
-    return np.random.default_rng((study.settings.seed, int(pseudonym[:15], 16), position))
+    return np.random.default_rng((study.settings.seed, int(pseudonym[:15], 16), position, *more))
 
 
 def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.Generator) -> list[str]:
@@ -43,20 +45,14 @@ def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.
     Practice trials come first. Gold trials are spread over the main trials, repeats over their second half.
     """
     main = min(settings.trials, available.get(MAIN, 0))
-    gold = min(settings.gold, available.get(GOLD, 0))
-    mixed = [MAIN] * main + [GOLD] * gold
+    mixed = [MAIN] * main + [GOLD] * min(settings.gold, available.get(GOLD, 0))
     order = [mixed[i] for i in rng.permutation(len(mixed))]
     for _ in range(min(settings.repeats, main)):
         earliest = max(len(order) // 2, order.index(MAIN)) + 1
         order.insert(int(rng.integers(earliest, len(order) + 1)), REPEAT)
-    return [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0)) + _delay_repeats(order)
-
-
-def _delay_repeats(order: list[str]) -> list[str]:
-    """Delay each repeat that has no unrepeated main trial before it."""
-    result: list[str] = []
+    result = [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0))
     waiting = unrepeated = 0
-    for kind in order:
+    for kind in order:  # a repeat with no unrepeated main trial before it is delayed
         if kind == REPEAT:
             waiting += 1
         else:
@@ -68,23 +64,65 @@ def _delay_repeats(order: list[str]) -> list[str]:
     return result
 
 
-def count_pairs(
-    connection: Connection, study: Study, column: Column[str], *wanted: ColumnElement[bool],
-) -> dict[str, int]:
-    """Return the number of the study's pairs by the value in a column of `schema.pair`."""
-    rows = connection.execute(select(column, func.count()).where(schema.pair.c.study_id == study.id, *wanted)
-                              .group_by(column))
-    return {name: count for name, count in rows}
+def allocate(comparisons: Sequence[Comparison], votes: Floats, available: int, trials: int) -> list[int]:
+    """Return the number of pairs of each of C comparisons that a rater sees.
+
+    `votes` are those of earlier raters for a, for neither and for b, float64 [C, 3]. The numbers are at least 1, at
+    most the pairs `available` in each comparison, and their sum is `trials`, which is at least C and at most all pairs.
+    """
+    names = sorted({name for c in comparisons for name in (c.method_a, c.method_b)})
+    pairs = np.array([[names.index(c.method_a), names.index(c.method_b)] for c in comparisons])
+    strengths, _, covariance = fit_davidson(votes[None], pairs, len(names), PRECISION)
+    spread = covariance[0, :-1, :-1]
+    differences = np.eye(len(names))[pairs[:, 0]] - np.eye(len(names))[pairs[:, 1]]  # [C, M]
+    margins = differences @ strengths[0]
+    counts = [0] * len(comparisons)
+    for number in range(trials):
+        variances = np.einsum("cm,mn,cn->c", differences, spread, differences)
+        gains = _order_information(margins, variances)
+        for index, count in enumerate(counts):
+            if count >= available or (number < len(counts) and count):
+                gains[index] = -1
+        best = int(np.argmax(gains))
+        counts[best] += 1
+        weight = 0.25 / np.cosh(margins[best] / 2) ** 2  # Fisher information of a vote
+        column = spread @ differences[best]
+        spread = spread - np.outer(column, column) * weight / (1 + weight * variances[best])
+    return counts
 
 
-def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> Assignment:
-    """Choose the pair and sides of a rater's trial at `position`; the rater must not have seen all pairs of `kind`."""
+def _order_information(margins: Floats, variances: Floats) -> Floats:
+    """Return the mutual information, in nats, between a vote and the sign of its normal margin in log strength, [C]."""
+    def entropy(chances: Floats) -> Floats:
+        return np.asarray(special.entr(chances) + special.entr(1 - chances))
+
+    points = margins[:, None] + np.sqrt(variances)[:, None] * NORMAL  # [C, Q]
+    votes = special.expit(points)
+    conditional, chance = np.zeros(len(margins)), votes.mean(axis=1)
+    for side in (points > 0, points <= 0):
+        share = side.mean(axis=1)
+        conditional += share * entropy((votes * side).mean(axis=1) / np.maximum(share, 1e-12))
+    return entropy(chance) - conditional
+
+
+def count_pairs(connection: Connection, study: Study) -> dict[str, int]:
+    """Return the number of the study's pairs by kind."""
+    kind = schema.pair.c.kind
+    query = select(kind, func.count()).where(schema.pair.c.study_id == study.id).group_by(kind)
+    return {name: count for name, count in connection.execute(query)}
+
+
+def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> tuple[int, str]:
+    """Return the id of a pair for a rater's trial, and the picture on the left ("a" or "b").
+
+    The rater must not have seen all pairs of `kind`.
+    """
     rng = trial_rng(study, rater.pseudonym, position)
     if kind == REPEAT:
         return _repeat(connection, rater, position, rng)
     comparison = _planned_comparison(connection, study, rater) if kind == MAIN and study.is_adaptive else None
     chosen = _least_voted_pair(connection, study, rater.id, kind, rng, comparison)
-    return Assignment(chosen, kind, "a" if rng.integers(2) else "b")
+    return chosen, "a" if rng.integers(2) else "b"
 
 
 def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -> str:
@@ -102,9 +140,9 @@ def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -
         .group_by(pair.c.comparison, trial.c.left_side, vote.c.choice)
     for name, left, choice, count in connection.execute(query):
         votes[names.index(name), ("a", "", "b").index(chosen_picture(choice, left))] += count
-    available = count_pairs(connection, study, pair.c.comparison, pair.c.kind == MAIN)
-    shares = allocate(study.comparisons, votes, [available[name] for name in names], study.settings.trials)
-    rng = np.random.default_rng((study.settings.seed, int(rater.pseudonym[:15], 16), 0, 1))
+    available = count_pairs(connection, study)[MAIN] // len(names)
+    shares = allocate(study.comparisons, votes, available, study.settings.trials)
+    rng = trial_rng(study, rater.pseudonym, 0, 1)
     rest = [number for number, share in enumerate(shares) for _ in range(share - 1)]
     order = [*rng.permutation(len(names)), *rng.permutation(rest)]  # first each once, for raters who leave early
     shown = connection.scalar(select(func.count()).where(trial.c.rater_id == rater.id, trial.c.kind == MAIN)) or 0
@@ -140,7 +178,7 @@ def _least_voted_pair(
     return tied[rng.integers(len(tied))]
 
 
-def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.random.Generator) -> Assignment:
+def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.random.Generator) -> tuple[int, str]:
     """Return one of the rater's main pairs with the sides swapped: not yet repeated, and not too recent if possible."""
     trial = schema.trial
     shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id).order_by(trial.c.position)).all()
@@ -148,4 +186,4 @@ def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.rand
     left = [row for row in shown if row.kind == MAIN and row.pair_id not in repeated]
     pool = [row for row in left if row.position < position - REPEAT_GAP] or left
     first = pool[int(rng.integers(len(pool)))]
-    return Assignment(first.pair_id, REPEAT, "b" if first.left_side == "a" else "a")
+    return first.pair_id, "b" if first.left_side == "a" else "a"

@@ -1,4 +1,4 @@
-"""The command lines that the survey names in its messages. Each of them runs as printed in a POSIX shell."""
+"""The command lines that the survey's messages name. Each of them runs as printed in a POSIX shell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import shlex
 
 DEFAULT_STORE = "survey.db"
-"""Store of the commands that are given none."""
-
 STORE_VARIABLE = "SUPERRES_SURVEY_STORE"
 """Environment variable that names the store of the commands without --store."""
 

@@ -25,8 +25,7 @@ def digest(token: str) -> str:
 def pseudonym(salt: str, rater_id: str) -> str:
     """Return a rater's pseudonym: 32 hexadecimal digits of the HMAC-SHA-256 of the id, keyed by the study's salt.
 
-    Raises:
-        InvalidInputError: the id without surrounding blanks is empty, too long or not printable.
+    Raise InvalidInputError if the id without surrounding blanks is empty, too long or not printable.
     """
     return _keyed(salt.encode(), rater_id)
 

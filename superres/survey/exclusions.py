@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import func, select
 
 from superres.config import require
-from superres.errors import ConfigError
 from superres.survey import schema
 from superres.survey.records import Record, gold_answers, left_choices, repeated_answers
 from superres.survey.store import Store, add_row, utc_now
@@ -26,14 +25,10 @@ RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*(\d+\.?\d*|\.\d+)", re.AS
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A recorded exclusion rule.
+    """A recorded rule: a measure compared with a number ("gold<0.8"), or "rater=PSEUDONYM".
 
-    Attributes:
-        number: number of the record in the study, from 1.
-        rule: a measure compared with a number ("gold<0.8"), or "rater=PSEUDONYM".
-        reason: the owner's reason.
-        recorded: time of the record, UTC, ISO 8601.
-        revoked: whether a later record revokes the rule.
+    `number` counts the study's records from 1, `recorded` is a time (UTC, ISO 8601), and `revoked` says whether a later
+    record revokes the rule.
     """
 
     number: int
@@ -44,15 +39,11 @@ class Exclusion:
 
 
 def check_rule(rule: str) -> str:
-    """Return `rule` without blanks.
-
-    Raises:
-        ConfigError: `rule` is not an exclusion rule.
-    """
+    """Return `rule` without blanks; raise ConfigError if it is not an exclusion rule."""
     text = re.sub(r"\s", "", rule)
-    valid = re.fullmatch(r"rater=[0-9a-f]{32}", text) or RULE.fullmatch(text)
-    require(bool(valid), f"a rule is one of {', '.join(MEASURES)}, then < or >, then a number (gold<0.8), or "
-                         f"rater=PSEUDONYM; not {rule!r}")
+    require(bool(re.fullmatch(r"rater=[0-9a-f]{32}", text) or RULE.fullmatch(text)),
+            f"a rule is one of {', '.join(MEASURES)}, then < or >, then a number (gold<0.8), or rater=PSEUDONYM; not "
+            f"{rule!r}")
     return text
 
 
@@ -66,20 +57,17 @@ def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_rater[record["rater"]].append(record)
-    return {rater: _measures(votes) for rater, votes in sorted(by_rater.items())}
-
-
-def _measures(votes: list[Record]) -> dict[str, Any]:
-    main = [vote for vote in votes if vote["kind"] == MAIN]
-    gold, repeats, left = gold_answers(votes), repeated_answers(votes), left_choices(main)
-    times = [vote["response_ms"] for vote in votes if vote["kind"] != PRACTICE]
-    return {
-        "gold": fmean(gold) if gold else None,
-        "repeats": fmean(repeats) if repeats else None,
-        "median-ms": float(median(times)) if times else None,
-        "same-side": max(fmean(left), 1 - fmean(left)) if left else None,
-        "votes": len(main), "gold_votes": len(gold), "repeat_votes": len(repeats),
-    }
+    found = {}
+    for rater, votes in sorted(by_rater.items()):
+        main = [vote for vote in votes if vote["kind"] == MAIN]
+        gold, repeats, left = gold_answers(votes), repeated_answers(votes), left_choices(main)
+        times = [vote["response_ms"] for vote in votes if vote["kind"] != PRACTICE]
+        found[rater] = {
+            "gold": fmean(gold) if gold else None, "repeats": fmean(repeats) if repeats else None,
+            "median-ms": float(median(times)) if times else None,
+            "same-side": max(fmean(left), 1 - fmean(left)) if left else None,
+            "votes": len(main), "gold_votes": len(gold), "repeat_votes": len(repeats)}
+    return found
 
 
 def excluded_raters(records: Sequence[Record], exclusions: Sequence[Exclusion]) -> dict[str, int]:
@@ -102,43 +90,24 @@ def applies(rule: str, rater: str, measures: dict[str, Any]) -> bool:
     return value is not None and bool(value < bound if match[2] == "<" else value > bound)
 
 
-def exclude(store: Store, study: Study, rule: str, reason: str) -> None:
-    """Record a rule.
-
-    Raises:
-        ConfigError: `rule` is not an exclusion rule.
-        StoreError: the store cannot be written.
-    """
-    _record(store, study, check_rule(rule), reason, None)
-
-
-def revoke(store: Store, study: Study, number: int, reason: str) -> None:
-    """Revoke the rule `number`; the rule and its revocation both stay on record.
-
-    Raises:
-        ConfigError: there is no such rule, or it is already revoked.
-        StoreError: the store cannot be written.
-    """
-    active = {exclusion.number: exclusion for exclusion in read_exclusions(store, study) if not exclusion.revoked}
-    if number not in active:
-        raise ConfigError(f"no active exclusion {number}; active are: {', '.join(map(str, active)) or 'none'}")
-    _record(store, study, active[number].rule, reason, number)
-
-
-def _record(store: Store, study: Study, rule: str, reason: str, revokes: int | None) -> None:
-    table = schema.exclusion
+def exclude(store: Store, study: Study, rule: str, reason: str, revokes: int | None = None) -> None:
+    """Record a rule, or that it revokes the rule number `revokes`; raise ConfigError if it is not an exclusion rule."""
+    rule, table = check_rule(rule), schema.exclusion
     with store.writing() as connection:
         number = 1 + (connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id)) or 0)
         add_row(connection, table, study_id=study.id, number=number, rule=rule, reason=reason, recorded=utc_now(),
                 revokes=revokes)
 
 
-def read_exclusions(store: Store, study: Study) -> list[Exclusion]:
-    """Return all rules of a study in the order of their records, including revoked rules.
+def revoke(store: Store, study: Study, number: int, reason: str) -> None:
+    """Revoke an active rule, else raise ConfigError; the rule and its revocation both stay on record."""
+    active = {exclusion.number: exclusion for exclusion in read_exclusions(store, study) if not exclusion.revoked}
+    require(number in active, f"no active exclusion {number}; active are: {', '.join(map(str, active)) or 'none'}")
+    exclude(store, study, active[number].rule, reason, number)
 
-    Raises:
-        StoreError: the store cannot be read.
-    """
+
+def read_exclusions(store: Store, study: Study) -> list[Exclusion]:
+    """Return all rules of a study in the order of their records, including revoked rules."""
     table = schema.exclusion
     with store.reading() as connection:
         rows = connection.execute(select(table).where(table.c.study_id == study.id).order_by(table.c.number)).all()

@@ -8,19 +8,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Table
 
+from superres.config import require_choice
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey import schema
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
 from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
 from superres.survey.store import Store, add_row
-from superres.survey.study import KINDS, MAIN, REPEAT, Comparison, Study, StudySettings
+from superres.survey.study import FORMATS, KINDS, MAIN, REPEAT, Comparison, Study, StudySettings
 from superres.system.output import markdown_table, write_result
 
 FORMAT = 1
@@ -35,24 +36,24 @@ def export_study(store: Store, study: Study, path: Path, file_format: str) -> li
     Raises:
         ConfigError: the format is unknown, or its library is not installed.
         OutputError: a file cannot be written.
-        StoreError: the store cannot be read.
     """
-    if file_format not in FORMATS:
-        raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, not {file_format!r}")
-    exclusions = read_exclusions(store, study)
-    records = read_votes(store, study)
+    require_choice("--format", file_format, FORMATS)
+    exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
     rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name] for name in COLUMNS}
             for record in records]
     document = {"format": FORMAT, **study.record(), "exclusions": [asdict(exclusion) for exclusion in exclusions],
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
-    settings, dictionary = study_file(path), path.with_name(f"{path.stem}.columns.md")
-    encoded = FORMATS[file_format][0](rows)
-    write_result(settings, (json.dumps(document, indent=1) + "\n").encode())
-    write_result(dictionary, _dictionary(study, path.name).encode())
-    write_result(path, encoded)  # last, so that a file of votes always has the other two files
-    return [path, settings, dictionary]
+    table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
+    dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, ordered by rater and "
+                  f"position. An empty cell has no value.\n\n{markdown_table(['column', 'type', 'meaning'], table)}\n")
+    files = {study_file(path): (json.dumps(document, indent=1) + "\n").encode(),
+             path.with_name(f"{path.stem}.columns.md"): dictionary.encode(),
+             path: _encode(rows, file_format)}  # last, so that a file of votes always has the other two files
+    for file, data in files.items():
+        write_result(file, data)
+    return [path, *list(files)[:2]]
 
 
 def study_file(path: Path) -> Path:
@@ -60,42 +61,28 @@ def study_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}.study.json")
 
 
-def _dictionary(study: Study, name: str) -> str:
-    rows = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
-    return (f"# Columns of {name}\n\nOne row per vote in the study {study.name!r}, ordered by rater and position. An "
-            f"empty cell has no value.\n\n{markdown_table(['column', 'type', 'meaning'], rows)}\n")
-
-
-def _to_csv(rows: Sequence[Record]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def _to_jsonl(rows: Sequence[Record]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def _to_parquet(rows: Sequence[Record]) -> bytes:
+def _encode(rows: Sequence[Record], file_format: str) -> bytes:
+    if file_format == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if file_format == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().encode()
     pyarrow, parquet = _arrow()
     types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
-    schema = pyarrow.schema([(name, types[kind]) for name, (kind, _) in COLUMNS.items()])
+    columns = pyarrow.schema([(name, types[kind]) for name, (kind, _) in COLUMNS.items()])
     sink = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), sink)
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), sink)
     return sink.getvalue()
 
 
-def _from_csv(data: bytes) -> list[Record]:
-    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
-
-
-def _from_jsonl(data: bytes) -> list[Record]:
-    return [json.loads(line) for line in data.decode().splitlines()]
-
-
-def _from_parquet(data: bytes) -> list[Record]:
+def _decode(data: bytes, file_format: str) -> list[Record]:
+    if file_format == "jsonl":
+        return [json.loads(line) for line in data.decode().splitlines()]
+    if file_format == "csv":
+        return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
     rows: list[Record] = _arrow()[1].read_table(io.BytesIO(data)).to_pylist()
     return rows
 
@@ -109,12 +96,6 @@ def _arrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-FORMATS: dict[str, tuple[Callable[[Sequence[Record]], bytes], Callable[[bytes], list[Record]]]] = {
-    "csv": (_to_csv, _from_csv), "jsonl": (_to_jsonl, _from_jsonl), "parquet": (_to_parquet, _from_parquet),
-}
-"""Writer and reader of votes by the name of the format, which is also the suffix of its files."""
-
-
 def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     """Store an exported study atomically; it can be reported and exported again, but not served.
 
@@ -124,14 +105,16 @@ def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     Raises:
         InvalidInputError: a file is missing, damaged or of a newer format, or a row is not valid.
         ConfigError: the name is taken.
-        StoreError: the store cannot be written.
     """
     file_format = path.suffix.lstrip(".")
     if file_format not in FORMATS:
         raise InvalidInputError(f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
-    document = _read_document(study_file(path))
     try:
-        rows = [_row(row) for row in FORMATS[file_format][1](_read(path))]
+        document = json.loads(_read(study_file(path)))
+        if int(document["format"]) > FORMAT:
+            raise InvalidInputError(f"{study_file(path)} has format {document['format']}, newer than this program's "
+                                    f"{FORMAT}; install a newer superres")
+        rows = [_row(row) for row in _decode(_read(path), file_format)]
         settings = StudySettings.from_dict(document["settings"])
         comparisons = [Comparison(**values) for values in document["comparisons"]]
         exclusions = [Exclusion(**values) for values in document["exclusions"]]
@@ -156,18 +139,6 @@ def _read(path: Path) -> bytes:
         raise InvalidInputError(message) from error
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(_read(path))
-        version = int(document["format"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidInputError(f"{path} is not what superres survey export writes; export the study again") from error
-    if version > FORMAT:
-        raise InvalidInputError(f"{path} has format {version}, newer than this program's {FORMAT}; install a newer "
-                                "superres")
-    return dict(document)
-
-
 def _row(row: Record) -> Record:
     """Return an imported row with converted and checked values; raise ValueError or KeyError if it is not valid."""
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
@@ -181,26 +152,24 @@ def _row(row: Record) -> Record:
 def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> None:
     ids: dict[tuple[Any, ...], int] = {}
 
-    def insert_once(table: Table, key: tuple[Any, ...], **values: object) -> int:
+    def insert_once(table: Table, *key: Any, **values: object) -> int:  # noqa: ANN401 -- values of columns
         """Insert a row unless a row of this key was inserted before, and return its id."""
-        if (table.name, key) not in ids:
-            ids[table.name, key] = add_row(connection, table, study_id=study, **values)
-        return ids[table.name, key]
+        place = (table.name, *key)
+        if place not in ids:
+            ids[place] = add_row(connection, table, study_id=study, **values)
+        return ids[place]
 
+    columns = [c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms")]
     for row in rows:
-        a, b = (
-            insert_once(schema.picture, (method, row["image"], sha256), method=method, image=row["image"],
-                        sha256=sha256, png=None)
-            for method, sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab")
-        )
-        pair = insert_once(schema.pair, (row["pair"],), number=row["pair"], comparison=row["comparison"],
-                           kind=MAIN if row["kind"] == REPEAT else row["kind"], image=row["image"],
-                           picture_a=a, picture_b=b)
-        rater = insert_once(schema.rater, (row["rater"],), pseudonym=row["rater"], consented=row["consented"],
+        image = row["image"]
+        a, b = (insert_once(schema.picture, method, image, sha256, method=method, image=image, sha256=sha256, png=None)
+                for method, sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab"))
+        pair = insert_once(schema.pair, row["pair"], number=row["pair"], comparison=row["comparison"], image=image,
+                           kind=MAIN if row["kind"] == REPEAT else row["kind"], picture_a=a, picture_b=b)
+        rater = insert_once(schema.rater, row["rater"], pseudonym=row["rater"], consented=row["consented"],
                             consent_version=row["consent_version"], session_hash=None)
         trial = add_row(connection, schema.trial, rater_id=rater, pair_id=pair, position=row["position"],
                         kind=row["kind"], left_side=row["left"], token_hash=None, issued=row["issued"])
-        columns = (c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms"))
         add_row(connection, schema.vote, trial_id=trial, response_ms=row["page_ms"],
                 **{name: row[name] for name in columns})
 

@@ -6,7 +6,6 @@ encoded as a PNG without metadata and without compression, so that all responses
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from superres.errors import InvalidInputError
 from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, Comparison, StudySettings
 
 Pixels = npt.NDArray[np.uint8]
+"""A picture, uint8 [H, W, 3] (RGB)."""
 
 INTACT, SHUFFLED = "intact", "shuffled"
 """Methods of gold and practice pairs: a picture, and that picture with its tiles in another order."""
@@ -32,12 +32,10 @@ TILES = 4
 
 @dataclass(frozen=True)
 class Method:
-    """The pictures of a method, and their origin.
+    """The pictures of a method by the image's name, which is the same in every method, and their origin.
 
-    Attributes:
-        name: unique name in the study; `CAMERA` for photographs.
-        pictures: uint8 [H, W, 3] (RGB) by the image's name; an image has the same name in every method.
-        record: origin of the pictures, serialisable as JSON: folder, or checkpoint and decoding settings.
+    `name` is unique in the study; `CAMERA` for photographs. `record` is serialisable as JSON: a folder, or a checkpoint
+    and decoding settings.
     """
 
     name: str
@@ -46,34 +44,18 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One finished picture, uint8 [H, W, 3]: the result of `method` for the image `image`."""
-
-    method: str
-    image: str
-    pixels: Pixels
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the intensities in raster order (R, G, B), in hexadecimal digits."""
-        return hashlib.sha256(np.ascontiguousarray(self.pixels).tobytes()).hexdigest()
-
-
-@dataclass(frozen=True)
 class Pair:
-    """Two pictures for the same image.
+    """The pictures a and b of one image, and their methods.
 
-    Attributes:
-        kind: `MAIN`, `GOLD` or `PRACTICE`.
-        comparison: name of the comparison; the kind for gold and practice pairs, which belong to no comparison.
-        a: picture of method a; the correct answer in gold and practice pairs.
-        b: picture of method b.
+    `kind` is `MAIN`, `GOLD` or `PRACTICE`. Gold and practice pairs belong to no comparison; it has the name of their
+    kind, and their correct answer is a.
     """
 
     kind: str
     comparison: str
-    a: Picture
-    b: Picture
+    image: str
+    methods: tuple[str, str]
+    pictures: tuple[Pixels, Pixels]
 
 
 ComparedMethods = tuple[Comparison, Method, Method]
@@ -82,15 +64,16 @@ ComparedMethods = tuple[Comparison, Method, Method]
 def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) -> list[ComparedMethods]:
     """Pair the n-th methods of both lists; a list of one method is paired with every method of the other list.
 
-    Photographs become method b, so that the preference for method a is its fool rate.
-
-    Raises:
-        ConfigError: the lengths do not match, a method is paired with itself, or two methods share a name.
+    Photographs become method b, so that the preference for method a is its fool rate. Raise ConfigError if the lengths
+    do not match, a method is paired with itself, or two methods share a name.
     """
     counts = len(methods_a), len(methods_b)
     require(min(counts) >= 1 and (counts[0] == counts[1] or 1 in counts),
             f"{counts[0]} --method-a and {counts[1]} --method-b do not pair off; give equally many, or one of either")
-    _check_names([*methods_a, *methods_b])
+    records: dict[str, dict[str, Any]] = {}
+    for method in (*methods_a, *methods_b):
+        require(records.setdefault(method.name, method.record) == method.record,
+                f"two different methods are named {method.name!r}; tell them apart with name=")
     found: dict[str, ComparedMethods] = {}
     for index in range(max(counts)):
         a, b = methods_a[index % counts[0]], methods_b[index % counts[1]]
@@ -103,20 +86,10 @@ def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) ->
     return list(found.values())
 
 
-def _check_names(methods: Sequence[Method]) -> None:
-    known: dict[str, Method] = {}
-    for method in methods:
-        require(known.setdefault(method.name, method).record == method.record,
-                f"two different methods are named {method.name!r}; tell them apart with name=")
-        require(method.name not in (INTACT, SHUFFLED), f"{method.name!r} is the name of a kind of gold picture; "
-                                                       "choose another name=")
-
-
 def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]) -> list[str]:
     """Return those of the `images` whose pictures have one size in all `methods`; pictures by method and image.
 
-    Raises:
-        InvalidInputError: there is no such image.
+    Raise InvalidInputError if there is no such image.
     """
     shapes = {image: {name: pictures[image].shape for name, pictures in methods.items()} for image in images}
     found = [image for image, own in shapes.items() if len(set(own.values())) == 1]
@@ -130,8 +103,7 @@ def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]
 def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
     """Return a sorted random sample of `count` images, determined by `seed` and the names of the images.
 
-    Raises:
-        ConfigError: `count` is not in 1..len(images).
+    Raise ConfigError if `count` is not in 1..len(images).
     """
     require(1 <= count <= len(images), f"--pairs {count} asked for, but there are {len(images)} images; "
                                        f"give a number from 1 to {len(images)}")
@@ -142,17 +114,15 @@ def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
 def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> list[Pair]:
     """Return the pairs of a study: one per comparison and image, then the practice and gold pairs.
 
-    Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b.
-
-    Raises:
-        InvalidInputError: methods have different images, pictures differ in size, or a picture has tiles of one colour.
+    Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b. Raise
+    InvalidInputError if methods have different images, pictures differ in size, or a picture has tiles of one colour.
     """
     methods = {method.name: method.pictures for _, a, b in compared for method in (a, b)}
     images = sorted(set[str]().union(*methods.values()))
     if any(len(pictures) < len(images) for pictures in methods.values()) or same_size(methods, images) != images:
         raise InvalidInputError(f"{', '.join(methods)} must have pictures of the same images, with the same sizes; add "
                                 "the missing pictures and resize the others")
-    pairs = [Pair(MAIN, comparison.name, *(Picture(method.name, image, method.pictures[image]) for method in (a, b)))
+    pairs = [Pair(MAIN, comparison.name, image, (a.name, b.name), (a.pictures[image], b.pictures[image]))
              for comparison, a, b in compared for image in images]
     source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2])
     rng = np.random.default_rng((settings.seed, 1))
@@ -160,16 +130,14 @@ def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> 
     for kind, count in ((PRACTICE, settings.practice), (GOLD, min(MAX_GOLD_PAIRS, 2 * settings.gold))):
         for image in itertools.islice(cycle, min(count, len(images))):
             pixels = source.pictures[image]
-            shuffled = Picture(SHUFFLED, image, shuffle_tiles(pixels, rng))
-            pairs.append(Pair(kind, kind, Picture(INTACT, image, pixels), shuffled))
+            pairs.append(Pair(kind, kind, image, (INTACT, SHUFFLED), (pixels, shuffle_tiles(pixels, rng))))
     return pairs
 
 
 def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """Return a picture, uint8 [H, W, 3], with its 4 x 4 tiles in a random order.
+    """Return a picture with its 4 x 4 tiles in a random order.
 
-    Raises:
-        InvalidInputError: the picture is smaller than 4 x 4, or 20 random orders do not change it.
+    Raise InvalidInputError if the picture is smaller than 4 x 4, or 20 random orders do not change it.
     """
     rows, columns = pixels.shape[0] // TILES, pixels.shape[1] // TILES
     corners = [(r * rows, c * columns) for r in range(TILES) for c in range(TILES)]
@@ -185,7 +153,7 @@ def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """Encode a picture, uint8 [H, W, 3], as the PNG that the store holds."""
+    """Encode a picture as the PNG that the store holds."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()

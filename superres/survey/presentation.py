@@ -1,12 +1,34 @@
-"""Present a study's report as tables, Markdown and a plot."""
+"""Present a study's report in plain words (what it has found, what weakens it, what to do), tables and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from superres.survey.report import Report
+from superres.survey.anytime import EVEN, MAX_MORE_RATERS
+from superres.survey.commands import command_line
+from superres.survey.exclusions import applies
 from superres.system.output import figure_png, markdown_table, number_text
+
+Report = dict[str, Any]
+"""A report of `superres.survey.report.study_report`."""
+
+FEW_RATERS = 5
+"""Below this number of finished raters, no forecast is made."""
+WIDE = 0.2
+"""Width of an interval from which two methods cannot be called equal yet."""
+UNRELIABLE = 0.01
+"""P-value below which the votes favour one side."""
+CAREFUL = 0.7
+"""Share of repeats with the same choice that careful raters reach unless the pictures look alike."""
+
+RATER_RULES = (
+    ("same-side>0.9", "votes", 8, "chose the same side in over 90 of 100 votes"),
+    ("repeats<0.5", "repeat_votes", 4, "gave another answer to most pairs that they saw twice"),
+    ("median-ms<500", "votes", 1, "took under half a second for most votes"),
+    ("gold<0.8", "gold_votes", 2, "missed more than one in five of the obvious pairs"),
+)
+"""Exclusion rule, the count and its minimum from which a rater can be judged by it, and what such raters did."""
 
 ANYTIME_NOTE = (
     "The first sentence, raters' mean and the any-time interval use one value per finished rater. The any-time "
@@ -28,14 +50,100 @@ PLOTTED_INTERVALS = (
 """Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A table with a heading above it and a note below it."""
+def findings(report: Report, store: str) -> dict[str, Any]:
+    """Return the findings of a report, whose study is in `store`.
 
-    heading: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
+    They are "sentences", one per comparison; and "warnings", each with "what" is the matter, what to "do", and the
+    "command" that does it, or "".
+    """
+    result, warnings = report["result"], []
+    for rule, count, least, text in RATER_RULES:
+        raters = [rater for rater in report["raters"] if rater["excluded_by"] is None and rater[count] >= least
+                  and applies(rule, rater["rater"], rater)]
+        if raters:
+            warnings.append(_warning(
+                f"{_count(len(raters), 'rater')} {text}.",
+                "To leave such raters out, and see the result with and without them:",
+                command_line("exclude", report["study"], rule, "--reason", text, store=store)))
+    sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
+    return {"sentences": sentences, "warnings": [*warnings, *_about_votes(result)]}
+
+
+def sentence(comparison: dict[str, Any], level: float) -> str:
+    """Return the answer of a comparison: how many prefer what, its interval, and what would settle or reverse it."""
+    a, b, known = comparison["method_a"], comparison["method_b"], comparison.get("anytime")
+    if known is None:
+        votes = comparison["votes"]
+        return f"{a} or {b}: " + (f"no rater has finished yet ({_count(votes, 'vote')})." if votes else "no votes yet.")
+    share, (low, high) = known["preference"], known["interval"]
+    if not comparison["fool_rate"] and share < EVEN:
+        a, b, share, low, high = b, a, 1 - share, 1 - high, 1 - low
+    if comparison["fool_rate"]:
+        start = f"{_hundredths(share)} of 100 take {a} for the photograph"
+    elif share == EVEN:
+        start = f"50 of 100 prefer {a}, and 50 prefer {b}"
+    else:
+        start = f"{_hundredths(share)} of 100 prefer {a} to {b}"
+    return f"{start}, between {_hundredths(low)} and {_hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}"
+
+
+def _rest(known: dict[str, Any]) -> str:
+    """Return the end of a sentence: whether the answer is settled, and how far it is from changing."""
+    flip, unsettle = known["votes_to_flip"], known["votes_to_unsettle"]
+    if known["settled"]:
+        return "this is settled." + (f" {_count(unsettle, 'vote')} the other way would unsettle it, and "
+                                     f"{max(flip, unsettle):,} would turn it round." if unsettle and flip else "")
+    if known["raters"] < FEW_RATERS:
+        text = f"too early to say, with {_count(known['raters'], 'finished rater')}."
+    elif known["more_raters"] is None and known["interval"][1] - known["interval"][0] > WIDE:
+        text = "about even so far; look again after more raters."
+    elif known["more_raters"] is None:
+        text = f"over {MAX_MORE_RATERS:,} more raters would be needed to settle it: take the two as equal."
+    else:
+        text = f"{_count(known['more_raters'], 'more rater')} would settle it, if they vote like those so far."
+    return text + (f" {_count(flip, 'vote')} the other way would turn it round." if flip else "")
+
+
+def _hundredths(share: float) -> str:
+    """Return a share as a number of 100; with a decimal where rounding would hide that it is not exactly 50."""
+    text = f"{100 * share:.0f}"
+    return text if text != "50" or share == EVEN else f"{100 * share:.1f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _warning(what: str, do: str, command: str = "") -> dict[str, str]:
+    return {"what": what, "do": do, "command": command}
+
+
+def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
+    """Return warnings about all votes together."""
+    found = []
+    sides, repeats = result["sides"], result["repeats"]
+    if sides and sides["p_binomial"] < UNRELIABLE:
+        side = "left" if sides["share"] > EVEN else "right"
+        share = max(sides["share"], 1 - sides["share"])
+        found.append(_warning(
+            f"The {side} picture was chosen in {_hundredths(share)} of 100 votes (on phones, left is above right).",
+            "No answer is favoured by this, since sides are drawn at random, but it hides differences: ask for an "
+            "answer that does not depend on the order, or collect more votes."))
+    if repeats and repeats["interval"][1] < CAREFUL:
+        found.append(_warning(
+            f"Pairs that raters saw twice got the same answer {_hundredths(repeats['share'])} times in 100; guessing "
+            "gives 50.",
+            "The difference may be too small to see, or the question unclear: show the pictures larger (--scale), or "
+            "make a new study with a plainer question."))
+    counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]
+    if counts and min(counts) < FEW_RATERS:
+        found.append(_warning(f"Only {_count(min(counts), 'rater')} finished.",
+                              f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
+    if counts and (open_raters := result["raters"] - max(counts)) > 0:
+        found.append(_warning(
+            f"{_count(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
+            "Wait: they count when they finish, or an hour after their last vote. The figures below have all votes."))
+    return found
 
 
 def percent(share: float | None) -> str:
@@ -53,36 +161,44 @@ def p_text(value: float | None) -> str:
     return "-" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def sections(report: Report) -> list[Section]:
-    """Return the tables of a report. The result without exclusions has only the table of preferences."""
+def sections(report: Report) -> list[dict[str, Any]]:
+    """Return the tables of a report, each with a "heading", "header", "rows" and a "note" (or "").
+
+    The result without exclusions has only the table of preferences.
+    """
     result = report["result"]
     fooled = ", ".join(c["method_a"] for c in result["comparisons"] if c["fool_rate"])
     note = ANYTIME_NOTE + INTERVALS_NOTE
     if fooled:
         note += f" The preference over camera is the fool rate ({fooled})."
-    found = [_preferences("Preference for method a", report, result, note), _tests(result), _rater_quality(result)]
+    found = [_preferences("Preference for method a", report, result, note)]
     if report["without_exclusions"]:
-        found.insert(1, _preferences("Preference without exclusions", report, report["without_exclusions"], ""))
+        found.append(_preferences("Preference without exclusions", report, report["without_exclusions"], ""))
+    found += [_tests(result), _rater_quality(result)]
     if result["strengths"]:
         rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, {s['interval'][1]:+.2f})"]
                 for s in result["strengths"]]
         ties = result["tie_parameter"]
-        found.append(Section("Strengths", ["method", "log strength", _level(report)], rows,
-                             "Davidson's model, which without ties is Bradley and Terry's. The mean over methods is 0. "
-                             "Of raters who can tell, a share of 1 / (1 + exp(B - A)) prefers A to B. The intervals "
-                             "resample raters." + (f" Tie parameter: {ties:.2f}." if ties else "")))
+        text = ("Davidson's model, which without ties is Bradley and Terry's. The mean over methods is 0. Of raters "
+                "who can tell, a share of 1 / (1 + exp(B - A)) prefers A to B. The intervals resample raters."
+                + (f" Tie parameter: {ties:.2f}." if ties else ""))
+        found.append(_section("Strengths", ["method", "log strength", _level(report)], rows, text))
     if report["exclusions"]:
         rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
                  str(len(e["raters"]))] for e in report["exclusions"]]
-        found.append(Section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows))
+        found.append(_section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows, ""))
     return found
+
+
+def _section(heading: str, header: list[str], rows: list[list[str]], note: str) -> dict[str, Any]:
+    return {"heading": heading, "header": header, "rows": rows, "note": note}
 
 
 def _level(report: Report) -> str:
     return f"{100 * report['level']:g}% interval"
 
 
-def _preferences(heading: str, report: Report, analysis: Report, note: str) -> Section:
+def _preferences(heading: str, report: Report, analysis: Report, note: str) -> dict[str, Any]:
     rows = []
     for c in analysis["comparisons"]:
         intervals, known = c.get("intervals", {}), c.get("anytime") or {}
@@ -94,10 +210,10 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> S
             str(c["images"])])
     header = ["a vs b", "% for a", f"two-way {_level(report)}", "raters' mean", f"any-time {_level(report)}",
               "votes only (paper)", "pigeonhole", "decided", "votes", "raters", "finished", "images"]
-    return Section(heading, header, rows, note)
+    return _section(heading, header, rows, note)
 
 
-def _tests(analysis: Report) -> Section:
+def _tests(analysis: Report) -> dict[str, Any]:
     rows = []
     for c in analysis["comparisons"]:
         intervals, times = c.get("intervals", {}), c.get("response_ms")
@@ -106,15 +222,15 @@ def _tests(analysis: Report) -> Section:
             p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
             *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation", "agreement")),
             str(c["unsure"]), number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000, 1)])
-    return Section("Details", ["a vs b", "raters resampled", "images resampled", "Wilson", "p two-way", "p binomial",
-                               "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
-                               "tie parameter", "median s"], rows,
-                   "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
-                   "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
-                   "for a and for b.")
+    return _section("Details", ["a vs b", "raters resampled", "images resampled", "Wilson", "p two-way", "p binomial",
+                                "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
+                                "tie parameter", "median s"], rows,
+                    "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
+                    "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
+                    "for a and for b.")
 
 
-def _rater_quality(analysis: Report) -> Section:
+def _rater_quality(analysis: Report) -> dict[str, Any]:
     rows = [[name, percent(share["share"]), interval_text(share["interval"]), str(share["count"]),
              p_text(share.get("p_binomial"))] if share else [name, "-", "-", "0", "-"]
             for name, share in (("left side chosen", analysis["sides"]), ("gold answered correctly", analysis["gold"]),
@@ -124,7 +240,7 @@ def _rater_quality(analysis: Report) -> Section:
     if times:
         note += (f" Response time: median {times['median'] / 1000:.1f} s, 10% under {times['p10'] / 1000:.1f} s, "
                  f"10% over {times['p90'] / 1000:.1f} s.")
-    return Section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
+    return _section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
 
 
 def report_markdown(report: Report) -> str:
@@ -138,18 +254,13 @@ def report_markdown(report: Report) -> str:
             f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
             + (f"; {excluded} rater{'s' if excluded > 1 else ''} excluded." if excluded else "."),
             f"> {report['settings']['question']}"]
-    body = [f"### {section.heading}\n\n{markdown_table(section.header, section.rows)}"
-            + (f"\n\n{section.note}" if section.note else "") for section in sections(report)]
+    body = [f"### {section['heading']}\n\n{markdown_table(section['header'], section['rows'])}"
+            + (f"\n\n{section['note']}" if section["note"] else "") for section in sections(report)]
     return "\n\n".join([*head, "## Figures for experts", *body]) + "\n"
 
 
 def report_plot(report: Report, narrow: bool = False) -> bytes:
-    """Return a PNG with each comparison's preference, its two-way interval, and the votes-only interval below it.
-
-    Args:
-        report: the report.
-        narrow: draw it for a phone, 420 pixels wide instead of 900.
-    """
+    """Return a PNG with each comparison's preference and intervals, 900 pixels wide; 420 if `narrow`, for a phone."""
     from matplotlib.figure import Figure
 
     comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]

@@ -46,11 +46,7 @@ COLUMNS: dict[str, tuple[type, str]] = {
 
 
 def read_votes(store: Store, study: Study) -> list[Record]:
-    """Return a record per vote of the study, by rater and position, with all keys of `COLUMNS` but `excluded`.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Return a record per vote of the study, by rater and position, with all keys of `COLUMNS` but `excluded`."""
     vote, trial, rater, pair = schema.vote, schema.trial, schema.rater, schema.pair
     a, b = schema.picture.alias("a"), schema.picture.alias("b")
     query = select(
@@ -68,19 +64,14 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         records = [dict(row) for row in connection.execute(query).mappings()]
     for record in records:
         record["response_ms"] = elapsed_ms(record["issued"], record["voted"])
-        chosen = chosen_picture(record["choice"], record["left"])
-        record["chosen"] = chosen
+        record["chosen"] = chosen = chosen_picture(record["choice"], record["left"])
         record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
     # Sorted here, since databases differ in their order of text.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
 
 
 def elapsed_ms(issued: str, voted: str) -> float:
-    """Return the milliseconds between two times of `superres.survey.store.utc_now`; 0 if the clock was set back.
-
-    Raises:
-        ValueError: an argument is not a time in ISO 8601.
-    """
+    """Return the milliseconds between two times in ISO 8601, else raise ValueError; 0 if the clock was set back."""
     start, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (issued, voted))
     return max((end - start) / timedelta(milliseconds=1), 0.0)
 

@@ -5,45 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 from scipy import stats
 
+from superres.config import require
 from superres.survey import anytime, statistics
-from superres.survey.commands import DEFAULT_STORE
-from superres.survey.exclusions import Exclusion, excluded_raters, quality, read_exclusions
-from superres.survey.findings import findings
+from superres.survey.exclusions import excluded_raters, quality, read_exclusions
+from superres.survey.presentation import Report, findings
 from superres.survey.records import Record, gold_answers, left_choices, read_votes, repeated_answers
 from superres.survey.statistics import LEVEL, Floats, Votes
 from superres.survey.store import Store
-from superres.survey.strength import davidson
-from superres.survey.study import MAIN, Comparison, Study
-
-Report = dict[str, Any]
+from superres.survey.study import CAMERA, MAIN, Comparison, Study
 
 VALUES = {"a": 1.0, "": 0.5, "b": 0.0}
 """Value of a vote by its chosen picture; "can't tell" counts as half a vote for each picture."""
 
 
 def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
-    """Return the report of a study in a store, as `make_report`.
+    """Return the deterministic report of a study's votes, serialisable as JSON.
 
-    Raises:
-        StoreError: the store cannot be read.
+    If rules exclude raters, the report also has the result without exclusions. `level` is the confidence level of all
+    intervals.
     """
-    return make_report(study, read_votes(store, study), read_exclusions(store, study), level, store.location)
-
-
-def make_report(
-    study: Study, records: Sequence[Record], exclusions: Sequence[Exclusion], level: float = LEVEL,
-    store: str = DEFAULT_STORE,
-) -> Report:
-    """Return the deterministic report of votes, serialisable as JSON.
-
-    If the rules exclude raters, the report also has the result without exclusions. `level` is the confidence level of
-    all intervals, and `store` is the location of the study's store, for the command lines in warnings.
-    """
+    records, exclusions = read_votes(store, study), read_exclusions(store, study)
     excluded = excluded_raters(records, exclusions)
     report = {
         **study.record(), "level": level,
@@ -54,7 +40,21 @@ def make_report(
         "raters": [{"rater": rater, **measures, "excluded_by": excluded.get(rater)}
                    for rater, measures in quality(records).items()],
     }
-    return {"findings": findings(report, store), **report}
+    return {"findings": findings(report, store.location), **report}
+
+
+def pilot_correlations(store: Store, study: Study) -> tuple[float, float]:
+    """Return the correlations of a rater's votes and of the votes on an image, averaged over a study's comparisons.
+
+    Raise ConfigError if the study has too few votes for an estimate.
+    """
+    comparisons = study_report(store, study)["result"]["comparisons"]
+    by_rater, by_image = ([c[f"{unit}_correlation"] for c in comparisons if c.get(f"{unit}_correlation") is not None]
+                          for unit in ("rater", "image"))
+    require(bool(by_rater and by_image), f"the study {study.name!r} has too few votes to estimate their correlations; "
+                                         "give --rater-correlation and --image-correlation")
+    # An estimate can be negative by chance.
+    return min(max(fmean(by_rater), 0.0), 0.99), min(max(fmean(by_image), 0.0), 0.99)
 
 
 def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
@@ -63,7 +63,7 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     left = left_choices(main)
     sides = _share(left, level)
     raters, methods_a, methods_b = ([record[key] for record in main] for key in ("rater", "method_a", "method_b"))
-    strengths, ties = davidson(raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
+    strengths, ties = statistics.davidson(raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
                                np.random.default_rng((seed, 3)), level)
     return {
         **_size(main),
@@ -73,7 +73,7 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
         "repeats": _share(repeated_answers(records), level),
         "gold": _share(gold_answers(records), level),
         **_answers(main),
-        "strengths": [asdict(strength) for strength in strengths], "tie_parameter": ties,
+        "strengths": strengths, "tie_parameter": ties,
     }
 
 
@@ -81,49 +81,45 @@ def _comparison(
     comparison: Comparison, records: list[Record], finished: Floats | None, seed: int, level: float,
 ) -> Report:
     """Return the report of a comparison; `finished` has one value per finished rater."""
-    counts = {chosen: sum(record["chosen"] == chosen for record in records) for chosen in VALUES}
+    a, unsure, b = (sum(record["chosen"] == chosen for record in records) for chosen in VALUES)
     report: Report = {
-        **asdict(comparison), "fool_rate": comparison.is_fool_rate, **_size(records),
-        "votes_a": counts["a"], "votes_b": counts["b"], "unsure": counts[""],
+        **asdict(comparison), "fool_rate": comparison.method_b == CAMERA, **_size(records),
+        "votes_a": a, "votes_b": b, "unsure": unsure,
     }
     if not records:
         return report
-    values, raters, images = ([record[key] for record in records] for key in ("chosen", "rater", "image"))
-    votes = Votes.of([VALUES[value] for value in values], raters, images)
-    return {**report, **_preference(votes, counts, seed, level),
-            "anytime": None if finished is None else _anytime(finished, counts, seed, level), **_answers(records)}
+    chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater", "image"))
+    votes = Votes.of([VALUES[value] for value in chosen], raters, images)
+    both = statistics.two_way(votes, level)
+    return {
+        **report,
+        "preference": votes.preference,
+        "preference_decided": a / (a + b) if a + b else None,
+        "intervals": statistics.intervals(votes, np.random.default_rng((seed, 2)), level),
+        "tie_parameter": unsure / math.sqrt(a * b) if a and b else None,
+        "standard_error": both and both["standard_error"],
+        "degrees_of_freedom": both and both["degrees_of_freedom"],
+        "p_two_way": both and both["p_value"],
+        "p_binomial": _binomial_p(a, a + b) if a + b else None,
+        "design_effect": both and both["design_effect"],
+        "rater_correlation": statistics.intraclass_correlation(votes.values, votes.raters),
+        "image_correlation": statistics.intraclass_correlation(votes.values, votes.images),
+        "anytime": None if finished is None else _anytime(finished, a, b, seed, level),
+        **_answers(records),
+    }
 
 
-def _anytime(finished: Floats, counts: dict[str, int], seed: int, level: float) -> Report:
-    """Return what holds however often the owner looks."""
+def _anytime(finished: Floats, a: int, b: int, seed: int, level: float) -> Report:
+    """Return what holds however often the owner looks, given finished raters' values and the votes for a and b."""
     mean, settled = float(finished.mean()), bool(anytime.excludes_even(finished, level)[-1])
-    margin, leading = abs(counts["a"] - counts["b"]), max(counts["a"], counts["b"])
     return {
         "raters": len(finished), "preference": mean, "interval": anytime.anytime_interval(finished, level),
         "settled": settled,
         "more_raters": None if settled else anytime.more_raters(finished, np.random.default_rng((seed, 4)), level),
         # One changed vote moves the margin by two.
-        "votes_to_flip": margin // 2 + 1 if margin else None,
-        "votes_to_unsettle": math.ceil(anytime.share_to_unsettle(finished, level) * leading)
+        "votes_to_flip": abs(a - b) // 2 + 1 if a != b else None,
+        "votes_to_unsettle": math.ceil(anytime.share_to_unsettle(finished, level) * max(a, b))
         if settled and mean != anytime.EVEN else None,
-    }
-
-
-def _preference(votes: Votes, counts: dict[str, int], seed: int, level: float) -> Report:
-    both = statistics.two_way(votes, level)
-    a, b = counts["a"], counts["b"]
-    return {
-        "preference": votes.preference,
-        "preference_decided": a / (a + b) if a + b else None,
-        "intervals": statistics.intervals(votes, np.random.default_rng((seed, 2)), level),
-        "tie_parameter": counts[""] / math.sqrt(a * b) if a and b else None,
-        "standard_error": both and both.standard_error,
-        "degrees_of_freedom": both and both.degrees_of_freedom,
-        "p_two_way": both and both.p_value,
-        "p_binomial": _binomial_p(a, a + b) if a + b else None,
-        "design_effect": both and both.design_effect,
-        "rater_correlation": statistics.intraclass_correlation(votes.values, votes.raters),
-        "image_correlation": statistics.intraclass_correlation(votes.values, votes.images),
     }
 
 
@@ -133,15 +129,13 @@ def _binomial_p(successes: int, trials: int) -> float:
 
 
 def _size(records: list[Record]) -> Report:
-    return {"votes": len(records), **{f"{key}s": len({record[key] for record in records})
-                                      for key in ("rater", "image")}}
+    raters, images = ({record[key] for record in records} for key in ("rater", "image"))
+    return {"votes": len(records), "raters": len(raters), "images": len(images)}
 
 
 def _share(hits: Sequence[bool], level: float) -> Report | None:
-    if not hits:
-        return None
     return {"count": len(hits), "share": sum(hits) / len(hits),
-            "interval": statistics.wilson(sum(hits), len(hits), level)}
+            "interval": statistics.wilson(sum(hits), len(hits), level)} if hits else None
 
 
 def _answers(records: list[Record]) -> Report:

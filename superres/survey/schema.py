@@ -7,8 +7,13 @@ from functools import partial
 
 import sqlalchemy as sa
 
-metadata = sa.MetaData()
+VERSION = 1
+"""Version of the tables below."""
 
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
+"""Function n upgrades a store from version n to n + 1."""
+
+metadata = sa.MetaData()
 _column = partial(sa.Column, nullable=False)
 
 
@@ -21,80 +26,53 @@ def _of_study(index: bool = False) -> sa.Column[int]:
 
 
 schema = sa.Table("survey_schema", metadata, _column("version", sa.Integer))
-
 study = _table(
     "study", _column("name", sa.String(200), unique=True), _column("created", sa.String(30)),
     _column("settings", sa.Text), _column("methods", sa.Text), _column("comparisons", sa.Text),
-    _column("salt", sa.String(64)), _column("owner_hash", sa.String(64)), _column("has_pictures", sa.Boolean),
-)
-
+    _column("salt", sa.String(64)), _column("owner_hash", sa.String(64)), _column("has_pictures", sa.Boolean))
 picture = _table(
     "picture", _of_study(index=True), _column("method", sa.String(200)), _column("image", sa.String(500)),
-    _column("sha256", sa.String(64)), sa.Column("png", sa.LargeBinary),
-)
-
+    _column("sha256", sa.String(64)), sa.Column("png", sa.LargeBinary))
 pair = _table(
     "pair", _of_study(index=True), _column("number", sa.Integer), _column("kind", sa.String(10)),
     _column("comparison", sa.String(410)), _column("image", sa.String(500)),
     _column("picture_a", sa.ForeignKey("survey_picture.id")), _column("picture_b", sa.ForeignKey("survey_picture.id")),
-    sa.UniqueConstraint("study_id", "number"),
-)
-
+    sa.UniqueConstraint("study_id", "number"))
 rater = _table(
     "rater", _of_study(), _column("pseudonym", sa.String(64)), _column("consent_version", sa.String(12)),
     _column("consented", sa.String(30)), sa.Column("session_hash", sa.String(64), unique=True),
-    sa.UniqueConstraint("study_id", "pseudonym"),
-)
-
+    sa.UniqueConstraint("study_id", "pseudonym"))
 trial = _table(
     "trial", _column("rater_id", sa.ForeignKey("survey_rater.id")),
     _column("pair_id", sa.ForeignKey("survey_pair.id"), index=True), _column("position", sa.Integer),
-    _column("kind", sa.String(10)),
-    _column("left_side", sa.String(1), sa.CheckConstraint("left_side IN ('a', 'b')")),
+    _column("kind", sa.String(10)), _column("left_side", sa.String(1), sa.CheckConstraint("left_side IN ('a', 'b')")),
     sa.Column("token_hash", sa.String(64), unique=True), _column("issued", sa.String(30)),
-    sa.UniqueConstraint("rater_id", "position"),
-)
-
+    sa.UniqueConstraint("rater_id", "position"))
+sa.Index("survey_trial_of_rater", trial.c.rater_id, trial.c.kind)
 vote = _table(
     "vote", _column("trial_id", sa.ForeignKey("survey_trial.id"), unique=True),
     _column("choice", sa.String(6), sa.CheckConstraint("choice IN ('left', 'right', 'unsure')")),
     _column("response_ms", sa.Float),  # measured by the page; `page_ms` in exports
     _column("display_px", sa.Float), _column("pixel_ratio", sa.Float), _column("viewport_width", sa.Integer),
-    _column("viewport_height", sa.Integer), _column("input", sa.String(10)), _column("voted", sa.String(30)),
-)
-
+    _column("viewport_height", sa.Integer), _column("input", sa.String(10)), _column("voted", sa.String(30)))
 exclusion = _table(
     "exclusion", _of_study(index=True), _column("number", sa.Integer), _column("rule", sa.String(200)),
     _column("reason", sa.Text), _column("recorded", sa.String(30)), sa.Column("revokes", sa.Integer),
-    sa.UniqueConstraint("study_id", "number"),
-)
-
-sa.Index("survey_trial_of_rater", trial.c.rater_id, trial.c.kind)
-
-APPEND_ONLY = (vote, exclusion)
-"""Tables whose rows SQLite and PostgreSQL refuse to change or delete."""
+    sa.UniqueConstraint("study_id", "number"))
 
 
 def _append_only(table: str, dialect: str) -> list[str]:
     """Return the statements that make the database refuse changes to `table`; none for other dialects."""
-    message = f"{table} is append-only"
+    message, refuse = f"{table} is append-only", f"{table}_refuse"
     if dialect == "sqlite":
         return [f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
                 f"BEGIN SELECT RAISE(ABORT, '{message}'); END" for event in ("UPDATE", "DELETE")]
     if dialect == "postgresql":
-        refuse = f"{table}_refuse"
         return [f"CREATE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS "
                 f"$$ BEGIN RAISE EXCEPTION '{message}'; END $$",
                 f"CREATE TRIGGER {refuse} BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {refuse}()",
                 f"CREATE TRIGGER {refuse}_all BEFORE TRUNCATE ON {table} EXECUTE FUNCTION {refuse}()"]
     return []
-
-
-VERSION = 1
-"""Version of the tables above."""
-
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
-"""Function n upgrades a store from version n to n + 1."""
 
 
 def version_of(connection: sa.Connection) -> int:
@@ -109,7 +87,7 @@ def migrate(connection: sa.Connection) -> tuple[int, int]:
     before = version_of(connection)
     if before == 0:
         metadata.create_all(connection)
-        for table in APPEND_ONLY:
+        for table in (vote, exclusion):
             for statement in _append_only(table.name, connection.dialect.name):
                 connection.exec_driver_sql(statement)
     for version in range(max(before, 1), VERSION):
@@ -117,4 +95,4 @@ def migrate(connection: sa.Connection) -> tuple[int, int]:
     if before < VERSION:
         connection.execute(schema.delete())
         connection.execute(schema.insert().values(version=VERSION))
-    return before, max(before, VERSION)
+    return before, VERSION

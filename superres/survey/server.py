@@ -1,32 +1,37 @@
-"""The voting page as a FastAPI application, served by itself or mounted under any path.
+"""The pages of a study as FastAPI applications, served by themselves or mounted under any path.
 
-A browser receives the page, its texts, opaque tokens and pictures of equal length; the names of methods stay on the
-server. A session token in a header, never a cookie, identifies the rater. A rater returns by this token, which the
-browser stores, or by a personal link with a key.
+Raters vote on one page. A browser receives the page, its texts, opaque tokens and pictures of equal length; the names
+of methods stay on the server. A session token in a header, never a cookie, identifies the rater. A rater returns by
+this token, which the browser stores, or by a personal link with a key. The other page shows the report of the running
+study, and its export, to whoever has the owner's token.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+import tempfile
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Header, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import Field
+from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
 from superres.survey import voting
-from superres.survey.credentials import TOKEN_LENGTH, digest
-from superres.survey.limits import EnrolmentLimit
+from superres.survey.credentials import digest
+from superres.survey.export import export_study
+from superres.survey.presentation import report_markdown, report_plot, sections
+from superres.survey.rate_limit import EnrolmentLimit
+from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import Study
-from superres.survey.voting import RefusedError, RequestBody, Vote
+from superres.survey.voting import STRICT, RefusedError, Vote
 from superres.system.asgi import with_headers
 
 MAX_BODY_BYTES = 16_384
@@ -42,37 +47,27 @@ MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; chars
                "css": "text/css; charset=utf-8"}
 
 Session = Annotated[str, Header(alias="X-Session", max_length=100)]
+Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 
 
-class Enrolment(RequestBody):
+class Enrolment(BaseModel):
     """A rater's agreement to a version of the consent text; `key` is the key of a personal link."""
 
+    model_config = STRICT
     rater: str = Field(max_length=200)
     consent: str = Field(max_length=64)
     key: str = Field("", max_length=64)
 
 
-class Ballot(Vote):
-    """A vote on the trial with this token."""
-
-    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
-
-
-class Guard:
+def guard(app: ASGIApp) -> ASGIApp:
     """ASGI middleware that adds `HEADERS` to every response and refuses bodies over `MAX_BODY_BYTES`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
-
         send = with_headers(send, HEADERS)
-        body = b""
-        more = True
+        body, more = b"", True
         while more and len(body) <= MAX_BODY_BYTES:
             message = await receive()
             body += message.get("body", b"")
@@ -85,13 +80,21 @@ class Guard:
         async def receive_buffered() -> Message:
             return buffered.pop() if buffered else await receive()
 
-        await self.app(scope, receive_buffered, send)
+        await app(scope, receive_buffered, send)
+
+    return handle
 
 
-def guarded_app(title: str) -> FastAPI:
-    """Return an application without routes that answers every error as JSON `{"error": one line}`."""
-    app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard)
+def page(name: str) -> Response:
+    """Return the response with a file of `superres/survey/pages`."""
+    text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
+    return Response(text, media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
+
+
+def _guarded_app(index: str, *others: str) -> FastAPI:
+    """Return an application that serves a page and its files, and answers every error as JSON `{"error": one line}`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(guard)
 
     @app.exception_handler(RefusedError)
     def refuse(_: Request, error: RefusedError) -> JSONResponse:
@@ -115,48 +118,49 @@ def guarded_app(title: str) -> FastAPI:
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
         # Relative, as all links: a proxy may serve the pages under another path.
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        root = "../" * (path.count("/") - 1) or "./"
-        return Response(_text("missing.html").replace("ROOT/", root), 404, media_type=MEDIA_TYPES["html"])
+        root = ("../" * (path.count("/") - 1) or "./").encode()
+        return Response(bytes(page("missing.html").body).replace(b"ROOT/", root), 404, media_type=MEDIA_TYPES["html"])
 
-    return app
-
-
-def page(name: str) -> Response:
-    """Return the response with a file of `superres/survey/pages`."""
-    return Response(_text(name), media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
-
-
-def _text(name: str) -> str:
-    return resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
-
-
-def add_pages(app: FastAPI, index: str, *others: str) -> None:
-    """Make `app` serve the file `index` at its root and the files `others` under their names."""
     app.get("/")(partial(page, index))
     for name in others:
         app.get(f"/{name}")(partial(page, name))
+    return app
 
 
-def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = None) -> FastAPI:
-    """Return the application with which raters vote in a study.
+def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> FastAPI:
+    """Return the application of a study: the voting page, and the owner's page under `results/`.
 
-    It serves the page at its root. All links are relative, so it works under any path that ends in a slash: mounted by
-    `parent.mount("/survey", survey_app(...))`, or behind a proxy. `study` may be its name, and `limit` is by default
-    `EnrolmentLimit()`. The caller closes the store.
-
-    Raises:
-        StoreError: the store has no study of that name, or the study was imported without its pictures.
+    `root_path` is the path of the requests that a proxy passes on, such as "/survey". A proxy that removes its path
+    from requests needs none, since all links are relative. `limit` is by default `EnrolmentLimit()`. The caller closes
+    the store. Raise StoreError if the study was imported without its pictures.
     """
-    study = store.study(study) if isinstance(study, str) else study
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    root = root_path.strip("/") and f"/{root_path.strip('/')}"
+    app.get(f"{root}/results")(lambda: RedirectResponse("results/"))
+    app.mount(f"{root}/results", results_app(store, study))
+    app.mount(root, survey_app(store, study, limit))
+    return app
+
+
+def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) -> FastAPI:
+    """Return the application with which raters vote in a study; see `study_app`.
+
+    It serves the page at its root, and works under any path that ends in a slash.
+    """
     if not study.has_pictures:
         raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be reported, not served")
-    app = guarded_app("superres survey")
-    add_pages(app, "survey.html", "survey.js", "survey.css")
+    app, settings = _guarded_app("survey.html", "survey.js", "survey.css"), study.settings
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
     def get_study() -> dict[str, Any]:
-        return _page_texts(study)
+        shown = "title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params"
+        return {
+            **{name: getattr(settings, name) for name in shown},
+            # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may be reduced smoothly.
+            "scale": settings.scale if settings.interpolation == "nearest" else 1,
+            # Name of the browser's stored session for this study.
+            "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
 
     @app.post("/api/raters")
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
@@ -171,31 +175,51 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
     def get_trial(session: Session = "") -> dict[str, Any]:
         trial = voting.next_trial(store, study, session)
         if trial is None:
-            settings = study.settings
-            return {"done": True, "thanks": settings.thanks, "completion_code": settings.completion_code,
-                    "completion_url": settings.completion_url}
-        return {"done": False, **asdict(trial)}
+            shown = "thanks", "completion_code", "completion_url"
+            return {"done": True, **{name: getattr(settings, name) for name in shown}}
+        return {"done": False, **trial}
 
     @app.get("/pictures/{token}/{side}")
     def get_picture(token: str, side: Literal["left", "right"]) -> Response:
         return Response(voting.shown_picture(store, study, token, side), media_type="image/png")
 
     @app.post("/api/votes")
-    def post_vote(ballot: Ballot, session: Session = "") -> dict[str, Any]:
-        return {"saved": True, "correct": voting.save_vote(store, study, session, ballot.token, ballot)}
+    def post_vote(vote: Vote, session: Session = "") -> dict[str, Any]:
+        return {"saved": True, "correct": voting.save_vote(store, study, session, vote)}
 
     return app
 
 
-def _page_texts(study: Study) -> dict[str, Any]:
-    """Return the texts and settings that the page shows, without the names of methods."""
-    settings = study.settings
-    return {
-        "title": settings.title, "question": settings.question, "consent": settings.consent,
-        "consent_version": settings.consent_version, "allow_unsure": settings.allow_unsure,
-        "minimum_viewport": settings.minimum_viewport,
-        # Pixels of the page per pixel of a picture, which the page keeps whole; 1 if pictures may be reduced smoothly.
-        "scale": settings.scale if settings.interpolation == "nearest" else 1, "id_params": settings.id_params,
-        # Name of the browser's stored session for this study.
-        "key": f"superres-survey-{digest(study.created + study.name)[:16]}",
-    }
+def results_app(store: Store, study: Study) -> FastAPI:
+    """Return the application that shows a study's current results to whoever has its owner's token."""
+    app = _guarded_app("results.html", "results.js", "survey.css")
+
+    def check(owner: Owner = "") -> None:
+        if not store.is_owner(study, owner):
+            raise RefusedError(401, "that is not the token of this study's owner; the command for a new one is in "
+                                    "the terminal that serves the survey")
+
+    api = APIRouter(prefix="/api", dependencies=[Depends(check)])
+
+    @api.get("/report")
+    def get_report() -> dict[str, Any]:
+        report = study_report(store, study)
+        return {"study": study.name, "votes": report["result"]["votes"], "raters": report["result"]["raters"],
+                "question": study.settings.question, **report["findings"], "sections": sections(report)}
+
+    @api.get("/plot.png")
+    def get_plot(narrow: bool = False) -> Response:
+        return Response(report_plot(study_report(store, study), narrow), media_type="image/png")
+
+    @api.get("/report.md")
+    def get_markdown() -> Response:
+        return Response(report_markdown(study_report(store, study)), media_type="text/markdown; charset=utf-8")
+
+    @api.get("/votes.{file_format}")
+    def get_votes(file_format: Literal["csv", "jsonl"]) -> Response:
+        with tempfile.TemporaryDirectory() as folder:
+            data = export_study(store, study, Path(folder, "votes"), file_format)[0].read_bytes()
+        return Response(data, media_type="text/plain; charset=utf-8")
+
+    app.include_router(api)
+    return app

@@ -1,8 +1,8 @@
-"""Statistics of paired choices: tests, and intervals that treat votes, raters, images or both as random.
+"""Statistics of paired choices: intervals that treat votes, raters, images or both as random, strengths, and plans.
 
 A vote is 1 for method a, 0 for method b, and 0.5 for "can't tell". Votes of one rater or on one image are correlated.
 An interval that ignores this is far too narrow (Clark 1973, "The language-as-fixed-effect fallacy"), so reports lead
-with the two-way interval.
+with the two-way interval. `level` is a confidence level.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse, stats
+from scipy.sparse.csgraph import connected_components
+
+from superres.config import require
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,17 +28,19 @@ LEVEL = 0.9
 
 RESAMPLES = 10_000
 PIGEONHOLE_RESAMPLES = 2_000
+RATER_RESAMPLES = 500
+REGULARISATION = 0.01
+"""Precision of a normal prior on strengths, which keeps them finite if one method always won."""
+
+RATER_CORRELATION = 0.03
+IMAGE_CORRELATION = 0.15
+"""Assumed correlations of two votes by one rater, or on one image, for plans without a pilot study. They follow from
+normal effects with standard deviations of 0.4 (raters) and 1.0 (images) on the logit scale."""
 
 
 @dataclass(frozen=True)
 class Votes:
-    """Votes of one comparison.
-
-    Attributes:
-        values: 1 for method a, 0 for method b, 0.5 for "can't tell", float64 [n].
-        raters: index of each vote's rater, from 0, int64 [n].
-        images: index of each vote's image, from 0, int64 [n].
-    """
+    """Votes of one comparison: float64 [n], and the index of each vote's rater and image, from 0, int64 [n]."""
 
     values: Floats
     raters: Ints
@@ -94,32 +100,21 @@ def pigeonhole_bootstrap(votes: Votes, rng: np.random.Generator, level: float = 
     return _percentiles(np.concatenate(draws), level)
 
 
-@dataclass(frozen=True)
-class TwoWay:
-    """The two-way clustered interval of a preference.
-
-    Attributes:
-        standard_error: standard error of the preference.
-        degrees_of_freedom: degrees of freedom of the t quantile, min(raters, images) - 1.
-        interval: confidence interval, clipped to [0, 1].
-        p_value: two-sided p-value for a preference of 0.5; None if all votes are equal.
-        design_effect: variance relative to the same number of independent votes; None if all votes are equal.
-    """
-
-    standard_error: float
-    degrees_of_freedom: int
-    interval: Interval
-    p_value: float | None
-    design_effect: float | None
+def _percentiles(draws: Floats, level: float) -> Interval:
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
-def two_way(votes: Votes, level: float = LEVEL) -> TwoWay | None:
-    """Return the two-way clustered interval; None with fewer than two raters or two images.
+def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
+    """Return the two-way clustered interval of a preference; None with fewer than two raters or two images.
 
     The variance is that of Cameron, Gelbach and Miller (2011, JBES 29:238-249), with the factor G / (G - 1) for G
     clusters. In small samples it can fall below the variance clustered by raters or by images, or even below zero. The
-    maximum of the three is used (MacKinnon, Nielsen and Webb 2024, "Jackknife inference with two-way clustering"). If
-    all votes are equal, the residuals vanish. The result is then Wilson's interval for min(raters, images) votes.
+    maximum of the three is used (MacKinnon, Nielsen and Webb 2024, "Jackknife inference with two-way clustering"). The
+    quantiles are those of t with min(raters, images) - 1 degrees of freedom. The result has the "interval", clipped to
+    [0, 1], the "standard_error", the "degrees_of_freedom", the two-sided "p_value" for a preference of 0.5, and the
+    "design_effect", the variance relative to the same number of independent votes. If all votes are equal, the
+    residuals vanish. The interval is then Wilson's for min(raters, images) votes, without the last two.
     """
     from statsmodels.regression.linear_model import OLS
     from statsmodels.stats.sandwich_covariance import cov_cluster_2groups
@@ -130,12 +125,13 @@ def two_way(votes: Votes, level: float = LEVEL) -> TwoWay | None:
     fitted = OLS(votes.values, np.ones(len(votes.values))).fit()  # its only coefficient is the mean
     variance = max(float(matrix[0, 0]) for matrix in cov_cluster_2groups(fitted, votes.raters, votes.images))
     if variance <= 1e-15:
-        return TwoWay(0.0, fewest - 1, wilson(mean * fewest, fewest, level), None, None)
+        return {"interval": wilson(mean * fewest, fewest, level), "standard_error": 0.0,
+                "degrees_of_freedom": fewest - 1, "p_value": None, "design_effect": None}
     error = math.sqrt(variance)
     half = float(stats.t.ppf((1 + level) / 2, fewest - 1)) * error
-    p_value = 2 * float(stats.t.sf(abs(mean - 0.5) / error, fewest - 1))
-    independent = float(votes.values.var()) / len(votes.values)
-    return TwoWay(error, fewest - 1, (max(0.0, mean - half), min(1.0, mean + half)), p_value, variance / independent)
+    return {"interval": (max(0.0, mean - half), min(1.0, mean + half)), "standard_error": error,
+            "degrees_of_freedom": fewest - 1, "p_value": 2 * float(stats.t.sf(abs(mean - 0.5) / error, fewest - 1)),
+            "design_effect": variance / (float(votes.values.var()) / len(votes.values))}
 
 
 def intervals(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> dict[str, Interval | None]:
@@ -143,7 +139,7 @@ def intervals(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> d
     both, (raters, images) = two_way(votes, level), votes.counts
     for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
     return {
-        "two_way": both.interval if both else None,
+        "two_way": both["interval"] if both else None,
         "votes": votes_bootstrap(votes, rng, level),
         "rater": cluster_bootstrap(votes, votes.raters, rng, level) if raters > 1 else None,
         "image": cluster_bootstrap(votes, votes.images, rng, level) if images > 1 else None,
@@ -181,12 +177,8 @@ def intraclass_correlation(values: Floats, clusters: Ints) -> float | None:
 def krippendorff_alpha(units: Ints, choices: Ints) -> float | None:
     """Return Krippendorff's nominal alpha: 1 is perfect agreement, 0 is agreement by chance (Krippendorff 2011).
 
-    Args:
-        units: index of the rated unit of each vote, int64 [n]; a rater has at most one vote per unit.
-        choices: index of each vote's choice, int64 [n].
-
-    Returns:
-        alpha, or None if no unit has two votes or all votes are equal.
+    `units` and `choices`, int64 [n], are the indices of each vote's rated unit and of its choice. The result is None if
+    no unit has two votes, or if all votes are equal.
     """
     import krippendorff
 
@@ -198,6 +190,102 @@ def krippendorff_alpha(units: Ints, choices: Ints) -> float | None:
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))
 
 
-def _percentiles(draws: Floats, level: float) -> Interval:
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def davidson(
+    raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
+    rng: np.random.Generator, level: float = LEVEL,
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Fit the model of Davidson (1970, JASA 65:317-328), which without ties is that of Bradley and Terry (1952).
+
+    A is preferred to B with probability a / (a + b + v sqrt(ab)), and neither with v sqrt(ab) / (a + b + v sqrt(ab)),
+    for strengths a and b and the tie parameter v. No maintained library fits ties: choix has the model of Bradley and
+    Terry alone, and statsmodels no paired comparisons. Each vote has a rater, a method a, a method b, and a value.
+
+    Returns:
+        The strengths, highest first: the "method", its "log_strength" (natural logarithm, with the mean 0 over
+        methods) and the percentile bootstrap "interval" over raters. And v, or None without ties. There are no
+        strengths of fewer than three methods, or if the comparisons do not connect all methods.
+    """
+    names = sorted({*methods_a, *methods_b})
+    if len(names) < 3:
+        return [], None
+    rater_names, rows = np.unique(list(raters), return_inverse=True)
+    a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))
+    pairs, columns = np.unique(np.stack([a, b], 1), axis=0, return_inverse=True)
+    links = np.zeros((len(names), len(names)))
+    links[pairs[:, 0], pairs[:, 1]] = 1
+    if connected_components(links, directed=False)[0] > 1:
+        return [], None
+    by_rater = np.zeros((len(rater_names), len(pairs), 3))
+    np.add.at(by_rater, (rows, columns.reshape(-1), (2 - 2 * np.asarray(values)).astype(np.int64)), 1)
+    weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)), RATER_RESAMPLES)
+    counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])
+    fitted, tie, _ = fit_davidson(counts, pairs, len(names))
+    fitted -= fitted.mean(axis=1, keepdims=True)
+    low, high = np.quantile(fitted[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    found = [{"method": names[i], "log_strength": float(fitted[0, i]), "interval": (float(low[i]), float(high[i]))}
+             for i in np.argsort(-fitted[0], kind="stable")]
+    return found, float(np.exp(tie[0])) if counts[0, :, 1].any() else None
+
+
+def fit_davidson(
+    counts: Floats, pairs: Ints, methods: int, precision: float = REGULARISATION,
+) -> tuple[Floats, Floats, Floats]:
+    """Fit Davidson's model to T tables of votes at once, by Newton's method.
+
+    The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v + (A + B) / 2 and
+    B. Its likelihood is therefore concave. `counts` are the votes for a, for neither and for b, by table and pair,
+    float64 [T, P, 3]. `pairs` are the methods a and b of each pair, int64 [P, 2], numbered below `methods`, M.
+    `precision` is that of the normal prior on the log strengths.
+
+    Returns:
+        The log strengths, float64 [T, M]; the logarithm of the tie parameter, float64 [T]; and the covariance of both
+        in the posterior's normal approximation, float64 [T, M + 1, M + 1].
+    """
+    sides = np.eye(methods + 1)[pairs]  # [P, 2, M + 1]
+    # The derivative of each outcome's score by the parameters, [P, 3, M + 1].
+    scores = np.stack([sides[:, 0], sides.mean(axis=1) + np.eye(methods + 1)[methods], sides[:, 1]], 1)
+    possible = np.array([True, bool(counts[..., 1].any()), True])
+    totals, prior = counts.sum(axis=2), precision * np.eye(methods + 1)
+    parameters = np.zeros((len(counts), methods + 1))
+    for step in range(51):  # at most 50 steps of at most 2
+        chances = np.where(possible, np.exp(np.einsum("pok,tk->tpo", scores, parameters)), 0)
+        chances /= chances.sum(axis=2, keepdims=True)
+        expected = np.einsum("tpo,pok->tpk", chances, scores)
+        squares = np.einsum("tpo,pok,pol->tpkl", chances, scores, scores)
+        squares -= expected[..., :, None] * expected[..., None, :]
+        hessian = np.einsum("tp,tpkl->tkl", totals, squares) + prior
+        gradient = np.einsum("tpo,pok->tk", counts, scores) - np.einsum("tp,tpk->tk", totals, expected)
+        change = np.linalg.solve(hessian, (gradient - precision * parameters)[..., None])[..., 0]
+        if step == 50 or np.abs(change).max() < 1e-8:
+            break
+        parameters += change * np.minimum(1, 2 / np.maximum(np.abs(change).max(axis=1), 1e-300))[:, None]
+    return parameters[:, :methods], parameters[:, methods], np.linalg.inv(hessian)
+
+
+def plan_votes(
+    precision: float, images: int, votes_per_rater: int, preference: float = 0.5, level: float = LEVEL,
+    rater_correlation: float = RATER_CORRELATION, image_correlation: float = IMAGE_CORRELATION,
+) -> dict[str, Any]:
+    """Return the numbers of votes and raters for an interval of the `preference` plus or minus `precision`, as shares.
+
+    The variance of independent votes is multiplied by the design effect of two crossed clusters, after Kish, "Survey
+    Sampling" (1965). It is 1 + (m - 1) r + (n / I - 1) i for m votes per rater, n votes on I images, and the
+    correlations r of a rater's votes and i of the votes on an image. A preference of 0.5 requires the most votes. Raise
+    ConfigError if a value is out of range, or no number of votes on that many images suffices.
+    """
+    require(0 < precision < 0.5, f"the precision must be between 0 and 0.5 (0.02 is 2 points), not {precision}")
+    require(0 < preference < 1, f"the expected preference must be between 0 and 1, not {preference}")
+    require(0 < level < 1, f"the confidence level must be between 0 and 1, not {level}")
+    for name, value in (("rater", rater_correlation), ("image", image_correlation)):
+        require(0 <= value < 1, f"the {name} correlation must be in [0, 1), not {value}")
+    z = float(stats.norm.ppf((1 + level) / 2))
+    independent = z * z * preference * (1 - preference) / precision**2
+    # n = independent * (fixed + n / images * image_correlation), solved for n.
+    fixed = 1 + (votes_per_rater - 1) * rater_correlation - image_correlation
+    share = independent * image_correlation / images
+    needed = math.floor(independent * image_correlation) + 1
+    require(share < 1, f"no number of votes on {images} images gives a precision of {precision}, since images differ; "
+                       f"use at least {needed} images")
+    votes = math.ceil(independent * fixed / (1 - share))
+    return {"independent_votes": math.ceil(independent), "votes": votes, "raters": math.ceil(votes / votes_per_rater),
+            "votes_per_image": votes / images, "design_effect": votes / independent}

@@ -1,36 +1,53 @@
 """The store of studies and votes: an SQLite file in WAL mode by default, or any database that SQLAlchemy supports.
 
 Votes and exclusions are only ever added; in SQLite and PostgreSQL, triggers refuse to change or delete them. Every
-write is one short transaction, which is on disk when the function returns.
+write is one short transaction, which is on disk when the function returns. All functions of the survey that take a
+store raise StoreError if it is locked, read-only, full, damaged or unreachable; then nothing was changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, select, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from superres.errors import ConfigError, StoreError, first_line
+from superres.config import require
+from superres.errors import StoreError, first_line
 from superres.survey import schema
 from superres.survey.commands import command_line
 from superres.survey.credentials import digest, new_token
-from superres.survey.pairs import Pair, Picture, encode_png
+from superres.survey.pairs import Pair, encode_png
 from superres.survey.study import Comparison, Study, StudySettings
 
 BUSY_SECONDS = 30
 """Seconds that a write waits for another process's write; `?timeout=S` in an SQLite URL overrides it."""
+
+ERROR_MESSAGES = (
+    ("is locked", "is locked by another process; stop that one, or try again"),
+    ("read-?only", "is read-only; allow writing to the file and its folder, or give another --store"),
+    ("disk is full|no space left", "cannot be written: the disk is full; make room and try again"),
+    ("disk i/o error", "cannot be read or written (disk I/O error); check the disk"),
+    ("unable to open", "cannot be opened; check the path, its folder and the permissions"),
+    ("not a database", "is not an SQLite database; give another --store"),
+    ("append-only", "refuses to change or delete votes and exclusions: they are only ever added"),
+    ("malformed", "is damaged; restore it from a copy"),
+    ("does not exist", "does not exist; create the database, or correct --store"),
+    ("permission denied", "may not be used by this user; grant the rights, or give another --store"),
+)
+"""Pattern in a driver's message, and the message that users see instead."""
 
 
 def utc_now(offset: timedelta = timedelta()) -> str:
@@ -38,103 +55,66 @@ def utc_now(offset: timedelta = timedelta()) -> str:
     return (datetime.now(timezone.utc) + offset).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def store_url(text: str | Path) -> URL:
-    """Return the database URL of a store, given that URL or the path of an SQLite file; raise StoreError."""
-    if "://" not in str(text):
-        return URL.create("sqlite", database=str(text))
-    try:
-        url = make_url(str(text))
-    except ArgumentError:
-        raise StoreError(f"{text!r} is not a database URL; give a file, or one such as postgresql://user@host/name") \
-            from None
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
-
-
 class Store:
-    """A store of studies.
+    """A store of studies, opened from an SQLite file or a SQLAlchemy database URL.
 
-    Attributes:
-        location: file or URL for messages, without the password.
-        migrated: versions of the schema before and after opening.
+    `create` creates a missing store, and upgrades the schema of an older one. `location` is the file or URL for
+    messages, without the password, and `migrated` the versions of the schema before and after opening. Raise StoreError
+    if the store is missing, cannot be reached, or has a newer or older schema than this program.
     """
 
     def __init__(self, url: str | Path, create: bool = False) -> None:
-        """Open a store.
-
-        Args:
-            url: an SQLite file, or a SQLAlchemy database URL.
-            create: create a missing store, and upgrade the schema of an older one.
-
-        Raises:
-            StoreError: the store is missing, cannot be reached, or has a newer or older schema than this program.
-        """
-        address = store_url(url)
-        self._file = address.database if address.get_backend_name() == "sqlite" else None
-        if self._file in (None, "", ":memory:") and address.get_backend_name() == "sqlite":
+        address = _url(str(url))
+        is_sqlite, file = address.get_backend_name() == "sqlite", address.database
+        if is_sqlite and file in (None, "", ":memory:"):
             raise StoreError("a store in memory would lose its votes; give --store a file")
-        self.location = self._file or address.render_as_string(hide_password=True)
-        if self._file and not self._file.startswith("file:") and not create and not Path(self._file).is_file():
+        self.location = str(file) if is_sqlite else address.render_as_string(hide_password=True)
+        if is_sqlite and not self.location.startswith("file:") and not create and not Path(self.location).is_file():
             raise StoreError(f"no survey store {self.location}; make one with superres survey create, or give --store")
         try:
             self._engine = _engine(address)
         except (ImportError, NoSuchModuleError) as error:
             message = f"no driver for the store {self.location} ({error}); install it, such as psycopg"
             raise StoreError(message) from None
-        self.migrated = self._migrate() if create else (schema.VERSION, schema.VERSION)
-        self._check_version()
+        if create and is_sqlite:
+            with self._translate_errors(), self._engine.connect() as connection:
+                # Readers do not wait for writers in WAL mode, which is set outside a transaction and saved in the file.
+                connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
+        with self.reading(writes=create) as connection:
+            found = schema.version_of(connection)
+            if found > schema.VERSION:
+                raise StoreError(f"the store {self.location} has schema {found}, newer than this program's "
+                                 f"{schema.VERSION}; install a newer superres")
+            if found < schema.VERSION and not create:
+                what = "holds no survey" if found == 0 else f"has schema {found}, older than this program's"
+                remedy = command_line("migrate", store=self.location)
+                raise StoreError(f"the store {self.location} {what}; run {remedy}")
+            self.migrated = schema.migrate(connection) if create else (found, found)
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
-    def _migrate(self) -> tuple[int, int]:
-        """Create or upgrade the schema atomically; return the versions before and after."""
-        if self._file:
-            with self._translate_errors(), self._engine.connect() as connection:
-                # Readers do not wait for writers in WAL mode, which is set outside a transaction and saved in the file.
-                connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
-        with self.writing() as connection:
-            self._refuse_newer(schema.version_of(connection))
-            return schema.migrate(connection)
-
-    def _check_version(self) -> None:
-        with self.reading() as connection:
-            found = schema.version_of(connection)
-        self._refuse_newer(found)
-        if found < schema.VERSION:
-            what = "holds no survey" if found == 0 else f"has schema {found}, older than this program's"
-            raise StoreError(f"the store {self.location} {what}; run {command_line('migrate', store=self.location)}")
-
-    def _refuse_newer(self, found: int) -> None:
-        if found > schema.VERSION:
-            raise StoreError(f"the store {self.location} has schema {found}, newer than this program's "
-                             f"{schema.VERSION}; install a newer superres")
-
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Yield a connection with a consistent view of the store; raise StoreError if it cannot be read."""
-        with self._translate_errors(), self._engine.connect() as connection, connection.begin():
-            yield connection
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Yield a connection in a transaction, which an exception rolls back.
-
-        Raises:
-            StoreError: the store is locked, read-only, full or unreachable; nothing was changed.
-        """
+    def reading(self, writes: bool = False) -> Iterator[Connection]:
+        """Yield a connection with a consistent view of the store."""
         with self._translate_errors(), self._engine.connect() as connection, \
-                connection.execution_options(writes=True).begin():
+                connection.execution_options(writes=writes).begin():
             yield connection
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """Yield a connection in a transaction, which an exception rolls back."""
+        return self.reading(writes=True)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, PoolTimeout, sqlite3.Error) as error:
-            raise StoreError(_explain(self.location, error)) from error
-        except SQLAlchemyError as error:
-            raise StoreError(f"the store {self.location} cannot be used: {first_line(error)}; check --store") from error
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            message = first_line(getattr(error, "orig", None) or error)
+            meaning = next((text for part, text in ERROR_MESSAGES if re.search(part, message.lower())),
+                           f"cannot be used: {message}; check --store")
+            raise StoreError(f"the store {self.location} {meaning}") from error
 
     def create_study(
         self, name: str, settings: StudySettings, comparisons: Sequence[Comparison], methods: dict[str, dict[str, Any]],
@@ -142,18 +122,23 @@ class Store:
     ) -> tuple[Study, str]:
         """Store a study with its pictures atomically; return the study and the owner's token, which is not stored.
 
-        Raises:
-            ConfigError: the name is taken or not valid.
-            StoreError: the store cannot be written.
+        Raise ConfigError if the name is taken or not valid.
         """
         token = new_token()
+        known: dict[tuple[str, str, str], int] = {}  # ids of stored pictures
         with self.writing() as connection:
-            key = self.add_study(connection, name, settings, comparisons, methods, owner_hash=digest(token))
-            pictures: dict[tuple[str, str, str], int] = {}
+            study = self.add_study(connection, name, settings, comparisons, methods, owner_hash=digest(token))
             for number, pair in enumerate(pairs):
-                a, b = (_picture(connection, key, picture, pictures) for picture in (pair.a, pair.b))
-                add_row(connection, schema.pair, study_id=key, number=number, kind=pair.kind,
-                        comparison=pair.comparison, image=pair.a.image, picture_a=a, picture_b=b)
+                ids = []
+                for method, pixels in zip(pair.methods, pair.pictures, strict=True):
+                    sha256 = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
+                    key = method, pair.image, sha256
+                    if key not in known:
+                        known[key] = add_row(connection, schema.picture, study_id=study, method=method,
+                                             image=pair.image, sha256=sha256, png=encode_png(pixels))
+                    ids.append(known[key])
+                add_row(connection, schema.pair, study_id=study, number=number, kind=pair.kind,
+                        comparison=pair.comparison, image=pair.image, picture_a=ids[0], picture_b=ids[1])
         return self.study(name), token
 
     def add_study(
@@ -162,14 +147,13 @@ class Store:
     ) -> int:
         """Add a study without pairs in the transaction of `connection` and return its id.
 
-        Raises:
-            ConfigError: the name is taken or not valid.
+        Raise ConfigError if the name is taken or not valid.
         """
-        if not name.strip() or len(name) > 200 or not name.isprintable() or name.startswith("-"):
-            raise ConfigError("a study's name must be 1 to 200 printable characters and must not begin with '-', "
-                              f"where it would be an option; not {name!r}")
-        if connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name)) is not None:
-            raise ConfigError(f"there is a study {name!r} in {self.location} already; choose another name")
+        require(bool(name.strip()) and len(name) <= 200 and name.isprintable() and not name.startswith("-"),
+                "a study's name must be 1 to 200 printable characters and must not begin with '-', where it would be "
+                f"an option; not {name!r}")
+        taken = connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name))
+        require(taken is None, f"there is a study {name!r} in {self.location} already; choose another name")
         return add_row(
             connection, schema.study, name=name, created=created or utc_now(), settings=json.dumps(settings.to_dict()),
             methods=json.dumps(methods), comparisons=json.dumps([asdict(c) for c in comparisons]),
@@ -181,7 +165,7 @@ class Store:
             return list(connection.scalars(select(schema.study.c.name).order_by(schema.study.c.id)))
 
     def study(self, name: str) -> Study:
-        """Return the study with this name; raise StoreError if there is none, or the store cannot be read."""
+        """Return the study with this name; raise StoreError if there is none."""
         with self.reading() as connection:
             row = connection.execute(select(schema.study).where(schema.study.c.name == name)).one_or_none()
         if row is None:
@@ -204,6 +188,17 @@ class Store:
             connection.execute(update(schema.study).where(schema.study.c.id == study.id)
                                .values(owner_hash=digest(token)))
         return token
+
+
+def _url(text: str) -> URL:
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise StoreError(f"{text!r} is not a database URL; give a file, or one such as postgresql://user@host/name") \
+            from None
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
 def _engine(url: URL) -> Engine:
@@ -232,35 +227,3 @@ def _engine(url: URL) -> Engine:
 def add_row(connection: Connection, table: Table, **values: object) -> int:
     """Insert a row and return its id."""
     return int((connection.execute(insert(table).values(**values)).inserted_primary_key or (0,))[0])
-
-
-def _picture(connection: Connection, study: int, picture: Picture, known: dict[tuple[str, str, str], int]) -> int:
-    """Store a picture unless `known` has its id, and return its id."""
-    key = picture.method, picture.image, picture.sha256
-    if key not in known:
-        known[key] = add_row(connection, schema.picture, study_id=study, method=picture.method, image=picture.image,
-                             sha256=picture.sha256, png=encode_png(picture.pixels))
-    return known[key]
-
-
-ERROR_MESSAGES = (
-    ("is locked", "is locked by another process; stop that one, or try again"),
-    ("read-?only", "is read-only; allow writing to the file and its folder, or give another --store"),
-    ("disk is full|no space left", "cannot be written: the disk is full; make room and try again"),
-    ("disk i/o error", "cannot be read or written (disk I/O error); check the disk"),
-    ("unable to open", "cannot be opened; check the path, its folder and the permissions"),
-    ("not a database", "is not an SQLite database; give another --store"),
-    ("append-only", "refuses to change or delete votes and exclusions: they are only ever added"),
-    ("malformed", "is damaged; restore it from a copy"),
-    ("does not exist", "does not exist; create the database, or correct --store"),
-    ("permission denied", "may not be used by this user; grant the rights, or give another --store"),
-)
-"""Pattern in a driver's message, and the message that users see instead."""
-
-
-def _explain(location: str, error: Exception) -> str:
-    message = first_line(getattr(error, "orig", None) or error)
-    for part, meaning in ERROR_MESSAGES:
-        if re.search(part, message.lower()):
-            return f"the store {location} {meaning}"
-    return f"the store {location} cannot be used: {message}; check --store"

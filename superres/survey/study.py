@@ -12,9 +12,11 @@ from superres.system.output import short_digest
 CAMERA = "camera"
 """Method name of the real photographs; the preference for another method over them is its fool rate."""
 
-INTERPOLATIONS = ("nearest", "bicubic")
 MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
 """Kinds of trials: counted votes, obvious pairs, main pairs with swapped sides, and obvious pairs with feedback."""
+
+FORMATS = ("csv", "jsonl", "parquet")
+"""Formats of exported votes, which are also the suffixes of their files."""
 
 CONSENT = (
     "You will see pairs of pictures, and choose one picture of each pair. There is no time limit, and you may stop at "
@@ -30,15 +32,11 @@ CONSENT = (
 class StudySettings(Config):
     """Wording, trials and display of a study. Those with a help text are options of `superres survey create`.
 
-    The options of the others have other forms:
-
-    - title: heading of the page.
-    - consent: text that a rater agrees to; its digest is stored with each agreement.
-    - scale: width of a picture's pixel on the page in CSS pixels, an integer from 1 to 64.
-    - adaptive: in a study of three or more methods, show most pairs of those methods whose order is least certain (see
-      `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
-    - minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
-    - id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
+    The options of the others have other forms. `title` is the heading of the page, and `consent` the text that a rater
+    agrees to. `scale` is the width of a picture's pixel on the page in CSS pixels, 1 to 64. `adaptive` shows most pairs
+    of the methods whose order is least certain (see `superres.survey.assignment`); otherwise all comparisons get
+    equally many votes. `minimum_viewport` is the smallest window (width, height) in which votes are accepted, in CSS
+    pixels. `id_params` are parameters of the page's URL that may hold the rater's id; the first one present is used.
     """
 
     question: str = setting(
@@ -51,7 +49,7 @@ class StudySettings(Config):
     practice: int = setting(4, "Practice pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
                             most=100)
     allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".')
-    interpolation: str = setting("nearest", "How the server enlarges pictures.", choices=INTERPOLATIONS)
+    interpolation: str = setting("nearest", "How the server enlarges pictures.", choices=("nearest", "bicubic"))
     thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT")
     completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE")
     completion_url: str = setting("", "Link on the last page.", "URL")
@@ -78,13 +76,8 @@ class StudySettings(Config):
 
     @property
     def consent_version(self) -> str:
-        """First 12 hexadecimal digits of the SHA-256 of the consent text."""
+        """First 12 hexadecimal digits of the SHA-256 of the consent text, stored with each agreement."""
         return short_digest(self.consent.encode())
-
-    def fitted(self, pairs: int) -> StudySettings:
-        """Return the settings for a study of `pairs` main pairs: no rater sees a pair twice, but for repeats."""
-        trials = min(self.trials, pairs)
-        return dataclasses.replace(self, trials=trials, repeats=min(self.repeats, trials))
 
 
 @dataclass(frozen=True)
@@ -95,25 +88,14 @@ class Comparison:
     method_a: str
     method_b: str
 
-    @property
-    def is_fool_rate(self) -> bool:
-        """Whether the preference for method a is its fool rate: how often raters take its pictures for photographs."""
-        return self.method_b == CAMERA
-
 
 @dataclass(frozen=True)
 class Study:
     """A study in a store.
 
-    Attributes:
-        id: id in the store.
-        name: unique name in the store.
-        created: time of creation, UTC, ISO 8601.
-        settings: settings of the study.
-        methods: origin of each method's pictures (folder, or checkpoint and decoding settings), by name.
-        comparisons: pairs of methods that are compared.
-        salt: key of the raters' pseudonyms.
-        has_pictures: False for a study that was imported from votes, which cannot be served.
+    `created` is its time of creation (UTC, ISO 8601). `methods` has the origin of each method's pictures by name: a
+    folder, or a checkpoint and decoding settings. `salt` is the key of the raters' pseudonyms. A study that was
+    imported from votes has no pictures and cannot be served.
     """
 
     id: int

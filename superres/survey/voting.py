@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from superres.errors import InvalidInputError, SuperresError
@@ -19,15 +18,16 @@ from superres.survey.records import chosen_picture
 from superres.survey.store import Store, add_row, utc_now
 from superres.survey.study import PRACTICE, Study
 
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+"""Body of a request: unknown fields and values of another type are refused."""
+
 MAX_RESPONSE_MS = 7 * 24 * 3_600_000.0
 
 
 class RefusedError(SuperresError):
-    """A request of a rater's page was refused, and nothing was stored.
+    """A request of a rater's page was refused with an HTTP `status`, and nothing was stored.
 
-    Attributes:
-        status: HTTP status code of the response.
-        retry_after: seconds after which the page may repeat the request; None if a repetition cannot succeed.
+    `retry_after` is the number of seconds after which the page may repeat the request; None if that cannot succeed.
     """
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -35,43 +35,16 @@ class RefusedError(SuperresError):
         self.status, self.retry_after = status, retry_after
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One presentation of a pair to a rater.
+class Vote(BaseModel):
+    """A vote on the trial with this token, as the page reports it.
 
-    Attributes:
-        token: identifies the trial in this rater's requests. It is void after a vote, or when the trial is reopened.
-        position: number of the trial for this rater, from 1.
-        total: number of trials in the rater's schedule.
-        practice: whether this is a practice trial, which gives feedback and is not counted.
+    `response_ms` is the time from the display of both pictures to the choice, measured by the page and exported as
+    `page_ms`; reports and exclusions use the server's clock instead. `display_px` is the width of a picture on the
+    page, and the viewport is the size of the window, all in CSS pixels; `pixel_ratio` is device pixels per CSS pixel.
     """
 
-    token: str
-    position: int
-    total: int
-    practice: bool
-
-
-class RequestBody(BaseModel):
-    """Body of a request; unknown fields and values of another type are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-
-class Vote(RequestBody):
-    """A vote as the page reports it.
-
-    Attributes:
-        choice: the chosen side, or "unsure".
-        response_ms: milliseconds from the display of both pictures to the choice, measured by the page and exported as
-            `page_ms`. Reports and exclusions use the server's clock instead.
-        display_px: width of a picture on the page, in CSS pixels.
-        pixel_ratio: device pixels per CSS pixel.
-        viewport_width: width of the window, in CSS pixels.
-        viewport_height: height of the window, in CSS pixels.
-        input: "key" or "pointer".
-    """
-
+    model_config = STRICT
+    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
     choice: Literal["left", "right", "unsure"]
     response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
@@ -87,32 +60,20 @@ def enrol(
     """Record a rater's consent and return (session token, whether the rater had enrolled before).
 
     The session token identifies the rater in all other requests and replaces the rater's earlier one. A rater who
-    returns must present the earlier session token or the key of the personal link, since the id is not a secret.
-
-    Args:
-        store: the store of the study.
-        study: the study.
-        rater_id: the participant id.
-        consent_version: version of the consent text that the rater agreed to.
-        session: session token of an earlier enrolment, or one that the page generated, so that it can repeat a request
-            whose response was lost. A value that is not 32 characters long is replaced.
-        key: key of the rater's personal link, see `superres.survey.credentials.link_key`; empty without a link.
-
-    Raises:
-        RefusedError: the id is not valid, the consent is to another text, the study has no pictures, the key is
-            wrong, or a returning rater presents neither session token nor key.
-        StoreError: the store cannot be written.
+    returns must present the earlier session token or the `key` of the personal link, since the id is not a secret.
+    `session` may also be a token that the page generated, so that it can repeat a request whose response was lost. A
+    value that is not 32 characters long is replaced. Raise RefusedError if the id is not valid, the consent is to
+    another text, the key is wrong, or a returning rater presents neither session token nor
+    key.
     """
-    if not study.has_pictures:
-        raise RefusedError(409, f"the study {study.name!r} was imported without its pictures; it takes no votes")
     if consent_version != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
     try:
         name = pseudonym(study.salt, rater_id)
-        if key and not hmac.compare_digest(key.encode(), link_key(study.salt, rater_id).encode()):
-            raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
     except InvalidInputError as error:
         raise RefusedError(422, str(error)) from None
+    if key and not hmac.compare_digest(key.encode(), link_key(study.salt, rater_id).encode()):
+        raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
     if len(session) != TOKEN_LENGTH:
         session = new_token()
     rater = schema.rater
@@ -135,43 +96,42 @@ def enrol(
     return session, known is not None
 
 
-def next_trial(store: Store, study: Study, session: str) -> Trial | None:
+def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | None:
     """Return the rater's next trial, or None after the last one. A trial without a vote is returned again.
 
-    Raises:
-        RefusedError: the session is unknown.
-        StoreError: the store cannot be written.
+    The trial has a "token", which identifies it in this rater's requests and is void after a vote or when the trial is
+    reopened; its "position" (from 1) of the "total"; and whether it is "practice", which gives feedback and is not
+    counted. Raise RefusedError if the session is unknown.
     """
     token = new_token()
     trial = schema.trial
     with store.writing() as connection:
         _lock_study(connection, study)
-        rater = _rater(connection, study, session)
-        available = count_pairs(connection, study, schema.pair.c.kind)
-        kinds = schedule(study.settings, available, trial_rng(study, rater.pseudonym, 0))
+        rater = connection.execute(select(schema.rater).where(
+            schema.rater.c.session_hash == digest(session), schema.rater.c.study_id == study.id)).one_or_none()
+        if rater is None:
+            raise RefusedError(401, "this session is over or was opened elsewhere; continue there, or start again by "
+                                    "your personal link")
+        kinds = schedule(study.settings, count_pairs(connection, study), trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
             return None
-        position = done + 1
+        position, kind = done + 1, kinds[done]
+        display = {"token_hash": digest(token), "issued": utc_now()}
         shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id,
                                                        trial.c.position == position)).one_or_none()
         if shown is None:
-            pair_id, kind, left = assign(connection, study, rater, position, kinds[done])
+            pair_id, left = assign(connection, study, rater, position, kind)
             add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position, kind=kind, left_side=left,
-                    token_hash=digest(token), issued=utc_now())
+                    **display)
         else:
-            connection.execute(update(trial).where(trial.c.id == shown.id)
-                               .values(token_hash=digest(token), issued=utc_now()))
-    return Trial(token, position, len(kinds), kinds[done] == PRACTICE)
+            connection.execute(update(trial).where(trial.c.id == shown.id).values(**display))
+    return {"token": token, "position": position, "total": len(kinds), "practice": kind == PRACTICE}
 
 
 def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
-    """Return the PNG on a side ("left" or "right") of the trial with this token.
-
-    Raises:
-        RefusedError: there is no such trial.
-    """
+    """Return the PNG on a side ("left" or "right") of the trial with this token; raise RefusedError without one."""
     trial, pair, picture = schema.trial, schema.pair, schema.picture
     query = select(trial.c.left_side, pair.c.picture_a, pair.c.picture_b).join(pair, pair.c.id == trial.c.pair_id) \
         .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
@@ -184,49 +144,31 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
     return display_png(packed, study.settings.scale, study.settings.interpolation)
 
 
-def save_vote(store: Store, study: Study, session: str, token: str, vote: Vote) -> bool | None:
+def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | None:
     """Store a vote on disk. Return whether a practice vote was correct, None for other votes.
 
-    Raises:
-        RefusedError: the session or token is unknown, the token is another rater's, the trial already has a vote, or
-            the study does not accept the choice or the size of the window. Nothing was stored.
-        StoreError: the store cannot be written.
+    Raise RefusedError if the session or token is unknown, the token is another rater's, the trial already has a vote,
+    or the study does not accept the choice or the size of the window. Nothing was stored.
     """
-    _check_vote(study, vote)
+    if vote.choice == "unsure" and not study.settings.allow_unsure:
+        raise RefusedError(422, "the choice 'unsure' is not offered in this study")
+    width, height = study.settings.minimum_viewport
+    if vote.viewport_width < width or vote.viewport_height < height:
+        raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
     trial, pair, rater = schema.trial, schema.pair, schema.rater
     query = select(trial, rater.c.session_hash).select_from(trial.join(rater).join(pair)) \
-        .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
+        .where(trial.c.token_hash == digest(vote.token), pair.c.study_id == study.id)
     with store.writing() as connection:
         found = connection.execute(query).one_or_none()
         if found is None or found.session_hash != digest(session):
             raise RefusedError(403, "this pair is not open in this window; reload the page")
         try:
-            add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(),
-                    **{name: getattr(vote, name) for name in Vote.model_fields})
+            add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(), **vote.model_dump(exclude={"token"}))
         except IntegrityError:  # a trial has at most one vote
             raise RefusedError(409, "this pair has been voted on already; the first vote counts") from None
     return chosen_picture(vote.choice, found.left_side) == "a" if found.kind == PRACTICE else None
 
 
-def _check_vote(study: Study, vote: Vote) -> None:
-    settings = study.settings
-    if vote.choice == "unsure" and not settings.allow_unsure:
-        raise RefusedError(422, "the choice 'unsure' is not offered in this study")
-    width, height = settings.minimum_viewport
-    if vote.viewport_width < width or vote.viewport_height < height:
-        raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
-
-
 def _lock_study(connection: Connection, study: Study) -> None:
     """Lock the row of the study, so that assignments are serial. SQLite's write transactions are serial anyway."""
     connection.execute(select(schema.study.c.id).where(schema.study.c.id == study.id).with_for_update())
-
-
-def _rater(connection: Connection, study: Study, session: str) -> Row[Any]:
-    query = select(schema.rater).where(schema.rater.c.session_hash == digest(session),
-                                       schema.rater.c.study_id == study.id)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise RefusedError(401, "this session is over or was opened elsewhere; continue there, or start again by your "
-                                "personal link")
-    return row

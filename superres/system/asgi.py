@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     """Return an ASGI `send` that adds missing `headers` (lower-case names) to responses."""
-
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name for name, _ in message["headers"]}
@@ -23,27 +22,22 @@ def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     return send_with_headers
 
 
-class WithoutRootPath:
-    """ASGI middleware that removes the path of a proxy from requests, if the proxy has not removed it."""
+def without_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
+    """Return `app` for requests from which a proxy that serves it under `root_path` may or may not remove that path."""
+    prefix = f"{root_path.rstrip('/')}/"
 
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        """Wrap `app`, whose pages a proxy serves under `root_path`."""
-        self.app, self.prefix = app, f"{root_path.rstrip('/')}/"
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path", "").startswith(prefix):
+            scope = {**scope, "path": scope["path"][len(prefix) - 1:]}
+        await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope.get("path", "").startswith(self.prefix):
-            scope = {**scope, "path": scope["path"][len(self.prefix) - 1:]}
-        await self.app(scope, receive, send)
+    return handle
 
 
 def local_address(host: str, port: int, root_path: str = "") -> str:
-    """Return the URL of a server's page for a browser on this machine.
+    """Return the URL of a server's page for a browser on this machine; 0.0.0.0 and :: become the loopback address.
 
-    Args:
-        host: address on which the server listens; 0.0.0.0 and :: listen on all, of which the loopback one is named.
-        port: port on which the server listens.
-        root_path: path under which a proxy serves the page.
+    `root_path` is the path under which a proxy serves the page.
     """
     if _is_open_to_others(host):
         host = "::1" if ":" in host else "127.0.0.1"

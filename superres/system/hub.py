@@ -14,40 +14,27 @@ ANSWER_SECONDS = 5.0
 
 
 def hub_problem(identifier: str, filename: str, revision: str | None = None) -> str | None:
-    """Ask the hub once for a file's metadata.
+    """Return in one line why a file of the model "owner/name" cannot be fetched now; None if it can be fetched.
 
-    `hf_hub_download` repeats a failed request six times if nothing is cached. A request's timeout restarts with each
-    address of the host and excludes name resolution, so a daemon thread sends the request.
-
-    Args:
-        identifier: name of the model, "owner/name".
-        filename: name of the file.
-        revision: branch, tag or commit; None is the main branch.
-
-    Returns:
-        The reason why the file cannot be fetched now, in one line; None if it can be fetched.
+    The hub is asked once: `hf_hub_download` repeats a failed request six times if nothing is cached. A request's
+    timeout restarts with each address of the host and excludes name resolution, so a daemon thread sends the request.
     """
     own = constants.HF_HUB_ETAG_TIMEOUT
     seconds = ANSWER_SECONDS if own == constants.DEFAULT_ETAG_TIMEOUT else float(own)
-    answers: list[str | None] = []
+    unreachable, answers = f"{constants.ENDPOINT} cannot be reached", list[str | None]()
 
     def ask() -> None:
         try:
             get_hf_file_metadata(hf_hub_url(identifier, filename, revision=revision), timeout=seconds)
             answers.append(None)
+        except RepositoryNotFoundError:
+            answers.append(f"{constants.ENDPOINT} has no such model, or it is private")
+        except (OSError, ValueError) as error:  # huggingface_hub's own errors, which name the host
+            answers.append(first_line(error))
         except Exception as error:  # the HTTP client and its errors differ between releases of huggingface_hub
-            answers.append(_explain(error))
+            answers.append(f"{unreachable}: {first_line(error)}")
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
-    return answers[0] if answers else f"{constants.ENDPOINT} cannot be reached: no answer in {seconds:g} s"
-
-
-def _explain(error: Exception) -> str:
-    """Return the reason for a failed request in one line."""
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{constants.ENDPOINT} has no such model, or it is private"
-    # These are huggingface_hub's own errors, which name the host.
-    known = isinstance(error, (OSError, ValueError))
-    return first_line(error) if known else f"{constants.ENDPOINT} cannot be reached: {first_line(error)}"
+    return answers[0] if answers else f"{unreachable}: no answer in {seconds:g} s"

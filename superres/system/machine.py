@@ -22,9 +22,6 @@ from superres.errors import ConfigError
 BUSY = 1.25
 """Largest ratio of the slowest to the fastest timing of a fixed workload on a machine that counts as idle."""
 
-REPEATS = 30
-WARM_UP = 5
-
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return the properties on which measurements depend: processor, cores, threads, GPU and versions."""
@@ -44,50 +41,38 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def usable_cores(quota: float | None = None) -> int:
-    """Return the number of cores that the affinity mask and `quota` (by default `core_quota()`) allow, at least 1."""
+def usable_cores() -> int:
+    """Return the number of cores that the affinity mask and the CPU quota allow, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)  # missing on some systems
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, int(min(cores, core_quota() if quota is None else quota)))
+    return max(1, int(min(cores, core_quota())))
 
 
 @functools.cache
 def core_quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the CPU quota of this process's control groups, in cores; infinite without a quota.
+    """Return the smallest CPU quota of this process's control groups and their ancestors in cores; inf without one.
 
-    Args:
-        groups: mount point of the control groups, version 1 or 2.
-        own: file that lists the control groups of this process.
-    """
-    quota = math.inf
-    with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                quota = min(quota, _quota(groups, path, lambda folder: (folder / "cpu.max").read_text().split()))
-            elif "cpu" in controllers.split(","):
-                quota = min(quota, _quota(groups / controllers, path, lambda folder: [
-                    (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]))
-    return quota
-
-
-def _quota(root: Path, path: str, read: Callable[[Path], list[str]]) -> float:
-    """Return the smallest quota of a control group and its ancestors, in cores; `read` returns a quota and its period.
-
-    The root is included: in a container, the mounted folder often is the process's own group, whatever `path` is.
+    `groups` is the mount point of the control groups, version 1 or 2; the file `own` lists those of this process.
     """
     smallest = math.inf
-    inner = root / path.lstrip("/")
-    for folder in {root, inner, *(parent for parent in inner.parents if root in parent.parents)}:
-        with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
-            quota, period = (int(number) for number in read(folder))
-            if quota > 0:  # version 1 uses -1 for no limit
-                smallest = min(smallest, quota / period)
+    with suppress(OSError):
+        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)  # of version 1 or 2
+            # The root is included: in a container it often is the process's own group, whatever `path` is.
+            root = groups / controllers
+            inner = root / path.lstrip("/")
+            for folder in {root, inner, *(parent for parent in inner.parents if root in parent.parents)}:
+                with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
+                    quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                    if quota > 0:  # version 1 uses -1 for no limit
+                        smallest = min(smallest, quota / period)
     return smallest
 
 
 class TorchThreads:
-    """Context manager that limits the number of torch's threads.
+    """Context manager that limits torch's threads to `most` (the usable cores), but never raises their number.
 
     Torch's threads synchronise after every operation, so one thread that another process delays holds up all of them.
     Many small operations are faster with one thread, even on an idle machine.
@@ -99,11 +84,9 @@ class TorchThreads:
     _forked = False
 
     def __init__(self, most: int | None = None) -> None:
-        """Allow `most` threads, by default the number of usable cores, but not more than torch uses already."""
         self.most = most or usable_cores()
 
     def __enter__(self) -> None:
-        """Set the limit."""
         shared = TorchThreads
         with shared._lock:
             if not shared._depth:  # in a nested context, torch reports the limit instead of the original number
@@ -112,7 +95,6 @@ class TorchThreads:
             torch.set_num_threads(1 if shared._forked else min(shared._before, self.most))
 
     def __exit__(self, *_: object) -> None:
-        """Restore the original number of threads."""
         shared = TorchThreads
         with shared._lock:
             shared._depth -= 1
@@ -148,11 +130,7 @@ def busyness(rounds: int = 20, clock: Callable[[], float] = time.perf_counter) -
 
 
 def require_idle() -> None:
-    """Refuse to measure times on a busy machine.
-
-    Raises:
-        ConfigError: another process is using the processor.
-    """
+    """Raise ConfigError if another process is using the processor, so that no time is measured meanwhile."""
     ratio = busyness()
     if ratio > BUSY:
         raise ConfigError(f"this machine is busy (a fixed workload took up to {ratio:.2f} times its best time), so "
@@ -160,13 +138,14 @@ def require_idle() -> None:
 
 
 class Timer:
-    """Times functions, including the work that they queue on the device."""
+    """Times functions, including the work that they queue on the device: `repeats` calls after `warm_up` others.
+
+    `clock` returns seconds.
+    """
 
     def __init__(
-        self, device: torch.device, repeats: int = REPEATS, warm_up: int = WARM_UP,
-        clock: Callable[[], float] = time.perf_counter,
+        self, device: torch.device, repeats: int = 30, warm_up: int = 5, clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Time `repeats` calls on `device` after `warm_up` untimed calls; `clock` returns seconds."""
         self.device, self.repeats, self.warm_up, self.clock = device, repeats, warm_up, clock
 
     def now(self) -> float:
@@ -192,27 +171,24 @@ def bandwidth(size: int, timer: Timer) -> float:
     """Return the rate in bytes per second at which matrix-vector products read a float32 matrix of `size` bytes."""
     rows = max(1, size // 4 // 1024)
     matrix, vector = torch.ones(rows, 1024, device=timer.device), torch.ones(1024, device=timer.device)
-    best = min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
-    return rows * 1024 * 4 / best
+    return rows * 1024 * 4 / min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
 
 
 def matrix_rate(timer: Timer, size: int = 1024) -> float:
     """Return the operations per second (a multiply-add counts as two) of a large float32 matrix product."""
     matrix = torch.ones(size, size, device=timer.device)
-    best = min(timer.once(lambda: matrix @ matrix) for _ in range(8))
-    return 2 * size**3 / best
+    return 2 * size**3 / min(timer.once(lambda: matrix @ matrix) for _ in range(8))
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device in bytes; for a CPU, within the limit of its control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = [psutil.virtual_memory().available]
-    group = Path("/sys/fs/cgroup")
+    free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
         most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        free.append(most - used)
-    return max(min(free), 0)
+        free = min(free, most - used)
+    return max(int(free), 0)
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:

@@ -56,14 +56,10 @@ def lock_file(file: BinaryIO, shared: bool = False) -> None:
 
 @contextmanager
 def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a new, empty file in `folder`; at the end of the block it is renamed to `replaces`, or removed.
+    """Open a new, empty file in `folder`; after the block it is renamed to `replaces`, or removed if that is None.
 
     The file is locked while it is in use. Unlocked scratch files in `folder` come from killed processes and are removed
     first.
-
-    Args:
-        folder: folder of the file.
-        replaces: path to which the file is renamed if the block raises no exception; None removes the file.
 
     Raises:
         OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is unchanged.
@@ -103,37 +99,26 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove unlocked scratch files in `folder`, but not links."""
+    def open_no_link(path: str, flags: int) -> int:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
     with suppress(OSError), os.scandir(folder) as entries:
-        found = [entry.path for entry in entries if SCRATCH.fullmatch(entry.name)]
-        for path in found:
+        for path in [entry.path for entry in entries if SCRATCH.fullmatch(entry.name)]:
             with suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
-                    with open(path, "ab", opener=_open_without_following) as file:
+                    with open(path, "ab", opener=open_no_link) as file:
                         lock_file(file)
                         os.unlink(path)
 
 
-def _open_without_following(path: str, flags: int) -> int:
-    """Open `path` unless it is a link; an `opener` for `open`."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` completely, or leave `path` unchanged, even if the process is killed.
-
-    Raises:
-        OSError: the file cannot be written; no scratch file is left.
-    """
+    """Write `data` to `path`, or raise OSError and leave `path` unchanged, even if the process is killed."""
     with scratch_file(path.parent, path) as file:
         file.write(data)
 
 
 def write_result(path: Path, data: bytes, option: str = "--output") -> None:
-    """Write `data` to `path` atomically; an error message names the option of the path.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write `data` to `path` atomically, or raise OutputError, whose message names the option of the path."""
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -143,12 +128,7 @@ def write_result(path: Path, data: bytes, option: str = "--output") -> None:
 def write_results(folder: Path, files: Mapping[str, bytes | str | dict[str, Any]]) -> list[Path]:
     """Write files by name into `folder`, which is created if it is missing, and return their paths.
 
-    Args:
-        folder: folder of the files.
-        files: content by name: bytes, text, or a dictionary that is written as JSON.
-
-    Raises:
-        OutputError: a file cannot be written.
+    A dictionary is written as JSON. Raises OutputError if a file cannot be written.
     """
     prepare_folder(folder)
     for name, content in files.items():
@@ -160,12 +140,7 @@ def write_results(folder: Path, files: Mapping[str, bytes | str | dict[str, Any]
 def prepare_folder(folder: Path, option: str = "--output") -> None:
     """Create `folder` and write a test file to it, so that a run fails before it computes results it cannot write.
 
-    Args:
-        folder: folder for results.
-        option: option of the folder, which the error message names.
-
-    Raises:
-        OutputError: the folder cannot be created or written to.
+    Raises OutputError, whose message names the option of the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,21 +11,13 @@ from typing import Any
 
 
 def require_regular(path: Path) -> None:
-    """Require a regular file or a link to one; opening a pipe could block forever.
-
-    Raises:
-        OSError: the file is missing, or is a folder, a pipe, a socket or a device.
-    """
+    """Raise OSError unless `path` is a regular file or a link to one; opening a pipe could block forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
-
-    Raises:
-        OSError: the file is missing, not regular, too large, or cannot be read.
-    """
+    """Return the content of a regular file of at most `most` bytes; OSError if it is none or cannot be read."""
     require_regular(path)
     with open(path, "rb") as file:
         content = file.read(most + 1)
@@ -40,19 +32,17 @@ def parse_json(content: bytes) -> Any:  # noqa: ANN401 -- any JSON value
     Raises:
         ValueError: the text is not valid, has an integer of thousands of digits, or is nested too deeply.
     """
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+        return values
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not a number in JSON")
+
     try:
-        return json.loads(content.decode(), object_pairs_hook=_unique_names, parse_constant=_refuse_constant)
+        return json.loads(content.decode(), object_pairs_hook=unique, parse_constant=refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return values
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number in JSON")

@@ -31,13 +31,12 @@ class StandardOutputError(OutputError):
 
 def printable(text: str) -> str:
     r"""Return `text` with control characters as escapes such as \x1b and \u202e; line feeds are left unchanged."""
-    return _CONTROL.sub(_escape, text)
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        is_byte = 0xDC80 <= code <= 0xDCFF  # a byte that is not UTF-8, as U+DC00 plus its value
+        return f"\\x{code & 0xFF:02x}" if is_byte or code < 0x100 else f"\\u{code:04x}"
 
-
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    is_byte = 0xDC80 <= code <= 0xDCFF  # a byte that is not UTF-8, as U+DC00 plus its value
-    return f"\\x{code & 0xFF:02x}" if is_byte or code < 0x100 else f"\\u{code:04x}"
+    return _CONTROL.sub(escape, text)
 
 
 def one_line(message: str) -> str:
@@ -46,40 +45,24 @@ def one_line(message: str) -> str:
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print text on standard output, or with `err` on standard error, whose failures are ignored.
-
-    Raises:
-        StandardOutputError: standard output cannot be written.
-    """
+    """Print text on standard output (or raise StandardOutputError), or with `err` on standard error if possible."""
     with suppress(*((OSError,) if err else ())):
         typer.echo(printable(text), err=err)
 
 
 def echo_json(report: dict[str, Any]) -> None:
-    """Print a report as one line of JSON on standard output.
-
-    Raises:
-        StandardOutputError: standard output cannot be written.
-    """
+    """Print a report as one line of JSON on standard output, or raise StandardOutputError."""
     typer.echo(json.dumps(report).replace("\x7f", "\\u007f"))
 
 
 def write_output(data: bytes) -> None:
-    """Write bytes to standard output.
-
-    Raises:
-        StandardOutputError: standard output cannot be written.
-    """
+    """Write bytes to standard output, or raise StandardOutputError."""
     sys.stdout.buffer.write(data)
     sys.stdout.flush()
 
 
 def read_standard_input() -> bytes:
-    """Read standard input to its end.
-
-    Raises:
-        InvalidInputError: standard input is closed, or cannot be read.
-    """
+    """Read standard input to its end, or raise InvalidInputError if it is closed or cannot be read."""
     try:
         if sys.stdin is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -92,7 +75,7 @@ class PrintableFormatter(logging.Formatter):
     """Escapes control characters in log lines, which contain file names and messages of other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the printable text of a record."""
+        """See logging.Formatter.format."""
         return printable(super().format(record))
 
 

@@ -37,10 +37,8 @@ def lowest_priority() -> None:
 def training_paused(patience: float = 120.0) -> Iterator[None]:
     """Pause every `superres train continue` of this user, for example while times are measured.
 
-    Wait until the runs have paused. A function can also be decorated with this context manager.
-
-    Args:
-        patience: longest time to wait, in seconds; then the block starts all the same.
+    Wait until the runs have paused, but at most `patience` seconds; then the block starts all the same. A function can
+    also be decorated with this context manager.
     """
     with _locked(TIMING, shared=True):
         waited = 0.0
@@ -95,15 +93,13 @@ def _locked(name: str, shared: bool) -> Iterator[None]:
         yield
         return
     with file:
-        while True:
-            try:
-                lock_file(file, shared)
-            except BlockingIOError:  # `is_locked` of another process holds the lock for an instant
-                time.sleep(0.01)
-                continue
-            except OSError:
-                pass
-            break
+        with suppress(OSError):
+            while True:
+                try:
+                    lock_file(file, shared)
+                    break
+                except BlockingIOError:  # `is_locked` of another process holds the lock for an instant
+                    time.sleep(0.01)
         yield
 
 

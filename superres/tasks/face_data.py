@@ -1,4 +1,7 @@
-"""Data sets of faces: pairs of an input and an output of the same crop, and their files."""
+"""Data sets of faces: pairs of an input and an output of the same crop, and their files.
+
+Data that cannot be used raise InvalidInputError.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,8 @@ from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
-KEYS = "hr", "lr", "ids"
-"""The arrays of a prepared `.npz`."""
 PREPARE = "scripts/train/prepare_celeba.py"
-CHUNK = 1024
-"""Pictures that are reduced together, which bounds the memory."""
+CHUNK = 1024  # pictures that are reduced together, which bounds the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,6 @@ class FacePairs:
         ids: int32 [N], number of each picture.
         large: uint8 [N, side, side, 3], the same crop with a side of at least `FaceTask.large`, for random crops; or
             None.
-
-    Raises:
-        InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
-        ConfigError: the targets' side is not a whole multiple of the sources'.
     """
 
     hr: Pixels
@@ -52,7 +48,7 @@ class FacePairs:
         check_arrays(self.hr, self.lr, self.ids)
         least = self.task.large  # refuses sizes that no task has
         if self.large is not None:
-            _check("large", self.large, "uint8", _squares(self.large, len(self.ids), least))
+            _check_squares("large", self.large, len(self.ids), least)
 
     def __len__(self) -> int:
         """Return the number of pictures N."""
@@ -67,15 +63,15 @@ class FacePairs:
 def check_arrays(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32]) -> None:
     """Raise InvalidInputError unless the arrays hold as many squares of RGB pixels as numbers."""
     count = len(ids) if ids.ndim else 0
-    _check("hr", hr, "uint8", _squares(hr, count))
-    _check("lr", lr, "uint8", _squares(lr, count))
+    _check_squares("hr", hr, count)
+    _check_squares("lr", lr, count)
     _check("ids", ids, "int32", (count,))
 
 
-def _squares(array: npt.NDArray[Any], count: int, least: int = 1) -> tuple[int, ...]:
-    """Return the shape of `count` squares with the side of those in `array`, at least `least`."""
+def _check_squares(key: str, array: npt.NDArray[Any], count: int, least: int = 1) -> None:
+    """Raise InvalidInputError unless `array` has `count` squares of RGB pixels with a side of at least `least`."""
     side = max(array.shape[1] if array.ndim > 1 else 0, least)
-    return count, side, side, CHANNELS
+    _check(key, array, "uint8", (count, side, side, CHANNELS))
 
 
 def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
@@ -85,17 +81,13 @@ def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]
 
 
 def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
-    """Return one `FaceTask.random_crop` of each picture, determined by the seed and the picture's place.
-
-    Raises:
-        InvalidInputError: `pairs` has no larger pictures.
-    """
+    """Return one `FaceTask.random_crop` of each picture, determined by the seed and the picture's place."""
     task = pairs.task
     if pairs.large is None:
         raise InvalidInputError(f"random crops need pictures of at least {task.large}x{task.large}; prepare them with "
                                 f"{PREPARE} and --size {2 * task.target}")
-    crops = [task.random_crop(picture, np.random.default_rng((seed, place))) for place, picture in
-             enumerate(pairs.large)]
+    crops = [task.random_crop(picture, np.random.default_rng((seed, place)))
+             for place, picture in enumerate(pairs.large)]
     high, low = (np.stack(images) for images in zip(*crops, strict=True))
     return FacePairs(high, low, pairs.ids)
 
@@ -113,17 +105,12 @@ def read_faces(
 
     Args:
         path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
-            that contains `celeba/img_align_celeba`). If `hr` in the `.npz` is larger than a target, both sizes are
-            reduced from it, and it becomes `large` if it has at least the side `FaceTask.large`. If `hr` has a target's
-            size and `lr` not a source's, the sources are reduced from `hr`.
+            that contains `celeba/img_align_celeba`). If `hr` and `lr` in the `.npz` do not have the task's sizes, both
+            are reduced from `hr`, which becomes `large` if it has at least the side `FaceTask.large`.
         task: the sizes.
         split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
         limit: largest number of pictures to read, from the start; None reads all.
         size: for a folder or a root: keep `large` pictures of this side, at least `FaceTask.large`; None keeps none.
-
-    Raises:
-        InvalidInputError: the path or an argument is invalid, a picture is unreadable or too small, or there are no
-            pictures.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -146,21 +133,21 @@ def read_faces(
 def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in KEYS if key not in archive]
+            keys = ("hr", "lr", "ids")
+            missing = [key for key in keys if key not in archive]
             if missing:
                 raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with {PREPARE}")
-            hr, lr, ids = (np.asarray(archive[key]) for key in KEYS)
+            hr, lr, ids = (np.asarray(archive[key]) for key in keys)
             check_arrays(hr, lr, ids)
-            pairs = _fitted(hr[:limit], lr[:limit], ids[:limit], task)
+            if not len(ids):
+                raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
+            return _fitted(hr[:limit], lr[:limit], ids[:limit], task)
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidInputError(f"{path} is not a readable .npz; prepare it with {PREPARE}") from error
-    if not len(pairs):
-        raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
-    return pairs
 
 
 def _fitted(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32], task: FaceTask) -> FacePairs:
@@ -171,7 +158,7 @@ def _fitted(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32], task: FaceTask) 
                                 f"prepare the data with {PREPARE} --source {task.source} --target {task.target}")
     if side == task.target and lr.shape[1] == task.source:
         return FacePairs(hr, lr, ids)
-    parts = [task.both_sizes(hr[start : start + CHUNK]) for start in range(0, max(len(hr), 1), CHUNK)]
+    parts = [task.both_sizes(hr[start : start + CHUNK]) for start in range(0, len(hr), CHUNK)]
     high, low = (np.concatenate(part) for part in zip(*parts, strict=True))
     return FacePairs(high, low, ids, hr if side >= task.large else None)
 
@@ -182,8 +169,8 @@ def _celeba_files(root: Path, split: Split) -> list[Path]:
     try:
         from torchvision.datasets import CelebA
     except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: torchvision was built for another torch
-        remedy = f"install the torchvision of torch's release, or read the folder {images}"
-        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); install the "
+                                f"torchvision of torch's release, or read the folder {images}") from error
     try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
     except RuntimeError as error:
@@ -211,11 +198,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` atomically as an `.npz` that `read_faces` reads. Large pictures take the place of `hr`.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads, with `large` as `hr`, or raise OutputError."""
     path = Path(path)
     try:
         with scratch_file(path.parent, path) as file:

@@ -18,40 +18,25 @@ from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 
-LONGEST = 480
-"""Longest side in pixels of the picture that is searched; a larger photo is reduced to it, so that work is bounded."""
-SMALLEST = 24
-"""Side of the cascade's smallest window in pixels, the size that it was trained at."""
-SCALE = 1.1
-"""Ratio of successive window sizes."""
-STEP = 1.5
-"""Distance of neighbouring windows in pixels, for windows of the smallest size; it grows with the windows."""
-OVERLAP = 0.5
-"""Smallest intersection over union of two windows of one face."""
-LEAST_WINDOWS = 4
-"""Smallest number of windows of a face."""
-WEAKEST = 0.25
-"""Smallest number of windows of a face, as a part of that of the photo's clearest face."""
-MOST_FACES = 20
-"""Largest number of faces; the clearest are kept."""
-
-CROP_SIZE = 1.32
-"""Side of CelebA's crop over the side of the face's window."""
-CROP_RISE = 0.155
-"""Distance of the crop's centre above the window's centre, over the side of the window."""
+LONGEST = 480  # longest side in pixels of the picture that is searched; a larger photo is reduced to it
+SMALLEST = 24  # side of the cascade's smallest window in pixels, the size that it was trained at
+SCALE = 1.1  # ratio of successive window sizes
+STEP = 1.5  # distance of neighbouring windows in pixels, for the smallest windows; it grows with the windows
+OVERLAP = 0.5  # smallest intersection over union of two windows of one face
+LEAST_WINDOWS = 4  # smallest number of windows of a face
+WEAKEST = 0.25  # smallest number of windows of a face, as a part of that of the photo's clearest face
+MOST_FACES = 20  # largest number of faces; the clearest are kept
+CROP_SIZE = 1.32  # side of CelebA's crop over the side of the face's window
+CROP_RISE = 0.155  # distance of the crop's centre above the window's centre, over the side of the window
 
 _LOCK = threading.Lock()
 
 
 def find_faces(image: Pixels) -> Floats:
-    """Return the squares around the faces of a photo as CelebA frames them, from left to right.
+    """Return the squares around the faces of a photo, uint8 [H, W, 3], as CelebA frames them, from left to right.
 
-    Args:
-        image: uint8 [H, W, 3].
-
-    Returns:
-        float64 [N, 3]: centre from the left, centre from the top, and side, in pixels of the photo. A square may reach
-        beyond the photo's edges.
+    The result is float64 [N, 3]: centre from the left, centre from the top, and side, in pixels of the photo. A square
+    may reach beyond the photo's edges.
     """
     boxes = face_boxes(image)
     boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
@@ -67,8 +52,7 @@ def face_boxes(image: Pixels) -> Floats:
         return np.empty((0, 3))
     reduced = Image.fromarray(image)
     if scale > 1:
-        size = round(width / scale), round(height / scale)
-        reduced = reduced.resize(size, Image.Resampling.BOX, reducing_gap=2.0)
+        reduced = reduced.resize((round(width / scale), round(height / scale)), Image.Resampling.BOX, reducing_gap=2.0)
     groups = _grouped(_windows(np.asarray(reduced)))
     strong = groups[:, 3] >= max(LEAST_WINDOWS, WEAKEST * groups[:, 3].max(initial=0))
     return np.asarray(groups[strong][:MOST_FACES, :3] * scale)
@@ -82,8 +66,7 @@ def _windows(image: Pixels) -> Floats:
         found = _cascade().detect_multi_scale(
             img=image, scale_factor=SCALE, step_ratio=STEP, min_size=(SMALLEST, SMALLEST), max_size=(largest, largest),
             min_neighbor_number=1, intersection_score_threshold=2.0)
-    windows = sorted((one["c"], one["r"], one["width"]) for one in found)
-    return np.array(windows, np.float64).reshape(-1, 3)
+    return np.array(sorted((one["c"], one["r"], one["width"]) for one in found), np.float64).reshape(-1, 3)
 
 
 @functools.cache
@@ -111,6 +94,6 @@ def _grouped(windows: Floats) -> Floats:
 
 
 def _intersections(ours: Floats, theirs: Floats) -> Floats:
-    """Return the areas that squares [N, 3] share with squares [M, 3], float64 [N, M]."""
+    """Return the areas [N, M] that squares [N, 3] share with squares [M, 3]."""
     ends = np.minimum((ours[:, :2] + ours[:, 2:])[:, None], theirs[:, :2] + theirs[:, 2:])
     return np.asarray((ends - np.maximum(ours[:, None, :2], theirs[:, :2])).clip(0).prod(2))

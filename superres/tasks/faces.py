@@ -2,7 +2,7 @@
 
 A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order; the red, green and
 blue of a pixel are consecutive. Photographs are reduced as in Tensor2Tensor's Img2imgCeleba: crop, then exact area
-averaging with truncation.
+averaging with truncation. Pictures and tokens of another type, shape or range raise InvalidInputError.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,38 +20,22 @@ from superres.config import FACES, ModelConfig, is_whole, require
 from superres.errors import InvalidInputError
 from superres.tasks.consistency import CellLimits, cell_limits
 from superres.tasks.pictures import Pixels
-from superres.tasks.pictures import read_image as read_image  # for users
 
 Int64 = npt.NDArray[np.int64]
-Source = Literal["auto", "lowres", "photo"]
 
 CHANNELS = 3
 INTENSITIES = 256
-SOURCES: tuple[str, ...] = get_args(Source)
+SOURCES = ("auto", "lowres", "photo")
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
-SMALLEST_CROP = 0.8
-"""Smallest side of a random crop, over the side of the picture."""
-CELEBA_ALIGNED = (218, 178)
-"""Height and width of CelebA's aligned pictures."""
+SMALLEST_CROP = 0.8  # side of a random crop, over the side of the picture
+CELEBA_ALIGNED = (218, 178)  # height and width of CelebA's aligned pictures
 
 
 def area_reduce(images: Pixels, rows: int, columns: int, *, is_reduced: bool = False) -> Pixels:
-    """Average boxes of fractional size exactly and truncate, as Tensor2Tensor's Img2imgCeleba does.
+    """Reduce uint8 [..., H, W, C] to [..., rows, columns, C] by exact averages of boxes of fractional size, truncated.
 
-    Truncation lowers intensities by half a grey level on average. Pictures that were reduced before have lost this
-    half already, so their averages are rounded.
-
-    Args:
-        images: uint8 [..., H, W, C]; H is at least `rows`, and W is at least `columns`.
-        rows: number of rows of the result, at least 1.
-        columns: number of columns of the result, at least 1.
-        is_reduced: whether `images` are truncated averages themselves.
-
-    Returns:
-        uint8 [..., rows, columns, C].
-
-    Raises:
-        InvalidInputError: the images are not uint8, or the result would be larger.
+    Tensor2Tensor's Img2imgCeleba does so. Truncation lowers intensities by half a grey level on average. Pictures that
+    are truncated averages themselves (`is_reduced`) have lost this half already, so their averages are rounded.
     """
     if images.dtype != np.uint8 or images.ndim < 3:
         raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
@@ -80,46 +64,25 @@ def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
-def crop_celeba(image: Pixels) -> Pixels:
-    """Crop Img2imgCeleba's 138x138 face from an aligned CelebA picture, uint8 [218, 178, 3].
-
-    Raises:
-        InvalidInputError: the picture has another shape.
-    """
-    if image.shape != (*CELEBA_ALIGNED, 3):
-        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned pictures")
-    return image[40:178, 20:158]
-
-
 def crop_square(image: Pixels) -> Pixels:
-    """Crop a square from uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, otherwise the centre."""
+    """Crop a square from uint8 [H, W, 3]: Img2imgCeleba's 138x138 pixels of an aligned picture, else the centre."""
     height, width = image.shape[:2]
     if (height, width) == CELEBA_ALIGNED:
-        return crop_celeba(image)
+        return image[40:178, 20:158]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return image[top : top + side, left : left + side]
 
 
 def encode(images: Pixels) -> Int64:
-    """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B.
-
-    Raises:
-        InvalidInputError: `images` has another type or shape.
-    """
+    """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != CHANNELS:
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
 
 def enlarge(images: Pixels, method: str, side: int) -> Pixels:
-    """Enlarge uint8 [N, h, w, 3] to [N, side, side, 3] with Pillow's "nearest" or "bicubic", for comparison.
-
-    Raises:
-        InvalidInputError: the method is unknown.
-    """
-    if method not in ENLARGEMENTS:
-        raise InvalidInputError(f"unknown enlargement {method!r}; known: {', '.join(ENLARGEMENTS)}")
+    """Enlarge uint8 [N, h, w, 3] to [N, side, side, 3] with a method of ENLARGEMENTS, for comparison."""
     enlarged = [np.asarray(Image.fromarray(image).resize((side, side), ENLARGEMENTS[method])) for image in images]
     return np.array(enlarged, np.uint8).reshape(-1, side, side, CHANNELS)
 
@@ -130,10 +93,7 @@ class FaceTask:
 
     Attributes:
         source: side of the input in pixels.
-        target: side of the output in pixels, a whole multiple of `source`.
-
-    Raises:
-        ConfigError: a side is not a positive whole number, or `target` is not a multiple of `source`.
+        target: side of the output in pixels, a whole multiple of `source`; another value raises ConfigError.
     """
 
     source: int
@@ -142,17 +102,12 @@ class FaceTask:
 
     def __post_init__(self) -> None:
         sides = is_whole(self.source) and is_whole(self.target) and 1 <= self.source <= self.target
-        require(sides and self.target % self.source == 0,
-                f"faces need a target side that is a whole multiple of the source side, not {self.target} for "
-                f"{self.source}")
+        require(sides and self.target % self.source == 0, f"faces need a target side that is a whole multiple of the "
+                f"source side, not {self.target} for {self.source}")
 
     @classmethod
     def of(cls, network: ModelConfig) -> FaceTask:
-        """Return the task of a network.
-
-        Raises:
-            ConfigError: the network's shapes are not those of square RGB pictures.
-        """
+        """Return the task of a network; raise ConfigError unless its shapes are those of square RGB pictures."""
         shapes = network.source_shape, network.target_shape
         require(all(len(shape) == 3 and shape[0] == shape[1] and shape[2] == CHANNELS for shape in shapes),
                 f"faces are square RGB pictures, but the network has source_shape {list(shapes[0])} and target_shape "
@@ -171,12 +126,12 @@ class FaceTask:
 
     @property
     def source_size(self) -> str:
-        """The input's size as words write it, such as "6x6"."""
+        """The input's size in messages, such as "6x6"."""
         return f"{self.source}x{self.source}"
 
     @property
     def target_size(self) -> str:
-        """The output's size as words write it, such as "18x18"."""
+        """The output's size in messages, such as "18x18"."""
         return f"{self.target}x{self.target}"
 
     @property
@@ -185,67 +140,37 @@ class FaceTask:
         return math.ceil(self.target / SMALLEST_CROP)
 
     def encode(self, images: Pixels) -> Int64:
-        """Convert inputs, uint8 [N, source, source, 3], to tokens, int64 [N, S]: see `encode`.
-
-        Raises:
-            InvalidInputError: `images` has another type or shape.
-        """
+        """Convert inputs, uint8 [N, source, source, 3], to tokens, int64 [N, S]: see `encode`."""
         if images.dtype != np.uint8 or images.shape[1:] != self.source_shape:
             raise InvalidInputError(f"sources are {images.dtype} {images.shape}; give uint8 (N, *{self.source_shape})")
         return encode(images)
 
     def decode(self, tokens: npt.ArrayLike) -> Pixels:
-        """Convert tokens, whole numbers [N, T] in 0..255, to outputs, uint8 [N, target, target, 3].
-
-        Raises:
-            InvalidInputError: `tokens` has another type or shape, or a token is out of range.
-        """
+        """Convert tokens, whole numbers [N, T] in 0..255, to outputs, uint8 [N, target, target, 3]."""
         array = np.asarray(tokens)
         length = math.prod(self.target_shape)
         if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
             raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row "
                                     "per face")
-        low, high = (array.min(), array.max()) if array.size else (0, 0)
-        if low < 0 or high >= INTENSITIES:
-            raise InvalidInputError(f"tokens must be in 0..{INTENSITIES - 1}, not {low}..{high}; decode them with "
-                                    "their own task")
+        if array.size and not 0 <= array.min() <= array.max() < INTENSITIES:
+            raise InvalidInputError(f"tokens must be in 0..{INTENSITIES - 1}, not {array.min()}..{array.max()}; decode "
+                                    "them with their own task")
         return array.astype(np.uint8).reshape(-1, *self.target_shape)
 
     def limits(self, intensities: int = INTENSITIES) -> CellLimits:
-        """Return the limits under which an output reduces to exactly its input."""
+        """Return the limits under which an output reduces to exactly its input: see `cell_limits`."""
         return cell_limits(self.source_shape, self.target_shape, intensities)
 
-    def to_source(self, image: Pixels, source: Source = "auto") -> Pixels:
-        """Make the network's input from a picture.
-
-        Args:
-            image: uint8 [H, W, 3], at least as large as the input.
-            source: "auto" leaves a picture of the input's size unchanged and reduces larger ones; "lowres" requires the
-                input's size; "photo" crops and reduces.
-
-        Returns:
-            uint8 [source, source, 3].
-
-        Raises:
-            InvalidInputError: `source` is unknown, the picture is too small, or `source` is "lowres" and the picture
-                has another size.
-        """
-        if source not in SOURCES:
-            raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != CHANNELS:
-            raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {_describe(image)}; convert it to RGB")
-        height, width = image.shape[:2]
-        if source == "lowres" and not self.is_source(image):
-            raise InvalidInputError(f"source 'lowres' needs images of {self.source_size}, not {width}x{height}; use "
-                                    "'auto' or 'photo'")
-        if min(height, width) < self.source:
-            raise InvalidInputError(f"an image must be at least {self.source_size}, not {width}x{height}; use a larger "
-                                    "one")
-        return self.source_of(crop_square(image))
-
     def is_source(self, image: Pixels) -> bool:
-        """Return whether a picture [H, W, C] has the input's size, and so is an input as it is."""
+        """Return whether a picture [H, W, C] has the input's size."""
         return image.shape[:2] == self.source_shape[:2]
+
+    def to_source(self, image: Pixels) -> Pixels:
+        """Return a picture, uint8 [H, W, 3], that has the input's size; raise InvalidInputError if it has another."""
+        if not self.is_source(image):
+            raise InvalidInputError(f"source 'lowres' needs images of {self.source_size}, not {image.shape[1]}x"
+                                    f"{image.shape[0]}; use 'auto' or 'photo'")
+        return image
 
     def source_of(self, square: Pixels) -> Pixels:
         """Return a square, uint8 [side, side, C], reduced to the input's size."""
@@ -265,17 +190,10 @@ class FaceTask:
         return enlarge(images, method, self.target)
 
     def random_crop(self, picture: Pixels, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
-        """Cut a random square from a reduced picture and reduce it to both sizes.
+        """Cut a random square from a truncated average, uint8 [side, side, 3], and return it at `both_sizes`.
 
-        The side is uniform between SMALLEST_CROP and 1 of the picture's side. The place is uniform inside the picture,
-        so the mean centre is the picture's centre.
-
-        Args:
-            picture: uint8 [side, side, 3], a truncated average of a crop, with a side of at least `large`.
-            rng: random numbers.
-
-        Returns:
-            uint8 [target, target, 3] and [source, source, 3], both averaged from the same square.
+        The picture's side is at least `large`. The square's side is uniform between SMALLEST_CROP and 1 of it, and its
+        place is uniform inside the picture, so the mean centre is the picture's centre.
         """
         whole = len(picture)
         side = int(rng.integers(math.ceil(SMALLEST_CROP * whole), whole, endpoint=True))
@@ -284,14 +202,10 @@ class FaceTask:
 
 
 def image_key(source: Pixels, sample: int) -> int:
-    """Return the key of an image's sampling noise, in [0, 2**63).
+    """Return the key, in [0, 2**63), of the sampling noise of an input, uint8 [h, w, 3], and its sample 1, 2, ...
 
-    The key depends on the pixels and the number of the sample only. So an output does not depend on the file's name,
-    the order of the inputs, the batch or the shard.
-
-    Args:
-        source: uint8 [source, source, 3].
-        sample: number of the sample, from 1.
+    It depends on nothing else, so an output does not depend on the file's name, the order of the inputs, the batch or
+    the shard.
     """
     digest = hashlib.sha256(np.ascontiguousarray(source).tobytes() + sample.to_bytes(8, "big")).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,7 +1,8 @@
 """Photos: choose the squares that are reduced to the model's input, and read pictures of any kind.
 
 A photo is a picture whose shorter side has more pixels than the model's output, unless it has the size of CelebA's
-aligned pictures, 178x218, whose crop is known. A smaller picture is used as it is, or its central square.
+aligned pictures, 178x218, whose crop is known. A smaller picture is used as it is, or its central square. A picture
+that cannot be used raises InvalidInputError, and an impossible crop setting ConfigError.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from superres.tasks.pictures import Pixels, picture_of, read_image
 
 FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
-CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"
-"""Values of a crop setting."""
+CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
 """A picture: the path of a file, a Pillow image, or pixels uint8 [H, W, 3]."""
 
@@ -65,15 +65,7 @@ def is_photo(image: Pixels, task: FaceTask) -> bool:
 
 
 def parse_crop(setting: str, least: int = 1) -> Crop | None:
-    """Return the square of a crop setting "X,Y,SIZE"; None for "face" and "centre".
-
-    Args:
-        setting: the setting.
-        least: smallest SIZE, the side of the model's input.
-
-    Raises:
-        ConfigError: the setting is none of these, or SIZE is too small.
-    """
+    """Return the square of a crop setting "X,Y,SIZE", SIZE at least `least`; None for "face" and "centre"."""
     if setting in (FACE, CENTRE):
         return None
     words = setting.split(",") if isinstance(setting, str) else []
@@ -98,7 +90,7 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
 
     Raises:
         ConfigError: the setting is unknown.
-        InvalidInputError: the picture is too small or cannot be used, or a given square does not lie inside it.
+        InvalidInputError: the picture cannot be used, or a given square does not lie inside it.
     """
     given, image = parse_crop(setting, task.source), to_pixels(image, task.source)
     height, width = image.shape[:2]
@@ -108,9 +100,9 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
                                     f"X + SIZE up to {width}, and Y + SIZE up to {height}")
         return [given]
     searched = setting == FACE and is_photo(image, task)
-    found = find_faces(image) if searched else np.empty((0, 3))
-    faces = [_inside(x, y, side, width, height) for x, y, side in found.tolist()]
-    if faces:
+    found = find_faces(image).tolist() if searched else []
+    if found:
+        faces = [_inside(x, y, side, width, height) for x, y, side in found]
         return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
                 for number, crop in enumerate(faces, 1)]
     if (height, width) == CELEBA_ALIGNED:
@@ -120,22 +112,16 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
 
 
 def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
-    """Return the square around (x, y), moved into the picture, and as large as it is at most."""
+    """Return the square around (x, y), moved into the picture and reduced to its size."""
     size = min(round(side), width, height)
     left, top = round(x - size / 2), round(y - size / 2)
     return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE)
 
 
 def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:
-    """Return one line that says which squares of a photo are used, and how little the model sees of them.
+    """Return a line with the squares of the photo `name`, uint8 [H, W, 3], that are used, and the size of the input.
 
-    The result is None for a picture that is no photo, unless its square is given.
-
-    Args:
-        name: name of the picture.
-        image: uint8 [H, W, 3].
-        crops: its squares, as `choose_crops` returns them.
-        task: the sizes of the model's input and output.
+    `crops` are those of `choose_crops`. The result is None for a picture that is no photo, unless its square is given.
     """
     (height, width), first = image.shape[:2], crops[0]
     if not is_photo(image, task) and first.kind != "given":
@@ -152,15 +138,12 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
             f"{task.source_size}{each}")
 
 
-def to_pixels(image: Pixels | Image.Image, least: int) -> Pixels:
-    """Return the pixels of a Pillow image of any mode, or of an array after a check: uint8 [H, W, 3].
-
-    Raises:
-        InvalidInputError: an array has another shape or type, a side has fewer than `least` pixels, or the picture is
-            damaged.
-    """
+def to_pixels(image: PictureLike, least: int) -> Pixels:
+    """Return the pixels, uint8 [H, W, 3], of a picture whose sides have at least `least` pixels."""
+    if isinstance(image, str | os.PathLike):
+        return read_image(image, least)
     if isinstance(image, Image.Image):
-        return picture_of(image, least=least).rgb
+        return picture_of(image, least).rgb
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         what = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
         raise InvalidInputError(f"a picture must be a path, a Pillow image or uint8 [H, W, 3], not {what}; convert it")
@@ -178,7 +161,7 @@ class PhotoSources:
         images: uint8 [N, source, source, 3].
         crops: the square of its picture that each image is reduced from.
         inputs: number of each image's picture, from 0.
-        notes: one line per photo: which squares are used, and how little the model sees of them.
+        notes: the `crop_note` of each photo.
     """
 
     images: Pixels
@@ -190,39 +173,27 @@ class PhotoSources:
 def read_sources(
     pictures: PictureLike | Iterable[PictureLike], task: FaceTask, crop: str = DEFAULT_CROP,
 ) -> PhotoSources:
-    """Read pictures one by one, and reduce their squares to the model's inputs.
-
-    Args:
-        pictures: one picture, or several.
-        task: the sizes of the model's input and output.
-        crop: setting for all pictures; see `choose_crops`.
-
-    Raises:
-        ConfigError: the crop setting is unknown.
-        InvalidInputError: a picture cannot be read or used, or a given square does not lie inside it.
-    """
+    """Read one or several pictures one by one, and reduce their squares to the model's inputs: see `choose_crops`."""
     parse_crop(crop, task.source)
-    is_one = isinstance(pictures, str | os.PathLike | Image.Image)
-    if isinstance(pictures, np.ndarray):
-        is_one = pictures.ndim == 3
-        if pictures.dtype != np.uint8 or pictures.ndim not in (3, 4) or pictures.shape[-1] != 3:
-            raise InvalidInputError(f"pictures are {pictures.dtype} {list(pictures.shape)}; give uint8 [N, H, W, 3]")
-    elif not is_one and not isinstance(pictures, Iterable):
-        raise InvalidInputError(f"pictures are a {type(pictures).__name__}; give a path, a Pillow image or an array")
-    result = PhotoSources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
+    dimensions = pictures.ndim if isinstance(pictures, np.ndarray) else None
+    if isinstance(pictures, str | os.PathLike | Image.Image) or dimensions == 3:
+        pictures = [pictures]  # type: ignore[list-item]
+    elif not isinstance(pictures, Iterable) or dimensions not in (None, 4):
+        what = f"have the shape {list(pictures.shape)}" if isinstance(pictures, np.ndarray) else (
+            f"are a {type(pictures).__name__}")
+        raise InvalidInputError(f"pictures {what}; give a path, a Pillow image or uint8 [N, H, W, 3]")
     images: list[Pixels] = []
-    for number, picture in enumerate([pictures] if is_one else pictures):  # type: ignore[arg-type]
-        is_path = isinstance(picture, str | os.PathLike)
-        name = os.fspath(picture) if is_path else f"picture {number + 1}"  # type: ignore[arg-type]
+    result = PhotoSources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
+    for number, picture in enumerate(pictures):
+        name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
         try:
-            pixels = (read_image(picture, least=task.source) if is_path  # type: ignore[arg-type]
-                      else to_pixels(picture, task.source))  # type: ignore[arg-type]
+            pixels = to_pixels(picture, task.source)
             crops = choose_crops(pixels, task, crop)
         except InvalidInputError as error:
             raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
-        note = crop_note(name, pixels, crops, task)
-        result.notes.extend([note] if note is not None else [])
         images += [task.source_of(one.take(pixels)) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
+        if (note := crop_note(name, pixels, crops, task)) is not None:
+            result.notes.append(note)
     return replace(result, images=np.stack(images)) if images else result

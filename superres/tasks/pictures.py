@@ -1,4 +1,7 @@
-"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB pixels."""
+"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB pixels.
+
+A file that is missing, damaged, not a picture, too small or too large raises InvalidInputError.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import os
 import stat
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,8 +30,6 @@ MAX_PIXELS = 50_000_000
 # Only formats that Pillow decodes itself; for EPS it would run an external program on an untrusted file.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-_SIZE_TAGS = {"image": (0x0100, 0x0101, 0x0112), "photo": (0xA002, 0xA003)}
-_PHOTO_TAGS = 0x8769
 _SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 
 
@@ -50,9 +52,9 @@ class Picture:
     has_profile: bool = False
 
 
-def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, least: int = 1) -> Pixels:
+def read_image(path: str | os.PathLike[str], least: int = 1) -> Pixels:
     """Read the pixels of a picture file, uint8 [H, W, 3]; see `read_picture`."""
-    return read_picture(path, max_pixels=max_pixels, least=least).rgb
+    return read_picture(path, least=least).rgb
 
 
 def read_picture(
@@ -62,18 +64,11 @@ def read_picture(
     """Read a picture of any mode as upright, opaque sRGB pixels.
 
     The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
-    blended with `background`. 16-bit grey is scaled to 8 bits; palette, grey and CMYK pictures become RGB. Only the
-    first frame of an animation is read. HEIC and HEIF need the extra `heic`.
+    blended with `background`, a colour's name in Pillow. 16-bit grey is scaled to 8 bits; palette, grey and CMYK
+    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the extra `heic`.
 
-    Args:
-        file: path of the file, or its content opened for reading; the format is detected from the content.
-        label: name of the file in messages; the path if None.
-        max_pixels: largest number of pixels; it is checked before the picture is decoded.
-        background: name of a colour in Pillow.
-        least: smallest width and height in pixels; they are checked before the picture is decoded.
-
-    Raises:
-        InvalidInputError: the file is missing, damaged, not a picture, too small or too large.
+    `file` is a path, or content opened for reading, and `label` its name in messages; the format is detected from the
+    content. `max_pixels` in all, and `least` in width and height, are checked before the picture is decoded.
     """
     label = str(file) if label is None else label
     with warnings.catch_warnings():
@@ -91,17 +86,12 @@ def read_picture(
             raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
 
 
-def picture_of(
-    image: Image.Image, label: str = "the picture", background: str = "white", least: int = 1,
-) -> Picture:
-    """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed.
-
-    Raises:
-        InvalidInputError: the image is too small, too large or damaged.
-    """
+def picture_of(image: Image.Image, least: int = 1) -> Picture:
+    """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed."""
+    label = "the picture"
     _check_size(label, image.width, image.height, MAX_PIXELS, least)
     try:
-        return _decode(image, background)
+        return _decode(image, "white")
     except Exception as error:  # as above: a file that Pillow opened is decoded only now
         raise InvalidInputError(_explain(label, label, error, MAX_PIXELS)) from error
 
@@ -148,12 +138,9 @@ def _explain(file: str | os.PathLike[str] | IO[bytes], label: str, error: Except
 
 def _is_heif(file: str | os.PathLike[str] | IO[bytes]) -> bool:
     try:
-        if isinstance(file, (str, os.PathLike)):
-            with open(file, "rb") as opened:
-                start = opened.read(12)
-        else:
-            file.seek(0)
-            start = file.read(12)
+        with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
+            opened.seek(0)
+            start = opened.read(12)
     except OSError:
         return False
     return start[4:8] == b"ftyp" and start[8:] in _HEIF_BRANDS
@@ -194,8 +181,7 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     if profile and image.mode not in _SPACES.values():
         image = image.convert("RGB")
     transform = _transform(profile, image.mode) if profile else None
-    converted = None if transform is None else ImageCms.applyTransform(image, transform)
-    return image.convert("RGB") if converted is None else converted
+    return (ImageCms.applyTransform(image, transform) if transform else None) or image.convert("RGB")
 
 
 @functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
@@ -224,8 +210,7 @@ def _kept_exif(image: Image.Image) -> bytes | None:
     """Return the picture's EXIF data without orientation, sizes and thumbnail; None if it is missing or damaged."""
     try:
         exif = image.getexif()
-        photo = exif.get_ifd(_PHOTO_TAGS)
-        for tags, names in ((exif, _SIZE_TAGS["image"]), (photo, _SIZE_TAGS["photo"])):
+        for tags, names in ((exif, (0x0100, 0x0101, 0x0112)), (exif.get_ifd(0x8769), (0xA002, 0xA003))):
             for name in names:
                 tags.pop(name, None)
         return exif.tobytes() if len(exif) else None

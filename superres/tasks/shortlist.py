@@ -1,11 +1,11 @@
-"""What a checkpoint for text knows of its training text: likely translations of every token, and usual tokens.
+"""Statistics of the training text of a checkpoint for text: likely translations of every token, and its frequency.
 
 Shortlists are the few target tokens that a translation may contain, for the prediction heads to choose from. A head's
 product with the whole vocabulary takes most of its time. The lists are lexical, as in Devlin (2017), "Sharp Models on
 Dull Hardware", section 3.3: the likeliest translations of every source token, and the commonest tokens. p1 chooses from
 the whole vocabulary, so shortlists change no output, only how many proposals are accepted.
 
-How usual the tokens of a sentence are tells whether it is of the kind that the network learned.
+A sentence of rarer tokens than nearly all training sentences is unlike the training text.
 """
 
 from __future__ import annotations
@@ -22,14 +22,9 @@ from superres.system.reading import require_regular
 
 Int64 = npt.NDArray[np.int64]
 
-SHORTLIST = "shortlist.safetensors"
-"""File of the shortlists in a checkpoint's folder."""
-
-TOKENS = 384
-"""Tokens in the shortlist of a source. The engine multiplies 32 at a time."""
-
-ROUNDS = 5
-"""Rounds of expectation maximisation; more change the lists little."""
+SHORTLIST = "shortlist.safetensors"  # in a checkpoint's folder
+TOKENS = 384  # in the shortlist of a source; the engine multiplies 32 at a time
+ROUNDS = 5  # of expectation maximisation; more change the lists little
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +75,10 @@ class Shortlists:
 
     @classmethod
     def read(cls, path: Path, vocabulary: int) -> Shortlists:
-        """Read a file written from `to_bytes`, for a vocabulary of V tokens.
-
-        Raises:
-            CheckpointError: the file is damaged, or was made for another vocabulary.
-        """
+        """Read a file made by `to_bytes`; raise CheckpointError if it is damaged or for another vocabulary size V."""
         from safetensors import SafetensorError, safe_open
 
+        remedy = "make them with 'superres train shortlist', or remove the file"
         try:
             require_regular(path)
             with safe_open(path, "np") as file:
@@ -98,11 +90,9 @@ class Shortlists:
                      and likely.max(initial=-1) < vocabulary and bits.shape == (vocabulary,) and usual.shape == (1,)
                      and bits.dtype == usual.dtype == np.float32 and bool(np.isfinite(bits).all() and usual >= 0))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} does not hold shortlists ({plain(str(error))}); make them with 'superres "
-                                  "train shortlist', or remove the file") from error
+            raise CheckpointError(f"{path} does not hold shortlists ({plain(str(error))}); {remedy}") from error
         if not whole:
-            raise CheckpointError(f"{path} does not hold shortlists for {vocabulary} tokens; make them with 'superres "
-                                  "train shortlist', or remove the file")
+            raise CheckpointError(f"{path} does not hold shortlists for {vocabulary} tokens; {remedy}")
         return cls(common.astype(np.int64), likely.astype(np.int64), bits, float(usual[0]), domain)
 
 
@@ -110,18 +100,17 @@ def make_shortlists(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], vocabulary: int, common: int = 128,
     likely: int = 48, domain: str = "",
 ) -> Shortlists:
-    """Learn shortlists from sentences and their translations with IBM's model 1 (Brown et al. 1993).
+    """Learn shortlists from the tokens of sentences and of their translations with IBM's model 1 (Brown et al. 1993).
 
-    Args:
-        sources: tokens of the sentences.
-        targets: tokens of their translations, as many.
-        vocabulary: V.
-        common: number of common tokens.
-        likely: number of translations per source token.
-        domain: see `Shortlists`.
+    They hold up to `common` common tokens, and `likely` translations of each of the `vocabulary` source tokens.
     """
-    pairs, place = _pairs(sources, targets, vocabulary)
-    key, pair = np.unique(pairs, return_inverse=True)
+    pairs, places, start = [], [], 0  # of all tokens of a sentence and its translation, and the target tokens' places
+    for ours, theirs in zip(sources, targets, strict=True):
+        pairs.append((np.asarray(ours, np.int64)[:, None] * vocabulary + np.asarray(theirs, np.int64)).ravel())
+        places.append(np.tile(np.arange(start, start + len(theirs)), len(ours)))
+        start += len(theirs)
+    place = np.concatenate(places)
+    key, pair = np.unique(np.concatenate(pairs), return_inverse=True)
     source, target = np.divmod(key, vocabulary)
     p = np.ones(len(key))  # of a target token, given a source token
     for _ in range(ROUNDS):
@@ -129,26 +118,13 @@ def make_shortlists(
         weight /= np.bincount(place, weight)[place]
         count = np.bincount(pair, weight, len(key))
         p = count / np.bincount(source, count, vocabulary)[source]
-    frequency = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in targets]), minlength=vocabulary)
+    frequency, known = (np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows]), minlength=vocabulary)
+                        for rows in (targets, sources))
     frequent = np.argsort(-frequency, kind="stable")[:common]
-    known = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in sources]), minlength=vocabulary) + 0.5
-    bits = -np.log2(known / known.sum())
+    bits = -np.log2((known + 0.5) / (known + 0.5).sum())
     usual = float(np.percentile([bits[list(row)].mean() for row in sources], 99))
     return Shortlists(frequent[frequency[frequent] > 0], _likeliest(source, target, p, vocabulary, likely),
                       bits.astype(np.float32), usual, domain)
-
-
-def _pairs(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], vocabulary: int,
-) -> tuple[Int64, Int64]:
-    """Return all pairs of tokens of a sentence and its translation, and the place of each pair's target token."""
-    pairs, places, start = [], [], 0
-    for source, target in zip(sources, targets, strict=True):
-        ours, theirs = np.asarray(source, np.int64), np.asarray(target, np.int64)
-        pairs.append((ours[:, None] * vocabulary + theirs).ravel())
-        places.append(np.tile(np.arange(start, start + len(theirs)), len(ours)))
-        start += len(theirs)
-    return np.concatenate(pairs), np.concatenate(places)
 
 
 def _likeliest(source: Int64, target: Int64, p: npt.NDArray[np.float64], vocabulary: int, count: int) -> Int64:

@@ -1,7 +1,7 @@
 """Translation: text as SentencePiece tokens, parallel text files, and lines that are too long for the model.
 
 A token is a piece of the joint vocabulary of both languages. Sources and targets end with END; PADDING fills a batch.
-SentencePiece is in the extra `text`.
+SentencePiece is in the extra `text`. Text and tokens that cannot be used raise InvalidInputError.
 """
 
 from __future__ import annotations
@@ -30,44 +30,31 @@ Int64 = npt.NDArray[np.int64]
 name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
 VOCABULARY_FILE = "sentencepiece.model"
-MOST_BYTES = 2**26
-"""Largest size of a SentencePiece model in bytes; a model of 8,000 pieces has 360 KiB."""
-PARALLEL_LINES = 1000
-"""Smallest number of lines for which SentencePiece starts several threads."""
-
-SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
-_LANGUAGE = re.compile(r"[a-z]{2,3}")
-_INSTALL = "install it with: pip install 'superres[text]'"
+MOST_BYTES = 2**26  # of a SentencePiece model; a model of 8,000 pieces has 360 KiB
+PARALLEL_LINES = 1000  # smallest number of lines for which SentencePiece starts several threads
 
 
 def parse_languages(text: str) -> tuple[str, str]:
-    """Return source and target language of a text such as "en-de".
-
-    Raises:
-        ConfigError: the text is not two different tags of two or three letters, separated by a hyphen.
-    """
+    """Return source and target language of a text such as "en-de"; raise ConfigError for any other text."""
     tags = text.split("-")
-    if len(tags) != 2 or tags[0] == tags[1] or not all(_LANGUAGE.fullmatch(tag) for tag in tags):
+    if len(tags) != 2 or tags[0] == tags[1] or not all(re.fullmatch(r"[a-z]{2,3}", tag) for tag in tags):
         raise ConfigError(f"unknown languages {text!r}; give source and target such as en-de")
     return tags[0], tags[1]
 
 
 class Codec:
-    """Converts text to tokens and back with a SentencePiece model: a `superres.tasks.Task`."""
+    """Converts text to tokens and back with a SentencePiece model.
+
+    Attributes:
+        model: content of the SentencePiece file.
+        length: largest number of source tokens, including END; no limit if None.
+        pieces: SentencePiece's processor.
+    """
 
     name = name
 
     def __init__(self, model: bytes, origin: str = "the vocabulary", length: int | None = None) -> None:
-        """Use a SentencePiece model.
-
-        Args:
-            model: the file's content.
-            origin: name of the model in messages.
-            length: largest number of source tokens, including END; no limit if None.
-
-        Raises:
-            CheckpointError: the model is damaged, or its first pieces are not PADDING, END and UNKNOWN.
-        """
+        """Use a model, which messages call `origin`; raise CheckpointError unless it begins with the special pieces."""
         self.model, self.length = model, length
         try:
             self.pieces: SentencePieceProcessor = _sentencepiece().SentencePieceProcessor(model_proto=model)
@@ -81,11 +68,7 @@ class Codec:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], length: int | None = None) -> Codec:
-        """Read the vocabulary in a checkpoint's folder.
-
-        Raises:
-            CheckpointError: the vocabulary is missing or damaged.
-        """
+        """Read the vocabulary in a checkpoint's folder; raise CheckpointError if it is missing or damaged."""
         path = Path(folder) / VOCABULARY_FILE
         return cls(read_vocabulary(path), str(path), length)
 
@@ -95,46 +78,39 @@ class Codec:
         return int(self.pieces.get_piece_size())
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each line, including END.
-
-        Raises:
-            InvalidInputError: a line cannot be encoded as UTF-8.
-        """
+        """Return the tokens of each line, including END."""
         for line in lines:
-            _require_utf8(line)
-        # A list takes longer to begin with than a few sentences take one by one, and threads longer still.
+            try:
+                line.encode()
+            except UnicodeEncodeError as error:  # half a surrogate pair stands for a byte that is not UTF-8
+                raise InvalidInputError(f"character {error.start + 1} of {_excerpt(line)} is not UTF-8; convert the "
+                                        "text, for example with iconv -t utf-8") from error
+        # SentencePiece takes longer to start with a list than with single sentences, and longer still with threads.
         many = len(lines) >= PARALLEL_LINES
         encoded = self.pieces.encode(list(lines), num_threads=-1) if many else map(self.pieces.encode, lines)
-        rows = cast("Iterable[list[int]]", encoded)
-        return [[*row, END] for row in rows]
+        return [[*row, END] for row in cast("Iterable[list[int]]", encoded)]
 
     def encode(self, lines: Sequence[str], /) -> Int64:
-        """Convert N lines to source tokens, int64 [N, S], with PADDING after each END.
-
-        Raises:
-            InvalidInputError: a line has more than `length` tokens.
-        """
+        """Convert N lines to source tokens, int64 [N, S], with PADDING after each END."""
         rows = self.split(lines)
         for number, row in enumerate(rows):
             if self.length is not None and len(row) > self.length:
                 raise InvalidInputError(f"input {number + 1} has {len(row)} tokens, more than the {self.length} that "
-                                        f"the model reads: {excerpt(lines[number])}; split it")
+                                        f"the model reads: {_excerpt(lines[number])}; split it")
         return pad(rows)
 
     def decode(self, tokens: npt.ArrayLike, /) -> list[str]:
-        """Convert target tokens, whole numbers [N, T], to lines; PADDING and tokens after END are ignored.
-
-        Raises:
-            InvalidInputError: `tokens` has another type or shape, or a token is out of range.
-        """
+        """Convert target tokens, whole numbers [N, T], to lines; PADDING and tokens after END are ignored."""
         array = np.asarray(tokens)
         if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2:
             raise InvalidInputError(f"tokens must be whole numbers [N, T], not {array.dtype} {list(array.shape)}")
         if array.size and not 0 <= array.min() <= array.max() < self.size:
             raise InvalidInputError(f"tokens must be in 0..{self.size - 1}, not {array.min()}..{array.max()}; "
                                     "decode them with the vocabulary that made them")
+        kept = ([token for token in takewhile(lambda token: token != END, row) if token != PADDING]
+                for row in array.tolist())
         # Pieces for single bytes could form line breaks of any kind.
-        return [" ".join(self.pieces.decode(before_end(row)).splitlines()) for row in array.tolist()]
+        return [" ".join(self.pieces.decode(row).splitlines()) for row in kept]
 
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Return the pieces of `tokens` for display; an underscore marks the start of a word."""
@@ -152,8 +128,7 @@ class Codec:
         for count in range(1, len(tokens)):
             # A part of a character is decoded as a replacement character, which `whole` does not have there.
             pairs = zip(whole, self.decode([tokens[:count]])[0], strict=False)
-            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            ends.append(max(ends[-1], known))
+            ends.append(max(ends[-1], sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))))
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
     def segments(self, line: str) -> list[str]:
@@ -161,62 +136,41 @@ class Codec:
 
         A line is split only if it is too long: between sentences, and within a sentence that is too long, between
         words.
-
-        Raises:
-            InvalidInputError: a single word is too long.
         """
         if not line.strip():
             return []
-        if self.length is None or len(self.split([line])[0]) <= self.length:
+        if self._fits(line):
             return [line]
-        sentences = SENTENCE_END.split(line.strip())
         parts: list[str] = []
-        for sentence in self._packed(sentences):
-            if len(self.split([sentence])[0]) <= self.length:
-                parts.append(sentence)
-            else:
-                parts.extend(self._packed(sentence.split()))
+        for sentence in self._packed(re.split(r"(?<=[.!?…])\s+", line.strip())):
+            parts.extend([sentence] if self._fits(sentence) else self._packed(sentence.split()))
         for part in parts:
-            if len(self.split([part])[0]) > self.length:
+            if not self._fits(part):
                 raise InvalidInputError(f"a word is longer than the {self.length} tokens that the model reads: "
-                                        f"{excerpt(part)}; write it in parts")
+                                        f"{_excerpt(part)}; write it in parts")
         return parts
+
+    def _fits(self, text: str) -> bool:
+        return self.length is None or len(self.split([text])[0]) <= self.length
 
     def _packed(self, pieces: list[str]) -> list[str]:
         """Join consecutive pieces as long as they have at most `length` tokens together."""
-        # Joined text has at most as many tokens as its parts together. `split` adds an END to each part.
-        sizes = [len(row) - 1 for row in self.split(pieces)]
         groups: list[list[str]] = []
-        room = 0
-        for piece, size in zip(pieces, sizes, strict=True):
-            if groups and size <= room:
+        left = 0
+        for piece, row in zip(pieces, self.split(pieces), strict=True):
+            size = len(row) - 1  # without END; joined text has at most as many tokens as its parts together
+            if groups and size <= left:
                 groups[-1].append(piece)
-                room -= size
+                left -= size
             else:
                 groups.append([piece])
-                room = (self.length or 0) - 1 - size
+                left = (self.length or 0) - 1 - size
         return [" ".join(group) for group in groups]
 
 
-def excerpt(line: str) -> str:
+def _excerpt(line: str) -> str:
     """Return the beginning of a line, quoted."""
     return repr(line if len(line) <= 40 else f"{line[:40]}...")
-
-
-def _require_utf8(line: str) -> None:
-    """Raise an error for half a surrogate pair, which represents a byte of an argument that is not UTF-8."""
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInputError(f"character {error.start + 1} of {excerpt(line)} is not UTF-8; convert the text, for "
-                                "example with iconv -t utf-8") from error
-
-
-def before_end(tokens: Sequence[int]) -> list[int]:
-    """Return `tokens` up to their first END, without it and without PADDING."""
-    row = list(tokens)
-    row = row[: row.index(END)] if END in row else row
-    return [token for token in row if token != PADDING]
 
 
 def pad(rows: Sequence[Sequence[int]], length: int = 0) -> Int64:
@@ -232,17 +186,13 @@ def _sentencepiece() -> ModuleType:
     try:
         import sentencepiece
     except ImportError as error:
-        raise ConfigError(f"translation needs SentencePiece; {_INSTALL}") from error
+        raise ConfigError("translation needs SentencePiece; install it with: pip install 'superres[text]'") from error
     module: ModuleType = sentencepiece
     return module
 
 
 def read_vocabulary(path: Path) -> bytes:
-    """Read the file of a SentencePiece model.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """Read the file of a SentencePiece model; raise CheckpointError if it cannot be read."""
     try:
         return read_file(path, MOST_BYTES)
     except OSError as error:
@@ -250,21 +200,15 @@ def read_vocabulary(path: Path) -> bytes:
                               "it, name another with --vocabulary or fetch the checkpoint again") from error
 
 
-def train_vocabulary(lines: Sequence[str], size: int, kind: str = "bpe") -> bytes:
-    """Train a joint vocabulary on the lines of both languages and return it as a SentencePiece model.
+def train_vocabulary(lines: Sequence[str], size: int) -> bytes:
+    """Train a joint vocabulary (BPE) on the lines of both languages and return it as a SentencePiece model.
 
-    Args:
-        lines: text.
-        size: V, the number of pieces, including special pieces and 256 bytes for characters that are not in `lines`.
-        kind: "bpe" or "unigram".
-
-    Raises:
-        InvalidInputError: there is too little text for `size` pieces.
+    Its `size` pieces include special pieces, and 256 bytes for characters that are not in `lines`.
     """
     model = io.BytesIO()
     try:
         _sentencepiece().SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=kind,
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type="bpe",
             pad_id=PADDING, eos_id=END, unk_id=UNKNOWN, bos_id=-1, byte_fallback=True, character_coverage=1.0,
             shuffle_input_sentence=False, num_threads=1, minloglevel=2,
         )
@@ -277,18 +221,10 @@ def train_vocabulary(lines: Sequence[str], size: int, kind: str = "bpe") -> byte
 
 @dataclass(frozen=True)
 class TextPairs:
-    """Sentences and their translations, line by line.
-
-    Raises:
-        InvalidInputError: the numbers of lines differ.
-    """
+    """Sentences and their translations, line by line."""
 
     source: list[str]
     target: list[str]
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise InvalidInputError(f"{len(self.source)} source lines and {len(self.target)} target lines do not pair")
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -296,11 +232,7 @@ class TextPairs:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""Return the lines of a text file without a byte order mark; only \n and \r\n end a line.
-
-    Raises:
-        InvalidInputError: the file is missing, empty or not UTF-8.
-    """
+    """Return the lines of a text file: see `decode_lines`."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -309,11 +241,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def decode_lines(data: bytes, origin: str) -> list[str]:
-    """Return the lines in the content of a text file; `origin` is the file's name in messages.
-
-    Raises:
-        InvalidInputError: the content is empty or not UTF-8.
-    """
+    r"""Return the lines of the text file `origin` without a byte order mark; only \n and \r\n end a line."""
     if not data:
         raise InvalidInputError(f"{origin} is empty; give a text of at least one line")
     lines: list[str] = []
@@ -327,21 +255,12 @@ def decode_lines(data: bytes, origin: str) -> list[str]:
     return lines
 
 
-def pair_paths(path: str | os.PathLike[str], languages: tuple[str, str]) -> tuple[Path, Path]:
-    """Return the files of a parallel text.
-
-    Args:
-        path: common prefix of both files' names, PATH.en and PATH.de; or a test set of sacrebleu: the prefix PATH of
-            PATH.en-de.src and PATH.en-de.ref, the folder of these files, or the name of a set that it has fetched.
-        languages: source and target language.
-
-    Raises:
-        InvalidInputError: the files do not exist.
-    """
-    path, pair = Path(path), "-".join(languages)
+def _pair_paths(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
+    """Return the files of a parallel text: see `read_pairs`."""
+    pair = "-".join(languages)
     home = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
-    endings = [tuple(f".{language}" for language in languages), (f".{pair}.src", f".{pair}.ref"),
-               tuple(f".{pair}.{language}" for language in languages)]
+    source, target = languages
+    endings = ((source, target), (f"{pair}.src", f"{pair}.ref"), (f"{pair}.{source}", f"{pair}.{target}"))
     stems = [path]
     if path.name == str(path):
         stems.append(home / path / path)
@@ -349,29 +268,24 @@ def pair_paths(path: str | os.PathLike[str], languages: tuple[str, str]) -> tupl
         stems.append(path / path.name)
     for stem in stems:
         for ending in endings:
-            files = tuple(stem.with_name(stem.name + end) for end in ending)
+            files = tuple(stem.with_name(f"{stem.name}.{end}") for end in ending)
             if any(file.is_file() for file in files):
                 return files[0], files[1]
-    raise InvalidInputError(f"no parallel text {path}{endings[0][0]} and {path}{endings[0][1]}; give the common prefix "
-                            f"of both names, or a test set that sacrebleu -t NAME -l {pair} has fetched")
+    raise InvalidInputError(f"no parallel text {path}.{source} and {path}.{target}; give the common prefix of both "
+                            f"names, or a test set that sacrebleu -t NAME -l {pair} has fetched")
 
 
 def read_pairs(
     path: str | os.PathLike[str], languages: tuple[str, str] = ("en", "de"), limit: int | None = None,
 ) -> TextPairs:
-    """Read a parallel text.
+    """Read a parallel text, or its first `limit` pairs, in the source and target language `languages`.
 
-    Args:
-        path: as for `pair_paths`.
-        languages: source and target language.
-        limit: largest number of pairs to read, from the start; None reads all.
-
-    Raises:
-        InvalidInputError: a file is missing, empty or not UTF-8, or the numbers of lines differ.
+    `path` is the common prefix PATH of the files PATH.en and PATH.de; or a test set of sacrebleu: the prefix PATH of
+    PATH.en-de.src and PATH.en-de.ref, the folder of these files, or the name of a set that it has fetched.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
-    files = pair_paths(path, languages)
+    files = _pair_paths(Path(path), languages)
     source, target = (read_lines(file) for file in files)
     if len(source) != len(target):
         raise InvalidInputError(f"{files[0]} has {len(source)} lines and {files[1]} {len(target)}; they must be "

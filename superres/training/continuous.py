@@ -36,9 +36,6 @@ SCORED = 200
 """Largest number of development pictures that a round scores, the first of the data."""
 BATCH = 20
 BLOCK_SIZE = 10
-EPSILON = 2
-REPORT = "report.jsonl"
-"""File with one row of scores per round; the first row has the scores of the bundled checkpoint."""
 SCORES = {
     "bits_per_dim": "bits/dim", "greedy_psnr": "PSNR", "greedy_ssim": "SSIM",
     "exact_tokens_per_step": "tokens per step, exact", "epsilon_2_tokens_per_step": "tokens per step, epsilon 2",
@@ -49,18 +46,13 @@ Row = dict[str, Any]
 
 
 def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: Report) -> Path | None:
-    """Train until `stop()` is true; the same call continues the run.
+    """Train until `stop()` is true, with `round_seconds` of training between two scores; the same call continues.
 
     The folder `stage.output` gets `report.jsonl`, `checkpoint` (averaged weights of the last round) and `best` (the
     round with the fewest bits/dim among those that are better than the reference in every score). The reference is the
     bundled checkpoint, or `stage.start` if its pictures have other sizes. Training pauses while
-    `superres.system.training_lock.training_paused` is in use.
-
-    Args:
-        stage: endless settings, data, folder, development data, and the checkpoint to start from.
-        round_seconds: training time between two scores, in seconds.
-        stop: called after every step; if it returns true, the state is saved and training ends.
-        report: called with each record of the history.
+    `superres.system.training_lock.training_paused` is in use. `stop()` is called after every step and every scored
+    batch, `report` with each record of the history.
 
     Returns:
         The folder `best`; None if no round has been better.
@@ -82,7 +74,7 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
             return stop() or times_are_measured()
 
         def is_due() -> bool:
-            return trainer.progress.seconds >= float(rounds.rows[-1]["seconds"]) + round_seconds
+            return trainer.seconds >= float(rounds.rows[-1]["seconds"]) + round_seconds
 
         while not stop():
             with training_turn(stop):
@@ -96,14 +88,9 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
 
 
 def _end_round(trainer: Trainer, rounds: Rounds, must_yield: Stop, report: Report) -> None:
-    """Score a round, unless `must_yield()` becomes true.
-
-    The trainer's state is saved before. So a run that is interrupted here, even by a kill, scores the same weights
-    later.
-    """
-    folder = trainer.folder / "checkpoint"
-    trainer.write_checkpoint(folder)
-    scores = rounds.score(folder, must_yield)
+    """Score a round, unless `must_yield()` becomes true; then the saved state lets the same weights be scored later."""
+    trainer.write_checkpoint(trainer.folder / "checkpoint")
+    scores = rounds.score(trainer.folder / "checkpoint", must_yield)
     if scores is None:
         return
     record = trainer.record({**scores, "dev_images": len(rounds.pairs)})
@@ -115,47 +102,39 @@ def _end_round(trainer: Trainer, rounds: Rounds, must_yield: Stop, report: Repor
 
 
 class Rounds:
-    """The scores of a run's rounds beside those of a reference, in the run's `report.jsonl`.
+    """The scores of a run's rounds beside those of a reference, in the run's `report.jsonl`: a row per round.
 
-    Attributes:
-        pairs: the pictures to score.
-        reference: name or folder of the checkpoint to beat.
-        rows: the rows of the report.
-        best: folder of the best checkpoint.
+    The first row has the scores of the checkpoint `reference` (a name or folder). `best` is the folder of the best
+    checkpoint.
     """
 
     def __init__(self, folder: Path, pairs: FacePairs, reference: str = DEFAULT_CHECKPOINT) -> None:
-        """Read the report in `folder`, whose scores must be those on `pairs`.
-
-        Raises:
-            ConfigError: the report has scores on other pictures, or is damaged.
-        """
-        self.path, self.best, self.pairs, self.reference = folder / REPORT, folder / "best", pairs, reference
+        """Read the report in `folder`; raise ConfigError if it is damaged or has scores on other pictures."""
+        self.path, self.best, self.pairs, self.reference = folder / "report.jsonl", folder / "best", pairs, reference
         recover_folder(self.best)
-        self._data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
+        self.data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
         try:
-            self.rows: list[Row] = [json.loads(line) for line in self.path.read_text().splitlines()]
-            known = self.rows[0]["dev"] if self.rows else self._data
-        except FileNotFoundError:
-            self.rows, known = [], self._data
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            self.rows: list[Row] = [json.loads(line) for line in lines]
+            known = self.rows[0]["dev"] if self.rows else self.data
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.path} is damaged ({error!r}); restore it, or choose a new --output") from error
-        require(known == self._data, f"{self.path} has scores on other pictures; repeat the first --dev, or choose a "
-                                     "new --output")
+        require(known == self.data, f"{self.path} has scores on other pictures; repeat the first --dev, or choose a "
+                                    "new --output")
 
     def start(self, must_yield: Stop) -> None:
         """Start the report with the scores of the reference, unless `must_yield()` becomes true."""
         scores = self.score(find_checkpoint(self.reference), must_yield)
         if scores is not None:
-            self._write({"round": 0, "checkpoint": self.reference, "dev": self._data, "seconds": 0.0, **scores})
+            self.write({"round": 0, "checkpoint": self.reference, "dev": self.data, "seconds": 0.0, **scores})
             say(f"{self.reference}: {_text(scores)}")
 
     def score(self, folder: Path, must_yield: Stop) -> dict[str, float] | None:
-        """Return the scores of a checkpoint, or None once `must_yield()` is true, which is called after each batch."""
+        """Return the scores of a checkpoint, or None once `must_yield()` is true, which is called before each batch."""
         say(f"scoring {folder} on {len(self.pairs)} pictures")
         upscaler = Upscaler.load(folder)
         size = min(BLOCK_SIZE, upscaler.model_config.prediction_heads)
-        exact, near = DecodeConfig(size), DecodeConfig(size, accept="distance", epsilon=EPSILON)
+        exact, near = DecodeConfig(size), DecodeConfig(size, accept="distance", epsilon=2)
         pictures: list[Pixels] = []
         bits: list[npt.NDArray[np.float64]] = []
         traces: tuple[list[RowTrace], list[RowTrace]] = [], []
@@ -186,15 +165,15 @@ class Rounds:
 
     def add(self, scores: dict[str, float], record: dict[str, float]) -> None:
         """Write the row of a round, and print it."""
-        worse, number = self.worse(scores), self.rows[-1]["round"] + 1
-        best = self.is_best(scores)
-        self._write({"round": number, **record, "beats_bundled": not worse, "worse": worse})
+        worse, best, number = self.worse(scores), self.is_best(scores), self.rows[-1]["round"] + 1
+        self.write({"round": number, **record, "beats_bundled": not worse, "worse": worse})
+        kept = f"; kept as {self.best}" if best else f", but {self.best} has fewer bits/dim"
         verdict = f"not yet better than {self.reference} in {', '.join(SCORES[name] for name in worse)}" if worse \
-            else f"BETTER than {self.reference}" + (f"; kept as {self.best}" if best else
-                                                        f", but {self.best} has fewer bits/dim")
+            else f"BETTER than {self.reference}{kept}"
         say(f"round {number}, step {record['step']}: {_text(scores)}; {verdict}")
 
-    def _write(self, row: Row) -> None:
+    def write(self, row: Row) -> None:
+        """Add a row to the report."""
         self.rows.append(row)
         write_result(self.path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 

@@ -1,4 +1,9 @@
-"""Batches of token pairs, in an order determined by seed and step, so that a resumed run sees the same examples."""
+"""Batches of token pairs, in an order determined by seed and step, so that a resumed run sees the same examples.
+
+All kinds of batches have the same members: `batch_size`, the (mean) number of examples per batch over all processes;
+`unit`, the name of the examples in the plural; `digest()`, which tells runs on other examples apart; and
+`batch(step, part, parts)`, the share of process `part` of `parts` in a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +23,11 @@ from superres.tasks.faces import FaceTask
 
 
 class TokenBatch(NamedTuple):
-    """Images or sentences as tokens.
+    """Images or sentences as tokens, int64 [B, S] and [B, T].
 
-    Attributes:
-        source: tokens [B, S], int64.
-        target: tokens [B, T], int64.
-        true_count: number of true images, which come first; a model decoded the other targets. None: all are true.
-        padding: bool [B, S], True at padding of a source; None without padding.
-        lengths: number of tokens of each target, int64 [B], without its padding; None without padding.
+    The first `true_count` targets are true, and a model decoded the others; None: all are true. `padding`, bool [B, S],
+    is True at padding of a source. `lengths`, int64 [B], has the number of tokens of each target without its padding.
+    Both are None without padding.
     """
 
     source: Tensor
@@ -40,35 +42,12 @@ class TokenBatch(NamedTuple):
         return TokenBatch(self.source.to(device), self.target.to(device), self.true_count, padding, lengths)
 
 
-class Batches(Protocol):
-    """A reproducible sequence of batches."""
-
-    batch_size: int
-    """Examples per batch over all processes; the mean if batches differ in size."""
-    unit: str
-    """Name of the examples, in the plural."""
-
-    def digest(self) -> str:
-        """Return a digest of the examples: runs on other examples differ in it."""
-        ...
-
-    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
-        """Return process `part`'s share of batch `step`."""
-        ...
-
-
 @dataclass
 class ImageBatches:
-    """Random batches of image pairs as tokens.
+    """Random batches of pairs of images, uint8 [N, h, w, C] and [N, H, W, C], as tokens.
 
-    Attributes:
-        low: sources uint8 [N, h, w, C].
-        high: targets uint8 [N, H, W, C].
-        batch_size: images per batch over all processes.
-        seed: key of order and mirroring.
-        flip: mirror half of the images.
-        large: uint8 [M, S, S, 3], pictures for random crops, such as those of `high`; or None.
-        crop_share: share of random crops (`FaceTask.random_crop`), in [0, 1]; 0 without `large`.
+    `flip` mirrors half of the images. `crop_share`, in [0, 1], is the share of random crops (`FaceTask.random_crop`) of
+    the pictures `large`, uint8 [M, S, S, 3].
     """
 
     low: np.ndarray
@@ -97,7 +76,7 @@ class ImageBatches:
         return TokenBatch(torch.from_numpy(low).long(), torch.from_numpy(high).long(), len(pairs))
 
     def digest(self) -> str:
-        """See `Batches.digest`."""
+        """Return a digest of the images."""
         arrays = [array for array in (self.low, self.high, self.large) if array is not None]
         return digest_of(np.ascontiguousarray(array) for array in arrays)
 
@@ -112,19 +91,21 @@ class ImageBatches:
 
 
 class DistilBatches:
-    """Batches of true images (first half) and images that a model decoded itself (second half)."""
+    """Batches of true images (first half) and images that a model decoded itself (second half).
+
+    Own images are never mirrored, since the model would not decode the mirror image.
+    """
 
     def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
-        """Join two sequences of batches. Own images are never mirrored: the model would not decode the mirror image."""
         self.true, self.own = true, dataclasses.replace(own, flip=False)
         self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
 
     def digest(self) -> str:
-        """See `Batches.digest`."""
+        """Return a digest of both kinds of images."""
         return f"{self.true.digest()}+{self.own.digest()}"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
-        """See `Batches.batch`."""
+        """See `ImageBatches.batch`."""
         true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
         return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
 
@@ -133,14 +114,8 @@ class DistilBatches:
 class TextBatches:
     """Batches of sentence pairs of similar length, with a similar number of target tokens per batch.
 
-    An epoch is a new permutation, sorted by length and cut into batches, which follow in random order.
-
-    Attributes:
-        sources: tokens of each source, END last.
-        targets: tokens of each target, END last.
-        batch_size: mean number of pairs per batch over all processes.
-        seed: key of the order.
-        padding: the padding token.
+    An epoch is a new permutation, sorted by length and cut into batches, which follow in random order. `sources` and
+    `targets` have the tokens of each sentence, END last. `batch_size` is the mean number of pairs per batch.
     """
 
     sources: Sequence[np.ndarray]
@@ -162,11 +137,11 @@ class TextBatches:
         self.cuts.append(len(self._lengths))
 
     def digest(self) -> str:
-        """See `Batches.digest`."""
+        """Return a digest of the sentences."""
         return digest_of(np.asarray(row, np.int64) for side in (self.sources, self.targets) for row in side)
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
-        """See `Batches.batch`."""
+        """Return process `part`'s share of batch `step`, at least one pair."""
         epoch, place = divmod(step, len(self.cuts) - 1)
         shuffled = _permutation(self.seed, epoch, len(self._lengths))
         lengths = self._lengths[shuffled]
@@ -175,18 +150,18 @@ class TextBatches:
         rows = order[self.cuts[number] : self.cuts[number + 1]]
         rows = rows[part::parts] if len(rows) > part else rows[:1]
         (source, source_lengths), (target, target_lengths) = (
-            self._padded([sentences[row] for row in rows]) for sentences in (self.sources, self.targets)
-        )
+            self._padded([sentences[row] for row in rows]) for sentences in (self.sources, self.targets))
         hidden = torch.arange(source.shape[1]) >= source_lengths.unsqueeze(1)
         return TokenBatch(source, target, None, hidden, target_lengths)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Return `rows` padded to the longest [B, N], and their lengths [B]."""
-        lengths = torch.tensor([len(row) for row in rows])
-        result = torch.full((len(rows), int(lengths.max())), self.padding, dtype=torch.int64)
-        for place, row in zip(result, rows, strict=True):
-            place[: len(row)] = torch.from_numpy(row)
-        return result, lengths
+        tensors = [torch.from_numpy(row).long() for row in rows]
+        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=self.padding)
+        return padded, torch.tensor([len(row) for row in rows])
+
+
+Batches = ImageBatches | DistilBatches | TextBatches
 
 
 def digest_of(arrays: Iterable[np.ndarray]) -> str:

@@ -16,15 +16,15 @@ IGNORED = -100
 class TeacherForcingLoss(nn.Module):
     """The sum of p1's cross-entropy, the loss of the proposal heads if they are trained, and the estimate's error.
 
-    It is a module because distributed training requires that every weight is used inside one forward call.
+    It is a module because distributed training requires that every weight is used inside one forward call. The weights
+    of `model` are its only ones. p1 learns from `teacher` (`TrainConfig.teacher`).
     """
 
     def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
-        """Wrap `model`, whose weights are this module's only ones; p1 learns from `teacher` (`TrainConfig.teacher`)."""
         super().__init__()
-        self.model = model
-        self.settings = settings
+        self.model, self.settings = model, settings
         self.teachers = (teacher,)  # in a tuple, so that the teacher is not a submodule
+        self.distance_weight = settings.distance_weight if model.config.ordinal_output else 0.0
 
     def train(self, mode: bool = True) -> TeacherForcingLoss:
         """Set the mode. A frozen base has no dropout, so that heads train on the states that decoding computes."""
@@ -36,26 +36,15 @@ class TeacherForcingLoss(nn.Module):
         self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
         padding: Tensor | None = None, lengths: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the losses of a batch.
+        """Return "total", the loss of a `TokenBatch` to minimise, and its parts: "p1", "own", "heads", "estimate".
 
-        Args:
-            source: tokens [B, S].
-            target: tokens [B, T].
-            draw: key of the random choice of positions or head; see `drawn_head`.
-            true_count: number of true images, which come first; the other targets are the model's own outputs, whose
-                tokens p1 does not learn, since they would only make it more confident. None: all targets are true.
-            padding: bool [B, S], True at padding of a source; None without padding.
-            lengths: number of tokens of each target [B]; the loss ignores the padding after them. None without padding.
-
-        Returns:
-            "total", the loss to minimise, and its parts in this minibatch: "p1", "own" (p1's divergence from the
-            teacher on own outputs), "heads", "estimate" (grey levels).
+        "own" is p1's divergence from the teacher on targets that the model decoded itself. p1 does not learn their
+        tokens, which would only make its distributions narrower. "estimate" is in grey levels. `draw` is the key of the
+        random choice of positions or head.
         """
         decoded = self.model(source, target, padding)
-        settings, losses = self.settings, {}
-        true = slice(true_count)
-        head = self.drawn_head(draw)
-        with_p1, with_heads = self._parts(head)
+        settings, losses, head = self.settings, {}, self.drawn_head(draw)
+        with_p1, with_heads = (settings.trains_base, settings.trains_heads) if head is None else (head == 0, head > 0)
         from_p1 = with_heads and settings.head_target == "p1"
         scores = self.model.scores(decoded) if with_p1 or from_p1 else None
         if with_p1 and scores is not None:
@@ -69,7 +58,7 @@ class TeacherForcingLoss(nn.Module):
                 self._one_head(decoded, wanted, head, lengths)
             total = total + settings.head_weight * losses["heads"]
         if decoded.memory.estimate is not None and self.model.conditioning is not None and settings.trains_base:
-            losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
+            losses["estimate"] = (decoded.memory.estimate - target)[:true_count].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
 
@@ -84,19 +73,13 @@ class TeacherForcingLoss(nn.Module):
         first = 0 if settings.trains_base or not network.identity_p1 else 1
         return int(torch.randint(first, network.prediction_heads, (), generator=torch.Generator().manual_seed(draw)))
 
-    def _parts(self, head: int | None) -> tuple[bool, bool]:
-        """Return whether the minibatch has p1's loss, and whether it has a loss of other heads, if `head` is drawn."""
-        if head is not None:
-            return head == 0, head > 0
-        return self.settings.trains_base, self.settings.trains_heads
-
     def _lessons(self, true_count: int | None) -> list[tuple[str, slice, EncoderDecoder | None]]:
         """Return the parts of p1's loss: name, rows of the batch, and the teacher of these rows or None."""
         teacher, = self.teachers
+        true, own = slice(true_count), slice(true_count, None)
         if self.settings.stage != "distil":
-            return [("p1", slice(true_count), teacher)]
-        own = [] if teacher is None else [("own", slice(true_count, None), teacher)]
-        return [("p1", slice(true_count), None), *own]
+            return [("p1", true, teacher)]
+        return [("p1", true, None)] if teacher is None else [("p1", true, None), ("own", own, teacher)]
 
     def _first(
         self, teacher: EncoderDecoder | None, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None,
@@ -115,30 +98,23 @@ class TeacherForcingLoss(nn.Module):
     def _all_heads(self, decoded: DecoderOutput, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
         """Return the mean loss of all proposal heads at a random subset of positions; `wanted` as in `mean_loss`."""
         batch, length = wanted.shape[:2]
-        count = min(self.settings.head_positions, length)
         position = torch.arange(length, device=wanted.device)
-        if count < length:
-            generator = torch.Generator().manual_seed(draw)
-            position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
+        if self.settings.head_positions < length:
+            order = torch.randperm(length, generator=torch.Generator().manual_seed(draw))
+            position = order[: self.settings.head_positions].to(wanted.device)
         position = position.expand(batch, -1)
         first = 1 if self.model.config.identity_p1 else 0  # p1 may be a head of the layer
-        heads = torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
-        target = position.unsqueeze(-1) + heads
+        target = position.unsqueeze(-1) + torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
         inside = is_inside(target, length, lengths)
         scores = self.model.block_scores(decoded, position, inside)
-        return mean_loss(scores, target, inside, wanted, self._distance_weight)
+        return mean_loss(scores, target, inside, wanted, self.distance_weight)
 
     def _one_head(self, decoded: DecoderOutput, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
-        return mean_loss(scores[inside], position + head, inside, wanted, self._distance_weight)
-
-    @property
-    def _distance_weight(self) -> float:
-        """`TrainConfig.distance_weight`, or 0 for tokens without an order."""
-        return self.settings.distance_weight if self.model.config.ordinal_output else 0.0
+        return mean_loss(scores[inside], position + head, inside, wanted, self.distance_weight)
 
 
 def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:

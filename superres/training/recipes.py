@@ -32,22 +32,14 @@ TEXTS = ("translated_by", "reverse", "back_translated_by", "back_translations", 
 """Fields of `RecipeStage` that say what text a stage reads."""
 
 BACK_TRANSLATION = DecodeConfig(block_size=1, temperature=0.9, nucleus=0.9)
-"""How back-translations are sampled: varied, and hardly ever torn."""
+"""How back-translations are sampled: varied, and seldom ungrammatical."""
 
 
 def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
-    """Run a stage to its end or until `stop()` is true.
-
-    Args:
-        stage: settings, data and folder.
-        stop: called after every step; if it returns true, the state is saved and training ends.
-        report: called with each record of the history.
+    """Run a stage to its end or until `stop()`, called after every step, is true; the state is saved either way.
 
     Returns:
         Whether the schedule was completed; then `stage.output / "checkpoint"` holds the result.
-
-    Raises:
-        SuperresError: data, settings, the warm start or an earlier run in the folder do not match.
     """
     return build_trainer(stage).run(stop, report)
 
@@ -56,7 +48,7 @@ def build_trainer(stage: Stage) -> Trainer:
     """Read the data of a stage and prepare its run, which is resumed if its folder holds a state.
 
     Raises:
-        SuperresError: as for `train_stage`.
+        SuperresError: data, settings, the warm start or an earlier run in the folder do not match.
     """
     network = stage.network()
     corpus = CORPORA[network.task](stage, network)
@@ -68,12 +60,7 @@ def build_trainer(stage: Stage) -> Trainer:
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
-    """Load the checkpoint that p1 learns from.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        ConfigError: its tokens differ from those of `corpus`.
-    """
+    """Load the checkpoint that p1 learns from; raise ConfigError if its tokens differ from those of `corpus`."""
     teacher = load_checkpoint(folder)
     for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
         there, here = getattr(teacher.config, what), getattr(corpus.network, what)
@@ -90,7 +77,6 @@ class RecipeStage(Config):
     """One stage of a recipe, called a rung in the recipe file.
 
     Attributes:
-        name: name of the stage and of its folder.
         settings: the fields of `TrainConfig` that differ from its defaults. `teacher` may also name an earlier stage.
         start: name of the earlier stage to start from; None to start from random weights, or from a given checkpoint.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in the stage to start from if None.
@@ -124,24 +110,17 @@ class RecipeStage(Config):
         return self.copies > 0 and self.back_translated_by is None
 
     def train_config(self) -> TrainConfig:
-        """Return the validated settings.
-
-        Raises:
-            ConfigError: a field is unknown or out of range.
-        """
+        """Return the validated settings; raise ConfigError for an unknown field or a value out of range."""
         return TrainConfig.from_dict(self.settings)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe for the checkpoints of Table 1 or 2 and beyond.
+    """A recipe for the checkpoints of Table 1 or 2 and beyond: stages in the order of training ("rungs" in the file).
 
-    Attributes:
-        preset: the network.
-        prediction_heads: K.
-        decode_batch: images that a model decodes together for self-distillation, or sentences translated together.
-        stages: stages in the order of training, the key "rungs" of the file.
-        keep_heads: stages "base" keep the heads of a given checkpoint, untrained, for later stages to go on with.
+    `decode_batch` is the number of images that a model decodes together for self-distillation, or of sentences
+    translated together. With `keep_heads`, stages "base" keep the heads of a given checkpoint, untrained, for later
+    stages to go on with.
     """
 
     preset: str
@@ -164,33 +143,33 @@ class Recipe:
             recipe = cls(stages=stages, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/train/recipes") from error
-        earlier, backward = set[str](), set[str]()
-        for entry in recipe.stages:
-            settings = entry.train_config()
-            if settings.teacher is not None and settings.teacher not in earlier:
-                find_checkpoint(settings.teacher)  # a missing one is refused now, not after hours of training
-            require(entry.name not in earlier, f"{path}: two rungs are called {entry.name!r}; rename one")
-            require(entry.start in earlier or entry.start is None,
-                    f"{path}: rung {entry.name!r} starts from {entry.start!r}, which is not an earlier rung")
-            require(entry.translated_by in earlier or entry.translated_by is None,
-                    f"{path}: rung {entry.name!r} is translated by {entry.translated_by!r}, "
-                    "which is not an earlier rung")
-            require((settings.stage == "distil") == (entry.own_images > 0),
-                    f"{path}: rung {entry.name!r}: own_images must be positive in the stage distil, and only there")
-            require(entry.head_layer in (None, *HEAD_LAYERS) and (entry.head_layer is None or settings.trains_heads),
-                    f"{path}: rung {entry.name!r}: head_layer {entry.head_layer!r} must be one of "
-                    f"{', '.join(HEAD_LAYERS)}, in a rung that trains heads")
-            require(entry.copies >= 0, f"{path}: rung {entry.name!r}: copies must be 0 or more, not {entry.copies}")
-            back = entry.back_translated_by
-            require(back is None or back in backward, f"{path}: rung {entry.name!r} is translated back by {back!r}, "
-                    "which is not an earlier rung with reverse")
-            require((entry.back_translations > 0) == (back is not None) and (back is None or entry.copies > 0),
-                    f"{path}: rung {entry.name!r}: back_translated_by, back_translations and copies belong together")
-            require(entry.translated_by not in backward and not (entry.reverse and back),
-                    f"{path}: rung {entry.name!r} and its teacher must not translate in opposite directions")
-            earlier.add(entry.name)
-            backward |= {entry.name} if entry.reverse else set()
+        for number, entry in enumerate(stages):
+            _check_stage(entry, {one.name: one for one in stages[:number]}, f"{path}: rung {entry.name!r}")
         return recipe
+
+
+def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str) -> None:
+    """Raise ConfigError, whose message begins with `rung`, unless a stage goes together with the earlier ones."""
+    settings, back = entry.train_config(), entry.back_translated_by
+    backward = {name for name, one in earlier.items() if one.reverse}
+    if settings.teacher is not None and settings.teacher not in earlier:
+        find_checkpoint(settings.teacher)  # a missing one is refused now, not after hours of training
+    require(entry.name not in earlier, f"{rung}: two rungs are called {entry.name!r}; rename one")
+    require(entry.start in earlier or entry.start is None,
+            f"{rung} starts from {entry.start!r}, which is not an earlier rung")
+    require(entry.translated_by in earlier or entry.translated_by is None,
+            f"{rung} is translated by {entry.translated_by!r}, which is not an earlier rung")
+    require((settings.stage == "distil") == (entry.own_images > 0),
+            f"{rung}: own_images must be positive in the stage distil, and only there")
+    require(entry.head_layer is None or (entry.head_layer in HEAD_LAYERS and settings.trains_heads), f"{rung}: "
+            f"head_layer {entry.head_layer!r} must be one of {', '.join(HEAD_LAYERS)}, in a rung that trains heads")
+    require(entry.copies >= 0, f"{rung}: copies must be 0 or more, not {entry.copies}")
+    require(back is None or back in backward,
+            f"{rung} is translated back by {back!r}, which is not an earlier rung with reverse")
+    require((entry.back_translations > 0) == (back is not None) and (back is None or entry.copies > 0),
+            f"{rung}: back_translated_by, back_translations and copies belong together")
+    require(entry.translated_by not in backward and not (entry.reverse and back),
+            f"{rung} and its teacher must not translate in opposite directions")
 
 
 def train_recipe(
@@ -200,19 +179,11 @@ def train_recipe(
 ) -> bool:
     """Train all stages of a recipe, each in the folder `output / <name of the stage>`; skip finished stages.
 
-    With several processes (`accelerate launch`), the first decodes the training data while the others wait.
-
-    Args:
-        recipe: the recipe.
-        data: training data.
-        output: folder of the stages' runs; `training.jsonl` there gets one row per finished stage.
-        dev: development data for scores during training, or None.
-        stop: called after every step; if it returns true, the state is saved and training ends.
-        report: called with the name of the stage and each record of its history.
-        more: further text, for the stages where `RecipeStage.reads_more`.
-        start: checkpoint that takes the place of random weights; stages "base" leave its heads out, unless
-            `Recipe.keep_heads`.
-        crops: faces with larger pictures, for random crops, or None.
+    `output / "training.jsonl"` gets a row per finished stage. `report` is called with the name of a stage and each
+    record of its history; the other arguments are as in `Stage`. `more` is for the stages where
+    `RecipeStage.reads_more`. `start` takes the place of random weights; stages "base" leave its heads out, unless
+    `Recipe.keep_heads`. With several processes (`accelerate launch`), the first decodes the training data while the
+    others wait.
 
     Returns:
         Whether all stages are finished.
@@ -225,15 +196,17 @@ def train_recipe(
             f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
     backward = {entry.name for entry in recipe.stages if entry.reverse}
-    heads = None if recipe.keep_heads else 1
+    is_text = recipe.preset in PRESETS and PRESETS[recipe.preset].task == translation.name
     rows, trained = [], dict[str, Path]()
     for entry in recipe.stages:
         entry_report = functools.partial(report, entry.name)
         settings = entry.train_config()
+        heads = recipe.prediction_heads if settings.trains_heads else None if recipe.keep_heads else 1
+        # All stages of text have the vocabulary of the first.
+        vocabulary = next(iter(trained.values())) / translation.VOCABULARY_FILE if is_text and trained else None
         stage = Stage(settings, data, output / entry.name, dev,
-                      start if entry.start is None else output / entry.start / "checkpoint", recipe.preset,
-                      recipe.prediction_heads if settings.trains_heads else heads, head_layer=entry.head_layer,
-                      vocabulary=_shared_vocabulary(recipe, entry, output),
+                      start if entry.start is None else output / entry.start / "checkpoint", recipe.preset, heads,
+                      head_layer=entry.head_layer, vocabulary=vocabulary,
                       more=(more,) if more is not None and entry.reads_more else (), copies=entry.copies or 1,
                       reverse=entry.reverse != (entry.start in backward), crops=crops, stages=dict(trained))
         with processes.main_process_first():
@@ -243,27 +216,15 @@ def train_recipe(
         trained[entry.name] = stage.output / "checkpoint"
         row = {"rung": entry.name, "start": entry.start or (None if start is None else start.name),
                **read_training(stage.output / "checkpoint")[-1]}
-        texts = {name: getattr(entry, name) for name in TEXTS}
-        rows.append({**row, **{name: value for name, value in texts.items() if value}})
+        rows.append(row | {name: value for name in TEXTS if (value := getattr(entry, name))})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
-
-
-def _shared_vocabulary(recipe: Recipe, entry: RecipeStage, output: Path) -> Path | None:
-    """Return the vocabulary file of the first stage for a later text stage; None for the first stage and for faces."""
-    first = recipe.stages[0]
-    text = PRESETS[recipe.preset].task == translation.name if recipe.preset in PRESETS else False
-    return output / first.name / "checkpoint" / translation.VOCABULARY_FILE if text and entry is not first else None
 
 
 def _with_decoded(
     stage: Stage, entry: RecipeStage, output: Path, batch_size: int, stop: Stop, report: Report
 ) -> Stage | None:
-    """Decode the data that `entry` trains on with earlier stages.
-
-    Returns:
-        `stage` with the decoded data; None if `stop()` returned true.
-    """
+    """Return `stage` with the data that earlier stages decode for `entry`; None if `stop()` returned true."""
     if entry.own_images and stage.start is not None:
         own = stage.output / "own"
         upscaler = Upscaler.load(stage.start)
@@ -271,40 +232,29 @@ def _with_decoded(
         exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
-    texts = _back_translated(stage, entry, output, batch_size, stop, report)
-    if texts is None or entry.translated_by is None:
-        return texts
-    return _translated(texts, entry, output / entry.translated_by, batch_size, stop, report)
 
+    def translated(by: Path, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]]) -> list[Path] | None:
+        """Translate texts with the stage in the folder `by`; a job has the text, the result's folder and settings."""
+        translator = Translator.load(by / "checkpoint")
+        for text, name, search in jobs:
+            pairs = translation.read_pairs(text, translator.languages)
+            if not translate_pairs(translator, pairs, by / name, search, batch_size, stop, report):
+                return None
+        return [by / name / "pairs" for _, name, _ in jobs]
 
-def _back_translated(
-    stage: Stage, entry: RecipeStage, output: Path, batch_size: int, stop: Stop, report: Report
-) -> Stage | None:
-    """Translate the targets of the training text back, if `entry` wants it; arguments and result as `_with_decoded`."""
-    if entry.back_translated_by is None:
-        return stage
-    folder, more = output / entry.back_translated_by, list[Path]()
-    translator = Translator.load(folder / "checkpoint")
-    text = translation.read_pairs(stage.data, translator.languages)
-    for seed in range(1, entry.back_translations + 1):
-        back = folder / f"back-{seed}"
-        sampling = dataclasses.replace(BACK_TRANSLATION, seed=seed)
-        if not translate_pairs(translator, text, back, sampling, batch_size, stop, report):
+    back = entry.back_translated_by
+    if back is not None:
+        found = translated(output / back, [
+            (stage.data, f"back-{seed}", dataclasses.replace(BACK_TRANSLATION, seed=seed))
+            for seed in range(1, entry.back_translations + 1)])
+        if found is None:
             return None
-        more.append(back / "pairs")
-    return dataclasses.replace(stage, more=tuple(more))
-
-
-def _translated(
-    stage: Stage, entry: RecipeStage, teacher: Path, batch_size: int, stop: Stop, report: Report
-) -> Stage | None:
-    """Translate the texts of `stage` with the stage in the folder `teacher`; further arguments as `_with_decoded`."""
-    translator, ready = Translator.load(teacher / "checkpoint"), list[Path]()
-    for number, path in enumerate((stage.data, *stage.more)):
-        further = "more" if entry.back_translated_by is None else f"back-{number}"
-        folder = teacher / (f"translated-{further}" if number else "translated")
-        text = translation.read_pairs(path, translator.languages)
-        if not translate_pairs(translator, text, folder, BeamConfig(), batch_size, stop, report):
+        stage = dataclasses.replace(stage, more=tuple(found))
+    if entry.translated_by is not None:
+        further = [(path, f"translated-{'more' if back is None else f'back-{number}'}", BeamConfig())
+                   for number, path in enumerate(stage.more, 1)]
+        found = translated(output / entry.translated_by, [(stage.data, "translated", BeamConfig()), *further])
+        if found is None:
             return None
-        ready.append(folder / "pairs")
-    return dataclasses.replace(stage, data=ready[0], more=tuple(ready[1:]))
+        stage = dataclasses.replace(stage, data=found[0], more=tuple(found[1:]))
+    return stage

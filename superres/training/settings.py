@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from superres.config import Config, documented, require, setting, settings_of
+from superres.config import Config, documented, require, require_choice, setting, settings_of
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
 OPTIMIZERS = ("adamw", "adam", "muon")
 PRECISIONS = ("bf16", "no")
-STAGES = ("base", "heads", "distil")
 
 
 @documented
@@ -20,10 +19,9 @@ class TrainConfig(Config):
     """Settings of a training stage. Those with a help text are options of the commands of `superres train`.
 
     Muon gives the matrices of linear layers steps along orthogonal directions (Jordan et al. 2024, "Muon"), as long as
-    AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), and leaves all other weights to AdamW. Adam has the
-    paper's betas, 0.9 and 0.98. An endless run keeps its learning rate after the warm-up, and the averaged weights take
-    the place of the decay (Haegele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
-    Durations").
+    AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), and leaves all other weights to AdamW. An endless
+    run keeps its learning rate after the warm-up, and the averaged weights take the place of the decay (Haegele et al.
+    2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations").
 
     With the loss "random-head", an unbiased estimate of the heads' mean (section 6 of the paper), a frozen base leaves
     p1's loss out. A teacher is as for draft models (Zhou et al. 2024, "DistillSpec"). In the stage "distil", p1 learns
@@ -33,7 +31,6 @@ class TrainConfig(Config):
 
     - stage: "base" (teacher forcing of p1), "heads" (p2..pk on a trained base), or "distil" (as "heads", but half of
       each batch are images that the model decoded itself, on which p1 is not trained).
-    - weight_decay: weight decay of AdamW and Muon.
     - clip: largest gradient norm.
     - ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
     - endless: train until stopped; `steps` and `minutes` are None.
@@ -47,7 +44,7 @@ class TrainConfig(Config):
 
     retired: ClassVar[dict[str, Any]] = {"head_decay": 1.0}
 
-    stage: Literal["base", "heads", "distil"] = "base"
+    stage: str = "base"
     minutes: float | None = setting(None, "Minutes of training in all, over all resumed runs.", "M")
     steps: int | None = setting(None, "Steps of training in all.", "N")
     batch_size: int = setting(4, "Images or sentence pairs per step, over all processes; even in distil. For text, it "
@@ -92,11 +89,11 @@ class TrainConfig(Config):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
         for name in ("learning_rate", "clip"):
             require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
-        require(self.stage in STAGES, f"stage must be one of {', '.join(STAGES)}, not {self.stage!r}")
+        for name in ("ema_decay", "label_smoothing"):
+            require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), not {getattr(self, name)!r}")
+        require_choice("stage", self.stage, ("base", "heads", "distil"))
         require(self.stage != "distil" or self.batch_size % 2 == 0,
                 f"batch_size must be even in stage distil, which halves it; not {self.batch_size}")
-        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
-        require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
         require(self.distance_weight >= 0, f"distance_weight must be at least 0, not {self.distance_weight!r}")
         lengths = [length for length in (self.steps, self.minutes) if length is not None]
         require(len(lengths) == (0 if self.endless else 1),
@@ -111,7 +108,7 @@ class TrainConfig(Config):
 
     @property
     def trains_heads(self) -> bool:
-        """Whether the prediction heads p2..pk are trained."""
+        """Whether p2..pk are trained."""
         return self.stage != "base"
 
     @property

@@ -1,27 +1,96 @@
-"""The tab Batch, which upscales many files, and its endpoint `/upscale_batch`."""
+"""The tab Batch, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
+
+The files are read one by one and decoded in groups, and each file has a row in the manifest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import numpy as np
 
-from superres.config import FACES
+from superres.batch.image_files import encode_png
+from superres.batch.manifest import Row
+from superres.config import FACES, DecodeConfig
+from superres.errors import InvalidInputError
+from superres.pipeline.options import resolve_options
+from superres.tasks.faces import FaceTask
+from superres.tasks.pictures import Picture, Pixels
 from superres.web import controls, drawing
-from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
 from superres.web.controls import Value
-from superres.web.decoding import Decoder
-from superres.web.files import MAX_FILE_BYTES, save_zip
-from superres.web.photos import MAX_PIXELS
+from superres.web.decoding import Decoder, StoppedError
+from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
+from superres.web.photos import MAX_PIXELS, reduce_picture, take
 
-ZIP_NAME = "superres-batch.zip"
+MAX_FILES = 100  # in a batch, including files inside zip files
+MAX_ENTRIES = 10 * MAX_FILES  # in a zip file, including folders and metadata
+MAX_MEMBER_BYTES = 10_000_000  # of a file inside a zip file, unpacked
+MAX_BATCH_BYTES = 200_000_000  # unpacked from the zip files of a batch
+MAX_BATCH_PIXELS = 600_000_000  # read for a batch, which takes about half a minute
+GROUP_SIZE = 8  # images decoded together
+_UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
 INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}. A request may have
 {MAX_FILES} files, zip files unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The
 detail is invented**: never use it to identify anyone."""
-"""Text above the tab, with places for the sizes of input and output."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a batch: its name without folders, that of its output, the upload, and its entry if that is a zip."""
+
+    name: str
+    output: str
+    upload: Path
+    member: zipfile.ZipInfo | None = None
+
+
+@dataclass
+class Batch:
+    """The progress of a batch of `total` files.
+
+    Attributes:
+        bytes_left: bytes that may still be unpacked; negative after the file that exceeds them. So is `pixels_left`.
+        done: number of decoded images, with the decoded share of the current group.
+        rows: one manifest row per file that is finished or has failed.
+        pictures: the finished results: names, pictures, uint8 [target, target, 3], and their metadata.
+    """
+
+    total: int
+    bytes_left: int
+    pixels_left: int
+    done: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    pictures: list[tuple[str, Pixels, dict[str, Any]]] = field(default_factory=list)
+
+    def fail(self, file: File, reason: object) -> None:
+        """Add the row of a file that cannot be upscaled."""
+        self.rows.append(Row(file.name, file.output, "failed", str(reason)))
+
+    def manifest(self) -> list[dict[str, Any]]:
+        """Return the rows as JSON objects, as `superres upscale --manifest` writes them."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def save(self) -> str | None:
+        """Write the finished results and the manifest as a zip file, and return its path; None without results."""
+        if not self.pictures:
+            return None
+        path = new_folder() / "superres-batch.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, image, record in self.pictures:
+                archive.writestr(name, encode_png(Picture(image), record))
+            archive.writestr("manifest.jsonl", "".join(json.dumps(row) + "\n" for row in self.manifest()))
+        return str(path)
 
 
 def batch_tab(decoder: Decoder) -> None:
@@ -50,51 +119,35 @@ def batch_tab(decoder: Decoder) -> None:
 
 def batch_for_page(decoder: Decoder, uploads: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
-    finished = -1
     yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
-    paths = [controls.path_of(upload) for upload in uploads or []]
-    options = controls.options_of(decoder.upscaler.default, settings)
-    for progress in upscale_batch(decoder, paths, options):
-        if len(progress.rows) == finished:
-            yield state_html(progress), gr.skip(), gr.skip()
-        else:
-            finished = len(progress.rows)
-            path = save(progress)
-            yield state_html(progress), gallery_html(progress), gr.update(value=path, visible=path is not None)
+    finished = -1
+    for batch in upscale_batch(decoder, uploads, settings):
+        if len(batch.rows) == finished:
+            yield state_html(batch), gr.skip(), gr.skip()
+            continue
+        finished, path = len(batch.rows), batch.save()
+        parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in batch.pictures]
+        gallery = f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
+        yield state_html(batch), gallery, gr.update(value=path, visible=path is not None)
 
 
-def save(progress: Progress) -> str | None:
-    """Write the finished results as a zip file, and return its path; None without results."""
-    return save_zip(ZIP_NAME, progress.pictures, manifest(progress.rows)) if progress.pictures else None
-
-
-def state_html(progress: Progress) -> str:
+def state_html(batch: Batch) -> str:
     """Return the progress of a batch, and the errors of failed files."""
-    ready = len(progress.pictures)
-    bad = "".join(f"<li>{escape(row.error or '')}</li>" for row in progress.failed)
-    failures = f'<p>Not upscaled: {len(progress.failed)}</p><ul class="sr-bad">{bad}</ul>' if bad else ""
-    value = progress.done + len(progress.failed)
-    return (f'<label class="sr-progress">{ready} of {progress.total} ready '
-            f'<progress max="{progress.total}" value="{value:.2f}"></progress></label>{failures}')
-
-
-def gallery_html(progress: Progress) -> str:
-    """Return the finished results side by side."""
-    parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in progress.pictures]
-    return f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
+    errors = [row.error or "" for row in batch.rows if row.status == "failed"]
+    items = "".join(f"<li>{escape(error)}</li>" for error in errors)
+    failures = f'<p>Not upscaled: {len(errors)}</p><ul class="sr-bad">{items}</ul>' if errors else ""
+    return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready <progress max="{batch.total}" '
+            f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}')
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
-
     def upscale_files(files: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        options = controls.options_of(decoder.upscaler.default, values)
         finished = -1
-        for progress in upscale_batch(decoder, [controls.path_of(file) for file in files or []], options):
-            if len(progress.rows) > finished:
-                finished = len(progress.rows)
-                report = {"total": progress.total, "finished": finished, "rows": manifest(progress.rows)}
-                yield save(progress), report
+        for batch in upscale_batch(decoder, files, values):
+            if len(batch.rows) > finished:
+                finished = len(batch.rows)
+                yield batch.save(), {"total": batch.total, "finished": finished, "rows": batch.manifest()}
 
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
@@ -102,3 +155,117 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
                                          **controls.QUEUED)
+
+
+def upscale_batch(decoder: Decoder, uploads: Value, settings: Sequence[Value]) -> Iterator[Batch]:
+    """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a row with its error.
+
+    Raises InvalidInputError without a file or for too many files, ConfigError if the settings do not fit the
+    checkpoint, and StoppedError if the server is stopping.
+    """
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
+    deadline, files = decoder.deadline(), find_files([path_of(upload) for upload in uploads or []])
+    batch, sources = Batch(len(files), MAX_BATCH_BYTES, MAX_BATCH_PIXELS), dict[File, Pixels]()
+    try:
+        for file in files:
+            decoder.check_time(deadline)
+            try:
+                sources[file] = _read(file, batch, decoder.upscaler.face_task)
+            except InvalidInputError as error:
+                batch.fail(file, error)
+            yield batch
+        waiting = list(sources)
+        for start in range(0, len(waiting), GROUP_SIZE):
+            group = {file: sources[file] for file in waiting[start:start + GROUP_SIZE]}
+            yield from _decode(decoder, group, options, deadline, batch)
+    except StoppedError as error:
+        if decoder.is_closing:
+            raise
+        finished = {row.output for row in batch.rows}
+        for file in files:
+            if file.output not in finished:
+                batch.fail(file, error)
+    yield batch
+
+
+def find_files(uploads: Sequence[str]) -> list[File]:
+    """Return the files of the uploads and of their zip files, each with an output name of its own."""
+    files, taken = list[File](), set[str]()
+    for upload in map(Path, uploads):
+        for member in _members(upload) if zipfile.is_zipfile(upload) else [None]:
+            # A path in a zip file may have slashes or backslashes.
+            name = Path((upload.name if member is None else member.filename).replace("\\", "/")).name or "unnamed"
+            files.append(File(name, _output_name(name, taken), upload, member))
+            taken.add(files[-1].output)
+        if len(files) > MAX_FILES:
+            raise InvalidInputError(f"{len(files)} files are too many at once; upload at most {MAX_FILES}, or use the "
+                                    "command superres upscale")
+    if not files:
+        raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
+    return files
+
+
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    """Return the files in a zip file, without the metadata that macOS adds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = archive.infolist()
+    except _UNPACKING_ERRORS as error:
+        raise InvalidInputError(f"{path.name} is a damaged zip file; pack it again") from error
+    if len(found) > MAX_ENTRIES:
+        raise InvalidInputError(f"{path.name} has {len(found)} entries, which are too many at once; upload at most "
+                                f"{MAX_FILES} files, or use the command superres upscale")
+    return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+
+
+def _output_name(name: str, taken: set[str]) -> str:
+    """Return the name of the output, with a number if another file has this name."""
+    stem = "".join(letter if letter.isprintable() else "_" for letter in Path(name).stem)[:100]
+    output, number = f"{stem}.png", 1
+    while output in taken:
+        number += 1
+        output = f"{stem}-{number}.png"
+    return output
+
+
+def _read(file: File, batch: Batch, task: FaceTask) -> Pixels:
+    """Read a file, unpacked if it is in a zip file, and reduce it to the network's input, uint8 [source, source, 3]."""
+    if min(batch.pixels_left, batch.bytes_left) < 0:
+        raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
+    opened: Path | io.BytesIO = file.upload
+    if file.member is not None:
+        try:
+            with zipfile.ZipFile(file.upload) as archive, archive.open(file.member) as packed:
+                content = packed.read(MAX_MEMBER_BYTES + 1)
+        except _UNPACKING_ERRORS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
+            raise InvalidInputError(message) from None
+        batch.bytes_left -= len(content)
+        if len(content) > MAX_MEMBER_BYTES:
+            raise InvalidInputError(f"{file.name} has over {MAX_MEMBER_BYTES / 1e6:g} MB unpacked; reduce it first")
+        opened = io.BytesIO(content)
+
+    def reduced(image: Pixels) -> Pixels:
+        batch.pixels_left -= image.shape[0] * image.shape[1]
+        return take(image, task).source
+
+    return reduce_picture(opened, reduced, task.source, file.name)
+
+
+def _decode(
+    decoder: Decoder, group: dict[File, Pixels], options: DecodeConfig, deadline: float, batch: Batch,
+) -> Iterator[Batch]:
+    """Decode a group of sources into `batch`, and yield it after each frame."""
+    before, checkpoint = batch.done, f"{decoder.upscaler.name}@{decoder.upscaler.revision}"
+    for frames in decoder.upscale("batch", np.stack(list(group.values())), {"": options}, deadline=deadline):
+        result = frames[""]
+        batch.done = before + float(result.filled.mean()) * len(group)
+        if result.is_complete:
+            for file, image, trace in zip(group, result.images, result.traces, strict=True):
+                batch.pictures.append((file.output, image, drawing.record_of(decoder.upscaler, options, 1)))
+                batch.rows.append(Row(
+                    file.name, file.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
+                    trace.mean_accepted_block_size, result.seconds / len(group), checkpoint, options.to_dict(),
+                    options.seed))
+        yield batch

@@ -17,13 +17,11 @@ from superres.config import FACES, TRANSLATION, DecodeConfig, Setting, is_number
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.options import choices_for
-from superres.web.files import NOT_UPLOADED, is_temporary
+from superres.web.files import NOT_UPLOADED
 
-MAX_SAMPLES = 16
-"""Largest number of pictures that one request may draw."""
+MAX_SAMPLES = 16  # pictures that one request may draw
 T = TypeVar("T")
-Value = Any
-"""Value of a control as a visitor sent it: any JSON value."""
+Value = Any  # of a control as a visitor sent it: any JSON value
 RAW: dict[str, Any] = {"preprocess": False}
 """Options of events that read pictures or decode. Gradio's preprocessing would clip 16-bit grey, drop alpha and fail on
 damaged files."""
@@ -35,12 +33,9 @@ INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visib
 
 @dataclass(frozen=True)
 class Control:
-    """The control of a decoding setting.
+    """The control of a decoding setting, in the tabs of `tasks`.
 
-    Attributes:
-        label: name of the control on the page.
-        high: largest value of a slider, with distances of `step`; None gives a text or number field instead.
-        tasks: tasks whose tabs have the control.
+    `high` is the largest value of a slider, with distances of `step`; None gives a text or number field instead.
     """
 
     label: str
@@ -154,11 +149,7 @@ def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
 
 
 def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES) -> DecodeConfig:
-    """Return `default` with the values of the controls, any JSON values in the order of `offered`.
-
-    Raises:
-        ConfigError: a value is missing or out of range, or two values contradict each other.
-    """
+    """Return `default` with values of the controls, any JSON values in the order of `offered`; ConfigError if bad."""
     given = {}
     for (name, about), value in zip(offered(default, task).items(), values, strict=True):
         if about.parse is not None:
@@ -171,29 +162,11 @@ def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES
 
 
 def whole_number(name: str, value: Value, least: int = 1 - 2**63, most: int = 2**63 - 1) -> int:
-    """Return a visitor's value of the control `name`, any JSON value, as a whole number.
-
-    Raises:
-        ConfigError: the value is not a whole number from `least` to `most`.
-    """
+    """Return a value of the control `name` as a whole number from `least` to `most`; ConfigError if it is none."""
     require(is_number(value) and value % 1 == 0 and abs(value) < 2**63,
             f"{name} must be a whole number below 2**63, not {shown(value)}")
     require_whole(name, int(value), least, most)
     return int(value)
-
-
-def path_of(upload: Value) -> str:
-    """Return the path of an upload in the server's temporary folder.
-
-    Raises:
-        InvalidInputError: there is no upload, or the path is elsewhere.
-    """
-    if not upload:
-        raise InvalidInputError("there is no image yet; upload one or choose an example")
-    path = upload.get("path") if isinstance(upload, dict) else None
-    if not is_temporary(path):
-        raise InvalidInputError(f"the file {NOT_UPLOADED}")
-    return str(path)
 
 
 def shown_to_visitor(error: Exception) -> gr.Error:

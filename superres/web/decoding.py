@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from superres.config import BeamConfig, DecodeConfig
 from superres.errors import SuperresError
 from superres.pipeline.options import resolve_options
-from superres.pipeline.translator import Translated
-from superres.pipeline.upscaler import Upscaled
+from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
 
-if TYPE_CHECKING:
-    from superres.config import BeamConfig, DecodeConfig
-    from superres.pipeline.translator import Translator
-    from superres.pipeline.upscaler import Upscaler
-
 Frame = TypeVar("Frame", Upscaled, Translated)
-
-FRAME_SECONDS = 0.15
-"""Seconds of decoding between two frames."""
+FRAME_SECONDS = 0.15  # of decoding, between two frames
 
 
 class StoppedError(SuperresError):
@@ -35,21 +30,13 @@ class StoppedError(SuperresError):
 
 @dataclass(eq=False)
 class Decoder:
-    """Decodes for visitors, one request at a time.
+    """Decodes for visitors, one request at a time, of at most `time_limit` seconds each.
 
     A request can decode its input with several variants (settings by name). The variants take turns: the variant with
     the least decoding time runs next. So all variants have the same decoding time at every frame, and other load on
     the machine slows them equally. Closing the iterator of a request stops its decoding.
 
     All steps run on one thread, so the math library keeps one set of worker threads.
-
-    Attributes:
-        upscaler: checkpoint for faces.
-        translator: checkpoint for text, or None.
-        time_limit: largest duration of a request in seconds.
-        frame_seconds: seconds of decoding between two frames.
-        is_busy: whether a request is being decoded.
-        is_closing: whether `close` was called.
     """
 
     upscaler: Upscaler
@@ -65,11 +52,9 @@ class Decoder:
     def warm_up(self) -> None:
         """Decode once, so that the first visitor does not wait for one-time preparations."""
         sources = np.full((1, *self.upscaler.model_config.source_shape), 128, np.uint8)
-        for _ in self.upscale("warm-up", sources, {"": self.upscaler.default}):
-            pass
+        deque(self.upscale("warm-up", sources, {"": self.upscaler.default}), 0)
         if self.translator is not None:
-            for _ in self.translate("warm-up", ["a"], {"": self.translator.default}):
-                pass
+            deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
@@ -83,52 +68,47 @@ class Decoder:
         self, purpose: str, sources: Pixels, variants: Mapping[str, DecodeConfig], samples: int = 1,
         deadline: float | None = None,
     ) -> Iterator[dict[str, Upscaled]]:
-        """Upscale images, and yield the latest frame of every variant; the last frames are complete.
+        """Upscale images, uint8 [N, source, source, 3]; the samples of a source are neighbours in the frames.
 
-        Args:
-            purpose: reason for the decoding, for the log.
-            sources: uint8 [N, source, source, 3].
-            variants: decoding settings by name.
-            samples: samples per source, which are neighbours in the frames.
-            deadline: end of the request; by default `deadline()`.
+        Yield the latest frame of every variant; the last frames are complete. The log names the purpose.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or contradict each other.
-            StoppedError: the deadline has passed, or the server is stopping.
+            StoppedError: the deadline (by default `deadline()`) has passed, or the server is stopping.
         """
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         resolved = {name: resolve_options(options, self.upscaler, samples) for name, options in variants.items()}
-        streams = {name: self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys,
-                                              interval=self.frame_seconds) for name, options in resolved.items()}
-        yield from self._run(purpose, streams, deadline)
+        yield from self._run(purpose, deadline, {
+            name: self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
+            for name, options in resolved.items()})
 
     def translate(
         self, purpose: str, lines: Sequence[str], variants: Mapping[str, DecodeConfig | BeamConfig],
     ) -> Iterator[dict[str, Translated]]:
-        """Translate lines of text together, and yield the latest step of every variant; the last steps are complete.
+        """Translate lines of text together, and yield the latest step of every variant; see `upscale`.
 
-        Raises:
-            ConfigError: settings do not fit the checkpoint, or text.
-            InvalidInputError: a word is too long for the model.
-            StoppedError: the time limit was exceeded, or the server is stopping.
+        Raises InvalidInputError, too, if a word is too long for the model.
         """
-        if self.translator is None:
-            raise ValueError("there is no checkpoint for translation")
-        streams = {name: self.translator.stream(lines, options, interval=0) for name, options in variants.items()}
-        yield from self._run(purpose, streams, None)
+        assert self.translator is not None  # noqa: S101 -- without it, the page has no tab Translate
+        yield from self._run(purpose, None, {
+            name: self.translator.stream(lines, options, interval=0) for name, options in variants.items()})
 
     def _run(
-        self, purpose: str, streams: Mapping[str, Iterator[Frame]], deadline: float | None,
+        self, purpose: str, deadline: float | None, streams: Mapping[str, Iterator[Frame]],
     ) -> Iterator[dict[str, Frame]]:
-        """Yield the latest frames of all streams whenever a stream has a new frame."""
-        started = time.monotonic()
-        deadline = deadline or self.deadline()
-        frames: dict[str, Frame] = {}
+        """Advance the stream with the least decoding time, and yield the latest frames of all streams."""
+        started, deadline = time.monotonic(), deadline or self.deadline()
+        clocks, frames = dict.fromkeys(streams, 0.0), dict[str, Frame]()
         outcome, self.is_busy = "stopped", True
         try:
-            for name, frame in take_turns({name: self._on_thread(stream) for name, stream in streams.items()}):
+            while clocks:
+                name = min(clocks, key=lambda name: clocks[name])
+                frame = self._thread.submit(next, streams[name], None).result()
+                if frame is None:
+                    del clocks[name]
+                    continue
                 self.check_time(deadline)
-                frames[name] = frame
+                frames[name], clocks[name] = frame, frame.seconds
                 if len(frames) == len(streams):
                     yield dict(frames)
             outcome = "done"
@@ -140,10 +120,6 @@ class Decoder:
             for stream in streams.values():
                 self._thread.submit(stream.close)  # type: ignore[attr-defined]
             logging.getLogger(__name__).info("%s: %s in %.3f seconds", purpose, outcome, time.monotonic() - started)
-
-    def _on_thread(self, stream: Iterator[Frame]) -> Iterator[Frame]:
-        while (frame := self._thread.submit(next, stream, None).result()) is not None:
-            yield frame
 
     def check_time(self, deadline: float) -> None:
         """Raise StoppedError if `deadline` has passed or the server is stopping."""
@@ -157,16 +133,3 @@ class Decoder:
 def is_complete(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> bool:
     """Return whether the frames of all variants are complete."""
     return all(frame.is_complete for frame in frames.values())
-
-
-def take_turns(streams: Mapping[str, Iterator[Frame]]) -> Iterator[tuple[str, Frame]]:
-    """Repeatedly advance the stream with the smallest `seconds`, and yield its name and its frame."""
-    clocks = dict.fromkeys(streams, 0.0)
-    while clocks:
-        name = min(clocks, key=lambda name: clocks[name])
-        frame = next(streams[name], None)
-        if frame is None:
-            del clocks[name]
-        else:
-            clocks[name] = frame.seconds
-            yield name, frame

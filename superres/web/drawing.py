@@ -1,4 +1,4 @@
-"""HTML for pictures, plots and statistics.
+"""HTML that the tabs share: pictures, plots, statistics, notes, and the element that steps through a decode.
 
 Pictures are uint8 RGB and become PNGs in data URIs, so the server stores no file for them. The browser enlarges them by
 whole factors, without smoothing.
@@ -7,24 +7,32 @@ whole factors, without smoothing.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from superres.batch.image_files import encode_png
+from superres.config import DecodeConfig
+from superres.decoding.trace import RowTrace
+from superres.pipeline.translator import Translated
+from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import CHANNELS
 from superres.tasks.pictures import Picture, Pixels
-
-if TYPE_CHECKING:
-    from superres.decoding.trace import RowTrace
-    from superres.pipeline.upscaler import Upscaled
+from superres.web.decoding import is_complete
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+
+
+def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
+    """Return a picture's metadata on how it was made, as `superres upscale` writes it."""
+    return {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": options.to_dict(), "sample": sample,
+            "note": "invented detail, not a likeness; never use it to identify anyone"}
 
 
 def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
@@ -54,6 +62,40 @@ def message(text: str) -> str:
     return f'<p class="sr-message" role="alert">{escape(text)}</p>'
 
 
+def fold(summary: str, html: str) -> str:
+    """Return details that are folded until their summary is chosen; "" without details."""
+    return html and f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
+
+
+def statistics(values: Sequence[tuple[str, str]]) -> str:
+    """Return names and values as a list."""
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
+    return f'<dl class="sr-statistics">{rows}</dl>'
+
+
+def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
+    """Return an explanation of a race between two variants, and its result once both are complete."""
+    note = "The two take turns on the same processor; each clock runs only while its own side decodes."
+    if not is_complete(frames):
+        return note
+    fast, slow = sorted(frames, key=lambda name: frames[name].seconds)
+    ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
+    return f"{note} <b>{f'{fast} was {ratio:.1f} times as fast' if ratio >= 1.05 else 'Both took the same time'}.</b>"
+
+
+def proposals(trace: RowTrace) -> list[list[int]]:
+    """Return the tokens that each iteration proposed, without the filling of smaller blocks."""
+    return [row[row >= 0].tolist() for row in trace.proposed]
+
+
+def stepper(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", side: int = 0) -> str:
+    """Return the element of `static/stepper.js` for name, seconds and parts of each decode; a part is one sequence."""
+    data = json.dumps({"kind": kind, "decodes": decodes, "language": language, "side": side},
+                      separators=(",", ":"), ensure_ascii=False)
+    return ('<superres-stepper role="group" aria-label="Step through the decode" '
+            f'data-view="{escape(data)}"></superres-stepper>')
+
+
 def unfinished(result: Upscaled, row: int) -> Pixels:
     """Return a partly decoded picture, uint8 [H, W, 3]; pixels without all their colours have a grey pattern."""
     done = result.filled[row].all(axis=2, keepdims=True)
@@ -72,58 +114,10 @@ def block_overlay(trace: RowTrace, width: int) -> str:
     return f'<path class="sr-block" d="{"".join(squares)}"/>'
 
 
-def accepted_sizes(trace: RowTrace, width: int) -> npt.NDArray[np.float64]:
-    """Return the accepted block size of each pixel of a picture, the mean over its colours: float64 [H, width]."""
-    sizes = np.repeat(trace.accepted, trace.accepted).astype(np.float64)
-    mean: npt.NDArray[np.float64] = sizes.reshape(-1, width, CHANNELS).mean(axis=2)
-    return mean
-
-
 def colours(values: npt.NDArray[np.float64], lowest: float, highest: float) -> npt.NDArray[np.float64]:
     """Return colours [..., 3], from dark violet to yellow, for values [...] from `lowest` to `highest`."""
     place = (values - lowest) / max(highest - lowest, 1e-9) * (len(_VIRIDIS) - 1)
-    anchors = np.arange(len(_VIRIDIS))
-    return np.stack([np.interp(place, anchors, _VIRIDIS[:, channel]) for channel in range(3)], axis=-1)
-
-
-def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
-    """Return a face, uint8 [H, W, 3], tinted by the accepted block size of each pixel."""
-    grey = image.mean(axis=2, keepdims=True)
-    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace, image.shape[1]), 1, block_size)).astype(np.uint8)
-    return mixed
-
-
-def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
-    """Return a bar chart of the tokens accepted in each iteration, 1 to `block_size`, with their mean."""
-    counts = np.bincount(np.asarray(accepted, np.int64), minlength=block_size + 1)[1:]
-    shares = counts / max(counts.sum(), 1)
-    bars = []
-    for index, share in enumerate(shares):
-        colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), 1, block_size))
-        height = 100 * share / max(shares.max(), 1e-9)
-        bars.append(f'<rect x="{index * 24 + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" '
-                    f'fill="{colour}"/><text x="{index * 24 + 12}" y="{108 - height:.1f}">{100 * share:.0f}</text>'
-                    f'<text x="{index * 24 + 12}" y="126">{index + 1}</text>')
-    words = ", ".join(f"{size}: {100 * share:.0f} %" for size, share in enumerate(shares, 1))
-    return (f'<figure class="sr-figure"><svg class="sr-histogram" viewBox="0 -6 {24 * block_size} 140" role="img" '
-            f'aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
-            f"<figcaption>Accepted block size and its share of the steps, %; mean {mean:.2f}</figcaption></figure>")
-
-
-def mean_picture(images: Pixels) -> Pixels:
-    """Return the mean of pictures, uint8 [N, H, W, 3], rounded half up."""
-    mean: Pixels = np.floor(images.mean(axis=0) + 0.5).astype(np.uint8)
-    return mean
-
-
-def difference_map(images: Pixels) -> tuple[Pixels, float]:
-    """Return how much pictures, uint8 [N, H, W, 3], differ: a picture of it, and its largest value in grey levels.
-
-    The difference at a pixel is the standard deviation over the pictures, as the mean over the colours.
-    """
-    spread = images.std(axis=0).mean(axis=2)
-    highest = float(spread.max())
-    return colours(spread, 0, highest).astype(np.uint8), highest
+    return np.stack([np.interp(place, np.arange(len(_VIRIDIS)), channel) for channel in _VIRIDIS.T], axis=-1)
 
 
 def legend(lowest: str, highest: str) -> str:
@@ -133,12 +127,35 @@ def legend(lowest: str, highest: str) -> str:
     return f"<br>{escape(lowest)} {ramp} {escape(highest)}"
 
 
-def fold(summary: str, html: str) -> str:
-    """Return details that are folded until their summary is chosen; "" without details."""
-    return html and f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
+def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
+    """Return a face, uint8 [H, W, 3], tinted by the accepted block size of each pixel, the mean over its colours."""
+    sizes = np.repeat(trace.accepted, trace.accepted).reshape(image.shape).mean(axis=2)
+    mixed: Pixels = (0.3 * image.mean(axis=2, keepdims=True) + 0.7 * colours(sizes, 1, block_size)).astype(np.uint8)
+    return mixed
 
 
-def statistics(values: Sequence[tuple[str, str]]) -> str:
-    """Return names and values as a list."""
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
-    return f'<dl class="sr-statistics">{rows}</dl>'
+def histogram(traces: Sequence[RowTrace], block_size: int) -> str:
+    """Return a bar chart of the tokens accepted in each iteration, 1 to `block_size`, with their mean."""
+    accepted = np.concatenate([trace.accepted for trace in traces])
+    shares, bars = 100 * np.bincount(accepted, minlength=block_size + 1)[1:] / len(accepted), []
+    for index, share in enumerate(shares):
+        colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), 1, block_size))
+        left, height = 24 * index, 100 * share / max(shares.max(), 1e-9)
+        bars.append(f'<rect x="{left + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" fill="{colour}"/>'
+                    f'<text x="{left + 12}" y="{108 - height:.1f}">{share:.0f}</text>'
+                    f'<text x="{left + 12}" y="126">{index + 1}</text>')
+    words = ", ".join(f"{size}: {share:.0f} %" for size, share in enumerate(shares, 1))
+    return (f'<figure class="sr-figure"><svg class="sr-histogram" viewBox="0 -6 {24 * block_size} 140" role="img" '
+            f'aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
+            f"<figcaption>Accepted block size and its share of the steps, %; mean {accepted.mean():.2f}</figcaption>"
+            "</figure>")
+
+
+def mean_and_difference(images: Pixels) -> tuple[Pixels, Pixels, float]:
+    """Return the mean of pictures, uint8 [N, H, W, 3], a map of how much they differ, and its largest value.
+
+    The difference at a pixel is the standard deviation over the pictures in grey levels, as the mean over the colours.
+    """
+    spread = images.std(axis=0).mean(axis=2)
+    mean: Pixels = np.floor(images.mean(axis=0) + 0.5).astype(np.uint8)
+    return mean, colours(spread, 0, spread.max()).astype(np.uint8), float(spread.max())

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import tempfile
 import time
-import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from superres.batch.image_files import encode_png
-from superres.tasks.pictures import Picture, Pixels
-
-NamedPicture = tuple[str, Pixels, dict[str, Any]]
-"""A file's name, its picture, uint8 [H, W, 3], and its metadata."""
+from superres.errors import InvalidInputError
 
 NOT_UPLOADED = "was not uploaded by a user of this page, or is deleted; upload it again"
 """Message for every file that is not an upload; it does not reveal which files exist."""
-MAX_FILE_BYTES = 10 * 2**20
-"""Largest size of an upload."""
-KEEP_SECONDS = 600
-"""Time that an upload or a result stays on the server after its last use."""
-KEEP_BYTES = 2_000_000_000
-"""Largest total size of uploads and results on the server."""
+MAX_FILE_BYTES = 10 * 2**20  # of an upload
+KEEP_SECONDS = 600  # that an upload or a result stays on the server after its last use
+KEEP_BYTES = 2_000_000_000  # of all uploads and results on the server
 
 
 @contextmanager
@@ -50,30 +41,17 @@ def new_folder() -> Path:
     return path
 
 
-def is_temporary(path: object) -> bool:
-    """Return whether a value is a path in the folder, which has no links.
+def path_of(upload: Any) -> str:  # noqa: ANN401 -- any JSON value
+    """Return the path of an upload; InvalidInputError if there is none, or if it is not in the temporary folder.
 
-    Gradio checks only the paths in values that say that they are files.
+    The folder has no links. Gradio checks only the paths in values that say that they are files.
     """
-    return isinstance(path, str) and Path(os.path.abspath(path)).is_relative_to(os.environ["GRADIO_TEMP_DIR"])
-
-
-def save_pictures(pictures: Sequence[NamedPicture]) -> list[str]:
-    """Write pictures as PNG files into a new folder, and return their paths."""
-    folder = new_folder()
-    for name, image, record in pictures:
-        (folder / name).write_bytes(encode_png(Picture(image), record))
-    return [str(folder / name) for name, _, _ in pictures]
-
-
-def save_zip(name: str, pictures: Sequence[NamedPicture], rows: Sequence[dict[str, Any]]) -> str:
-    """Write a zip file with pictures and a manifest of `rows` into a new folder, and return its path."""
-    path = new_folder() / name
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, image, record in pictures:
-            archive.writestr(member, encode_png(Picture(image), record))
-        archive.writestr("manifest.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    if not upload:
+        raise InvalidInputError("there is no image yet; upload one or choose an example")
+    path = upload.get("path") if isinstance(upload, dict) else None
+    if not (isinstance(path, str) and Path(os.path.abspath(path)).is_relative_to(os.environ["GRADIO_TEMP_DIR"])):
+        raise InvalidInputError(f"the file {NOT_UPLOADED}")
+    return path
 
 
 def files_below(folder: Path) -> dict[Path, os.stat_result]:

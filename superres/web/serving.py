@@ -1,4 +1,4 @@
-"""The server of the page: its routes, its limits, and how it stops."""
+"""The page, with its tabs, and its server: routes, limits, and how it stops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from html import escape
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import gradio as gr
 import uvicorn
@@ -18,21 +20,32 @@ from gradio import processing_utils
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from superres.system.asgi import WithoutRootPath, with_headers
+from superres.system.asgi import with_headers, without_root_path
+from superres.web.batch_tab import batch_tab
+from superres.web.controls import shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
-from superres.web.page import STATIC, SURVEY_PATH, THEME, face_widths
+from superres.web.translate_tab import translate_tab
+from superres.web.upscale_tab import upscale_tab
 
-MAX_UPLOAD_BYTES = 200_000_000
-"""Largest size of an upload request, which may have many files."""
-MAX_REQUEST_BYTES = 1_000_000
-"""Largest size of other requests, which have settings, names of files, or text."""
-MAX_CONNECTIONS = 512
-"""Largest number of open connections; an open page uses two or three."""
+# Gradio's own colours do not have the contrast that WCAG AA asks for.
+THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
+    block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
+    body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
+    link_text_color_dark="*secondary_400",
+    button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
+    button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
+    button_cancel_background_fill="#b91c1c", button_cancel_background_fill_hover="#991b1b",
+    button_cancel_background_fill_dark="#b91c1c", button_cancel_background_fill_hover_dark="#991b1b",
+    button_cancel_text_color="white", button_cancel_text_color_dark="white")
+STATIC = Path(__file__).with_name("static")  # the page's scripts and styles, all of which it loads
+SURVEY_PATH = "/survey"  # of the voting page
+FACE_WIDTHS = (64, 96, 128, 256, 320, 512)  # largest widths of faces, in pixels of the screen
+MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
+MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
+MAX_CONNECTIONS = 512  # an open page uses two or three
 SWEEP_SECONDS = 30
-GRACE_SECONDS = 5
-"""Time that open connections have to end when the server stops."""
-
+GRACE_SECONDS = 5  # that open connections have to end when the server stops
 # The page loads nothing from other hosts, and other sites may not embed it. Some of Gradio's scripts and styles are
 # inline.
 HEADERS = {
@@ -50,48 +63,95 @@ CLOSED_PATHS = (
         "file/", "file=http://", "file=https://")), "/monitoring")
 
 
-class Guard:
-    """ASGI middleware that adds headers, and refuses large requests and those to parts that the page does not use."""
+class Page(gr.Blocks):
+    """The page, which turns errors into messages for the visitor."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Wrap `app`."""
-        self.app = app
+    async def process_api(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # noqa: ANN401 -- Gradio's
+        """Handle an event from the queue or a direct request."""
+        try:
+            handled: dict[str, Any] = await super().process_api(*arguments, **keywords)
+            return handled
+        except gr.Error:
+            raise
+        except Exception as error:
+            raise shown_to_visitor(error) from None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+
+def build_page(
+    decoder: Decoder, examples: Sequence[Path], max_queue: int, with_survey: bool = False, root_path: str = "",
+) -> gr.Blocks:
+    """Build the page, under the path `root_path` of a proxy, with a queue of at most `max_queue` waiting requests.
+
+    The examples are pictures in Gradio's folder of temporary files; the first one is chosen initially.
+    """
+    page = Page(title="superres: faces, block by block", analytics_enabled=False, fill_width=True)
+    with page:
+        gr.Markdown("# superres", elem_id="head")
+        with gr.Tabs():
+            with gr.Tab("Upscale"):
+                upscale_tab(decoder, examples)
+            with gr.Tab("Batch"):
+                batch_tab(decoder)
+            if decoder.translator is not None:
+                with gr.Tab("Translate"):
+                    translate_tab(decoder, decoder.translator)
+            if with_survey:
+                address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
+                survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or move to it with Tab.")
+                survey_tab("Results", f"{address}/results/",
+                           "The results are for the study's owner, and need the owner's token.")
+    # Only events that decode are queued, so the limit counts only them.
+    page.queue(max_size=max_queue, api_open=False)
+    return page
+
+
+def survey_tab(name: str, address: str, note: str) -> None:
+    """Lay out a tab that loads a page of the survey when it is first opened."""
+    with gr.Tab(name):
+        gr.HTML(f'<p class="sr-hint">{escape(note)} <a href="{escape(address)}" target="_blank" rel="noopener">'
+                f"Open in a separate window</a></p>"
+                f'<iframe class="sr-survey" src="{escape(address)}" title="{name}" loading="lazy"></iframe>',
+                elem_id=name.lower())
+
+
+def guarded(app: ASGIApp) -> ASGIApp:
+    """Return `app` with headers, but without large requests and the parts that the page does not use."""
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        path, given, headers = scope["path"], Headers(scope=scope), HEADERS
+        path, given, headers, answer = scope["path"], Headers(scope=scope), HEADERS, app
         most = MAX_UPLOAD_BYTES if path == "/gradio_api/upload" else MAX_REQUEST_BYTES
-        app = self.app
         if path.startswith(CLOSED_PATHS):
-            app = JSONResponse({"detail": "not found"}, 404)
+            answer = JSONResponse({"detail": "not found"}, 404)
         elif "transfer-encoding" in given or int(given.get("content-length", 0)) > most:
-            app = JSONResponse({"detail": f"send at most {most:,} bytes, with a content-length header"}, 413)
+            answer = JSONResponse({"detail": f"send at most {most:,} bytes, with a content-length header"}, 413)
         if path.startswith("/gradio_api"):  # visitors' data
             headers = {**headers, "cache-control": "no-store"}
-        await app(scope, receive, with_headers(send, headers))
+        await answer(scope, receive, with_headers(send, headers))
+
+    return handle
 
 
 def build_server(
     page: gr.Blocks, decoder: Decoder, folder: Path, auth: list[tuple[str, str]] | None = None, root_path: str = "",
     survey: ASGIApp | None = None,
 ) -> FastAPI:
-    """Return the server of a page.
+    """Return the server of a page, under the path `root_path` of a proxy.
 
-    Args:
-        page: the page.
-        decoder: decodes for the page.
-        folder: Gradio's folder of temporary files; the files in it at the start of the server stay.
-        auth: names and passwords; None for no login. A survey needs none: its results need the owner's token.
-        root_path: path under which a proxy serves the page.
-        survey: application of a survey for SURVEY_PATH, or None.
+    `folder` is Gradio's folder of temporary files; those in it at the start of the server stay. `auth` has names and
+    passwords, or None for no login. The application of a survey needs none: its results need the owner's token.
     """
-
     @contextlib.asynccontextmanager
     async def sweeping(_: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(_sweep_forever(folder))
+        kept = set(files_below(folder))
+
+        async def sweep_forever() -> None:
+            while True:
+                await asyncio.sleep(SWEEP_SECONDS)
+                await asyncio.to_thread(sweep, folder, kept)
+
+        task = asyncio.create_task(sweep_forever())
         yield
         task.cancel()
 
@@ -108,48 +168,30 @@ def build_server(
     if survey is not None:
         server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: see root_path
         server.mount(SURVEY_PATH, survey)
+    side = decoder.upscaler.face_task.target
+    # Faces are as wide as a whole multiple of their side: --face-96 is up to 96 px.
+    widths = "".join(f" --face-{most}: {max(most // side, 1) * side}px;" for most in FACE_WIDTHS)
+    scripts = "".join(f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js")))
     # The page handles all other paths.
     gr.mount_gradio_app(
         server, page, path="/", auth=auth, root_path=root_path or None, max_file_size=MAX_FILE_BYTES, theme=THEME,
-        css_paths=sorted(STATIC.glob("*.css")), head=face_widths(decoder.upscaler.face_task) + "".join(
-            f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js"))),
+        css_paths=sorted(STATIC.glob("*.css")),
+        head=f"<style>:root {{ --face: {side}px;{widths} }}</style>{scripts}",
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False,
         show_error=True)
     # Gradio regards a mounted page as not launched. It would then accept files that were not uploaded, and would send
     # no heartbeats, by which it notices that a visitor has left.
     page.has_launched = page.is_running = True
     processing_utils.async_ssrf_protected_download = _refuse_download
-    server.add_middleware(Guard)
+    server.add_middleware(guarded)
     if root_path:
-        server.add_middleware(WithoutRootPath, root_path=root_path)
+        server.add_middleware(without_root_path, root_path=root_path)
     return server
 
 
 async def _refuse_download(url: str, cache_dir: str) -> str:
     """Replace Gradio's download of files from URLs: this server sends no requests to other hosts."""
     raise gr.Error("give a file, not a URL", print_exception=False)
-
-
-async def _sweep_forever(folder: Path) -> None:
-    kept = set(files_below(folder))
-    while True:
-        await asyncio.sleep(SWEEP_SECONDS)
-        await asyncio.to_thread(sweep, folder, kept)
-
-
-class Server(uvicorn.Server):
-    """A server that stops the running decoding when it receives a signal."""
-
-    def __init__(self, config: uvicorn.Config, decoder: Decoder) -> None:
-        """Create a server; a signal closes `decoder` first."""
-        super().__init__(config)
-        self.decoder = decoder
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT and SIGTERM."""
-        logging.getLogger(__name__).info("stopping after signal %d", sig)
-        self.decoder.close()
-        super().handle_exit(sig, frame)
 
 
 def configure(app: FastAPI, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
@@ -159,6 +201,15 @@ def configure(app: FastAPI, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Confi
 
 
 def serve(app: FastAPI, decoder: Decoder, listening: socket.socket) -> None:
-    """Serve on a listening socket until SIGINT or SIGTERM."""
+    """Serve on a listening socket until SIGINT or SIGTERM, which also stop the running decoding."""
+    server = uvicorn.Server(configure(app))
+    handle_exit = server.handle_exit
+
+    def stop(sig: int, frame: FrameType | None) -> None:
+        logging.getLogger(__name__).info("stopping after signal %d", sig)
+        decoder.close()
+        handle_exit(sig, frame)
+
+    server.handle_exit = stop  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after stopping
-        Server(configure(app), decoder).run(sockets=[listening])
+        server.run(sockets=[listening])

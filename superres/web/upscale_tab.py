@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from superres.batch.image_files import encode_png
 from superres.config import FACES, DecodeConfig
-from superres.pipeline.options import resolve_options
-from superres.tasks.faces import FaceTask
+from superres.decoding.trace import mean_accepted_block_size
+from superres.evaluation.pictures import psnr, ssim
+from superres.pipeline.options import as_option, resolve_options, unused_settings
+from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import Crop
-from superres.tasks.pictures import Pixels
-from superres.web import controls, drawing
+from superres.tasks.pictures import Picture, Pixels
+from superres.web import controls, drawing, photos
 from superres.web.controls import Value
-from superres.web.cropping import chosen_crop, crop_controls
 from superres.web.decoding import Decoder, is_complete
-from superres.web.files import MAX_FILE_BYTES, save_pictures
-from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_picture, take
-from superres.web.views import frames_html, record_of, report_of, results_html
+from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
 
 INTRODUCTION = f"""A face of {{source}} pixels becomes one of {{target}}, several tokens per step. **The detail is
 invented**: a plausible face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's
 faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may have
-{MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
-"""Text above the tab, with places for the sizes of input and output."""
+{MAX_FILE_BYTES // 10**6} MB and {photos.MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, and <b>Draw '
         "samples</b> a sheet of faces that the input fits as well. They appear here, block by block.</p>")
 SHEET_TEMPERATURE = 0.7
@@ -45,7 +48,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
                            for path in examples]
-            square = crop_controls(upload, examples[0], task)
+            square = photos.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
@@ -60,7 +63,9 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     controls.decode_on([run.click], functools.partial(upscale_for_page, decoder), [upload, square, race, *settings],
                        results, [results], stop)
-    controls.decode_on([draw.click, other.click(next_seed, seed, seed, **controls.INSTANT).then],
+    next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
+                            **controls.INSTANT)
+    controls.decode_on([draw.click, next_seed.then],
                        functools.partial(sheet_for_page, decoder), [upload, square, samples, *settings],
                        results, [results], stop)
     controls.note_changes(results, [upload, square, race, samples, *settings])
@@ -71,7 +76,7 @@ def upscale_for_page(decoder: Decoder, upload: Value, square: Value, race: bool,
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
-    subject = subject_of(decoder, upload, lambda image, task: chosen_crop(image, square, task))
+    subject = subject_of(decoder, upload, lambda image, task: photos.chosen_crop(image, square, task))
     yield from views_of(decoder, "race" if race else "upscale", subject, variants)
 
 
@@ -81,13 +86,13 @@ def sheet_for_page(decoder: Decoder, upload: Value, square: Value, samples: floa
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
-    subject = subject_of(decoder, upload, lambda image, task: chosen_crop(image, square, task))
+    subject = subject_of(decoder, upload, lambda image, task: photos.chosen_crop(image, square, task))
     count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
     yield from views_of(decoder, "samples", subject, variants, count)
 
 
 def views_of(
-    decoder: Decoder, purpose: str, subject: Subject, variants: dict[str, DecodeConfig], count: int = 1,
+    decoder: Decoder, purpose: str, subject: photos.Subject, variants: dict[str, DecodeConfig], count: int = 1,
 ) -> Iterator[str]:
     """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
     options = list(variants.values())[-1]
@@ -96,38 +101,165 @@ def views_of(
         yield f'<div class="sr-result">{shown}</div>'
 
 
-def next_seed(seed: Value) -> int:
-    """Return the seed of other samples."""
-    return (controls.whole_number("seed", seed) + 1) % 2**63
-
-
-def subject_of(decoder: Decoder, upload: Value, choose: Callable[[Pixels, FaceTask], Crop]) -> Subject:
+def subject_of(decoder: Decoder, upload: Value, choose: Callable[[Pixels, FaceTask], Crop]) -> photos.Subject:
     """Return the input of a decoding for an upload, whose crop `choose` returns."""
     task = decoder.upscaler.face_task
-    return reduce_picture(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
+    return photos.reduce_picture(
+        path_of(upload), lambda image: photos.take(image, task, choose(image, task)), task.source)
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
-
     def upscale(
-        image: Value, crop_x: float, crop_y: float, crop_size: float, samples: float,
-        *values: Value,
+        image: Value, crop_x: float, crop_y: float, crop_size: float, samples: float, *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        subject = subject_of(decoder, image, CropShare(crop_x, crop_y, crop_size).of)
+        subject = subject_of(decoder, image, photos.CropShare(crop_x, crop_y, crop_size).of)
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count):
-            result = frames[""]
-            pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
-                         record_of(decoder.upscaler, options, row + 1)) for row in range(len(result.images))]
-            yield save_pictures(pictures), report_of(subject, result)
+            result, folder = frames[""], new_folder()
+            paths = [folder / f"face-{sample}.png" for sample in range(1, count + 1)]
+            for row, path in enumerate(paths):
+                record = drawing.record_of(decoder.upscaler, options, row + 1)
+                path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
+            yield list(map(str, paths)), report_of(subject, result)
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
-        crop = [gr.Number(getattr(CropShare(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
+        crop = [gr.Number(getattr(photos.CropShare(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
         samples = gr.Number(1, label="samples")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale").click(handler, [image, *crop, samples, *settings], [files, report],
                                    api_name="upscale", **controls.QUEUED)
+
+
+def report_of(subject: photos.Subject, result: Upscaled) -> dict[str, Any]:
+    """Return the report of a frame for programs, with one entry per sample."""
+    samples = [{"sample": row, "key": image_key(subject.source, row), "tokens": trace.tokens,
+                "iterations": trace.iterations, "model_calls": trace.model_calls,
+                "mean_accepted_block_size": trace.mean_accepted_block_size,
+                **(scores(image, subject.truth) if result.is_complete else {})}
+               for row, (image, trace) in enumerate(zip(result.images, result.traces, strict=True), 1)]
+    return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}
+
+
+def frames_html(frames: Mapping[str, Upscaled]) -> str:
+    """Return the partly decoded pictures of all variants with statistics: one large, a race of two, or a sheet."""
+    count = sum(len(result.images) for result in frames.values())
+    size = "large" if count == 1 else "" if len(frames) > 1 else "small"
+    parts = []
+    for name, result in frames.items():
+        for row, trace in enumerate(result.traces):
+            overlay = "" if result.is_complete else drawing.block_overlay(trace, result.images.shape[2])
+            number = f" {row + 1}" if len(result.traces) > 1 else ""
+            caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
+            below = "" if number else drawing.statistics([
+                ("iterations", f"{trace.iterations:,}"), ("model calls", f"{trace.model_calls:,}"),
+                ("tokens per step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{result.seconds:.2f}")])
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, size))
+    note = f'<p class="sr-hint">{drawing.race_note(frames)}</p>' if len(frames) > 1 else ""
+    return note + drawing.figures(parts, "Live decoding")
+
+
+def results_html(
+    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
+) -> str:
+    """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
+    result = list(frames.values())[-1]
+    count, iterations = len(result.traces), sum(trace.iterations for trace in result.traces)
+    names = ["superres"] if count == 1 else [f"Sample {row}" for row in range(1, count + 1)]
+    faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
+    summary = (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
+               f"{result.traces[0].tokens:,}, {mean_accepted_block_size(result.traces):.2f} tokens per step.")
+    plain = [(name, upscaler.face_task.enlarge(subject.source[None], method)[0])
+             for name, method in ((f"Input, {upscaler.face_task.source_size}", "nearest"), ("Bicubic", "bicubic"))]
+    truth = [] if subject.truth is None else [("Truth", subject.truth)]
+    pictures = drawing.figures([
+        drawing.figure(image, caption_of(name, image, None if name == "Truth" else subject.truth), name)
+        for name, image in [*plain, *zip(names, result.images, strict=True), *truth]], "Side by side")
+    return (f"{frames_html(frames) if len(frames) > 1 else ''}"
+            f"{viewer_html(upscaler, subject, options, result, names, [*plain, *truth])}"
+            f'<p class="sr-hint" role="status">{summary}</p>'
+            f"{drawing.fold('Step through it', faces_stepper(result))}"
+            f"{drawing.fold('Side by side, with scores', pictures)}"
+            f"{drawing.fold('Where blocks were accepted', blocks_html(upscaler, options, result))}"
+            f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
+
+
+def viewer_html(
+    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled, names: Sequence[str],
+    others: Sequence[tuple[str, Pixels]],
+) -> str:
+    """Return the element that shows a picture large, beside `others`; of several samples, also their sheet.
+
+    With the sheet are the mean of the samples, and a map of how much they differ.
+    """
+    faces, sheet = [], ""
+    for row, (name, image) in enumerate(zip(names, result.images, strict=True), 1):
+        kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
+        faces.append({"name": name, "note": caption_of("", image, subject.truth), "kept": kept,
+                      "file": f"face-{row}.png",
+                      "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, row))})
+    before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others]
+    if len(faces) > 1:
+        mean, spread, highest = drawing.mean_and_difference(result.images)
+        before.append({"name": f"Mean of {len(faces)}", "uri": drawing.data_uri(mean)})
+        sheet = drawing.figures([
+            drawing.figure(mean, caption_of(f"Mean of {len(faces)}", mean, subject.truth), "Mean of the samples"),
+            drawing.figure(spread, "How much they differ (standard deviation)", "Map of the differences",
+                           below=drawing.legend("0", f"{highest:.0f} grey levels"))], "Mean and differences")
+    data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
+    return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
+
+
+def faces_stepper(result: Upscaled) -> str:
+    """Return the element that steps through finished pictures."""
+    return drawing.stepper("face", [
+        {"name": f"Sample {number}", "seconds": result.seconds,
+         "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}
+        for number, trace in enumerate(result.traces, 1)], side=result.images.shape[2])
+
+
+def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
+    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground truth."""
+    if truth is None:
+        return {}
+    decibels = float(psnr(image[None], truth[None])[0])
+    return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
+
+
+def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
+    """Return a picture's name, if any, with its scores if there is a ground truth."""
+    parts = [name] if name else []
+    if found := scores(image, truth):
+        decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
+        parts.append(f"{decibels}, SSIM {found['ssim']:.3f}")
+    return ": ".join(parts)
+
+
+def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> str:
+    """Return the heat map of the first picture, and the histogram over all pictures."""
+    block_size = options.block_size or upscaler.model_config.prediction_heads
+    heat = drawing.figure(
+        drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
+        "Heat map of the accepted block sizes over the face",
+        below=drawing.legend("1", str(block_size)) if block_size > 1 else "")
+    return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Accepted block sizes")
+
+
+def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled) -> str:
+    """Return the command that gives the same pictures."""
+    default, unused = upscaler.default, list(unused_settings(options, upscaler.block_size(options)))
+    if options.block_size == upscaler.block_size(default):
+        unused.append("block_size")
+    parts = ["superres upscale face.png --output faces"]
+    if subject.crop is not None:
+        parts.append(f"--crop {photos.setting_of(subject.crop)}")
+    if len(result.images) > 1:
+        parts.append(f"--samples {len(result.images)}")
+    for name in controls.offered(default, FACES):
+        value = getattr(options, name)
+        if value != getattr(default, name) and name not in unused:
+            parts.append(as_option(name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+    return f'<pre class="sr-trace" tabindex="0">{escape(" ".join(parts))}</pre>'

@@ -16,14 +16,14 @@ from web_demo import running
 
 from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaler
-from superres.survey.results import study_app
+from superres.survey.server import study_app
 from superres.survey.store import Store
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]
 PATIENCE = 180_000
-"""Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
+"""Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
 
 
 def is_failure(message):
@@ -63,7 +63,7 @@ def demo(browser, kept):
 
 
 @pytest.fixture
-def visit(browser, demo):
+def visit(browser, demo, screenshots, request):
     """Open the page as a new visitor; at the end none of them has asked another host, and no script has failed."""
     contexts, asked, failed, homes = [], [], [], set()
     usual = demo
@@ -83,7 +83,9 @@ def visit(browser, demo):
         return page
 
     yield open_page
-    for context in contexts:
+    for number, context in enumerate(contexts):
+        if "SUPERRES_SCREENSHOTS" in os.environ:
+            context.pages[0].screenshot(path=screenshots / f"{request.node.name}-{number}.png", full_page=True)
         context.close()
     assert asked
     assert [url for url in asked if not url.startswith(("data:", "blob:")) and urlsplit(url).netloc not in homes] == []

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from skimage import data
-from survey_tools import add_study, serving, wait_for_pair
+from survey_tools import add_study, wait_for_pair
 
+from simulations.serving import serving
 from superres.cli.main import run
 from superres.survey.credentials import link_key
-from superres.survey.limits import EnrolmentLimit
+from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 
@@ -44,24 +45,28 @@ def page(browser):
     assert errors == []
 
 
+def agree(page):
+    page.check("#agree")
+    page.click("#begin")
+
+
 def start(page, address, rater="me"):
     page.goto(address)
     page.fill("#rater", rater)
-    page.check("#agree")
-    page.click("#begin")
+    agree(page)
 
 
 def choices(store, study):
     return [(record["choice"], record["input"]) for record in read_votes(store, study)]
 
 
-def test_votes_by_keyboard_and_by_mouse(page, sqlite):
+def test_votes_by_keyboard_and_by_mouse_and_held_keys_are_one_vote(page, sqlite):
     study, _ = add_study(sqlite, trials=6, gold=0, repeats=0, practice=1, allow_unsure=True, completion_code="C0DE")
     with serving(sqlite, study) as address:
         start(page, address)
         ways = [lambda: page.keyboard.press("ArrowLeft"), lambda: page.keyboard.press("f"),
-                lambda: page.keyboard.press("j"), lambda: page.keyboard.press("ArrowRight"),
-                lambda: page.click("#left"), lambda: page.click("#right-picture"),
+                lambda: [page.keyboard.down("j") for _ in range(5)], lambda: page.keyboard.press("ArrowRight"),
+                lambda: page.dblclick("#left"), lambda: page.click("#right-picture"),
                 lambda: page.keyboard.press("Space")]
         for position, way in enumerate(ways, 1):
             wait_for_pair(page, position)
@@ -75,27 +80,6 @@ def test_votes_by_keyboard_and_by_mouse(page, sqlite):
         assert record["pixel_ratio"] == 1
         assert (record["viewport_width"], record["viewport_height"]) == (1000, 800)
         assert record["response_ms"] > 0
-
-
-def test_pictures_are_shown_pixel_by_pixel_at_a_whole_multiple(page, sqlite):
-    study, _ = add_study(sqlite, scale=8)
-    with serving(sqlite, study) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-        for side in ("left", "right"):
-            shown = page.evaluate("""side => {
-                const image = document.getElementById(`${side}-picture`);
-                const canvas = document.createElement('canvas');
-                [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-                canvas.getContext('2d').drawImage(image, 0, 0);
-                const box = image.getBoundingClientRect();
-                return {width: image.naturalWidth, box: [box.width, box.height],
-                        rendering: getComputedStyle(image).imageRendering,
-                        pixels: [...canvas.getContext('2d').getImageData(0, 0, 128, 128).data]};
-            }""", side)
-            assert (shown["width"], shown["box"], shown["rendering"]) == (128, [128, 128], "pixelated")
-            pixels = np.array(shown["pixels"]).reshape(128, 128, 4)[..., :3]
-            assert np.array_equal(pixels, pixels[::8, ::8].repeat(8, 0).repeat(8, 1))
 
 
 def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, sqlite):
@@ -113,45 +97,29 @@ def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, sq
         page.goto(address)
         page.click("#other")
         page.fill("#rater", "another")
-        page.check("#agree")
-        page.click("#begin")
+        agree(page)
         wait_for_pair(page, 1)
     assert len(choices(sqlite, study)) == 2
-
-
-def test_a_panels_rater_comes_with_an_id_in_the_url(page, sqlite):
-    study, _ = add_study(sqlite)
-    with serving(sqlite, study) as address:
-        page.goto(f"{address}?PROLIFIC_PID=abc123&STUDY_ID=x")
-        page.wait_for_selector("#agree")
-        assert not page.is_visible("#rater")
-        page.check("#agree")
-        page.click("#begin")
-        wait_for_pair(page, 1)
-        page.keyboard.press("f")
-        wait_for_pair(page, 2)
-        page.reload()
-        wait_for_pair(page, 2)  # resumes by itself
-        page.goto(f"{address}?PROLIFIC_PID=other")
-        page.wait_for_selector("#agree")
 
 
 def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(page, browser, sqlite):
     study, _ = add_study(sqlite)
     link = f"?participant=me&link_key={link_key(study.salt, 'me')}"
     with serving(sqlite, study) as address:
-        page.goto(f"{address}?participant=me")
-        page.check("#agree")
-        page.click("#begin")
+        page.goto(f"{address}?PROLIFIC_PID=me&STUDY_ID=x")
+        page.wait_for_selector("#agree")
+        assert not page.is_visible("#rater")
+        agree(page)
         wait_for_pair(page, 1)
         page.keyboard.press("f")
         wait_for_pair(page, 2)
+        page.reload()
+        wait_for_pair(page, 2)  # resumes by itself
         elsewhere = browser.new_context(viewport={"width": 1000, "height": 800})
         other = elsewhere.new_page()
         for query in ("?participant=me", link):
             other.goto(address + query)
-            other.check("#agree")
-            other.click("#begin")
+            agree(other)
             if query != link:
                 other.wait_for_selector("#message >> text=started already")
         wait_for_pair(other, 2)
@@ -221,7 +189,7 @@ def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, sqlit
 
 
 @pytest.mark.parametrize(("size", "stacked", "width"), [((1400, 900), False, 256), ((320, 320), False, 112)])
-def test_pictures_are_as_large_as_the_window_allows(page, sqlite, size, stacked, width, screenshots):
+def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(page, sqlite, size, stacked, width, screenshots):
     study, _ = add_study(sqlite, scale=16, practice=0)
     with serving(sqlite, study) as address:
         page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
@@ -229,22 +197,20 @@ def test_pictures_are_as_large_as_the_window_allows(page, sqlite, size, stacked,
         wait_for_pair(page, 1)
         shown = layout(page)
         page.screenshot(path=screenshots / f"survey-trial-{size[0]}.png")
+        pixels = page.evaluate("""() => {
+            const image = document.getElementById('left-picture');
+            const canvas = document.createElement('canvas');
+            [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+            const context = canvas.getContext('2d');
+            context.drawImage(image, 0, 0);
+            return [getComputedStyle(image).imageRendering, ...context.getImageData(0, 0, 256, 256).data];
+        }""")
     assert (shown["a"]["y"] != shown["b"]["y"]) == stacked
     assert shown["a"]["width"] == shown["b"]["width"] == width
     assert shown["page"][0] <= size[0]
-
-
-def test_held_keys_and_double_clicks_are_one_vote(page, sqlite):
-    study, _ = add_study(sqlite, practice=0)
-    with serving(sqlite, study) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-        page.dblclick("#left")
-        wait_for_pair(page, 2)
-        for _ in range(5):
-            page.keyboard.down("j")
-        wait_for_pair(page, 3)
-    assert len(choices(sqlite, study)) == 2
+    assert pixels[0] == "pixelated"
+    received = np.array(pixels[1:]).reshape(256, 256, 4)
+    assert np.array_equal(received, received[::16, ::16].repeat(16, 0).repeat(16, 1))
 
 
 def test_a_study_of_the_bundled_checkpoint_from_creation_to_export(page, memory_folder, tmp_path, capsys):

@@ -7,8 +7,9 @@ import pytest
 from browser_tools import check_wcag
 from PIL import Image
 from skimage import data
-from survey_tools import serving, vote_through, wait_for_pair
+from survey_tools import vote_through, wait_for_pair
 
+from simulations.serving import serving
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.study import StudySettings
 
@@ -146,19 +147,23 @@ def test_all_screens_of_a_rater_who_comes_back(look, sqlite, width, scheme):
         page.wait_for_selector("#agree")  # and its style was found from below as well
 
 
-def test_a_rater_who_has_finished_finds_the_last_page_again(look, sqlite):
+def test_a_rater_who_has_finished_finds_the_last_page_again_and_another_browser_is_refused(look, sqlite):
     study, _ = add_faces(sqlite, trials=1, repeats=0, practice=0)
-    page = look(390, "light").page
+    page, screens = look(390, "light").page, look(390, "light")
     with serving(sqlite, study) as address:
-        page.goto(f"{address}?participant=me")
-        page.check("#agree")
-        page.click("#begin")
-        wait_for_pair(page, 1)
-        page.keyboard.press("f")
-        page.wait_for_selector("#done:not([hidden])")
+        for own in (page, screens.page):
+            own.goto(f"{address}?participant=me")
+            own.check("#agree")
+            own.click("#begin")
+            if own is page:
+                wait_for_pair(page, 1)
+                page.keyboard.press("f")
+                page.wait_for_selector("#done:not([hidden])")
         page.reload()
         page.wait_for_selector("#done:not([hidden])")
         assert page.inner_text("#code") == "C0DE"
+        screens.page.locator("#message:has-text('This participant id has started already;')").wait_for()
+        screens.check("refused")
 
 
 def test_a_window_that_is_too_small_is_told_its_size_before_anything_is_asked(look, sqlite):
@@ -170,19 +175,6 @@ def test_a_window_that_is_too_small_is_told_its_size_before_anything_is_asked(lo
         assert "needs 2000 × 2000 pixels, and this window has 390 × 844." in screens.page.inner_text("#size")  # noqa: RUF001
         assert not screens.page.is_visible("#agree")
         screens.check("small")
-
-
-def test_a_rater_who_started_elsewhere_is_told_so(look, sqlite):
-    study, _ = add_faces(sqlite)
-    screens = look(390, "light")
-    page = screens.page
-    with serving(sqlite, study) as address:
-        vote_through(sqlite, study, "me", lambda *_: "left")
-        page.goto(f"{address}?participant=me")
-        page.check("#agree")
-        page.click("#begin")
-        page.locator("#message:has-text('This participant id has started already;')").wait_for()
-        screens.check("refused")
 
 
 @SCREENS
@@ -202,7 +194,7 @@ def test_all_screens_of_the_owner(look, sqlite, width, scheme):
         assert page.inner_text("#sentences").strip() == "bicubic or camera: no votes yet."
         screens.check("no-votes")
         for number in range(6):
-            vote_through(sqlite, study, f"rater{number}", lambda *_: "left")
+            vote_through(sqlite, study, f"rater{number}")
         page.reload()
         page.fill("#owner", token)
         page.press("#owner", "Enter")

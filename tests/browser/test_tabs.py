@@ -43,10 +43,9 @@ def styles(page, selector, *names):
         " getComputedStyle(element)[name]))", [selector, list(names)])
 
 
-def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo, screenshots):
+def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo):
     page = visit("/?__theme=dark", color_scheme="dark", reduced_motion="reduce")
     translate(page)
-    page.screenshot(path=screenshots / "translate.png", full_page=True)
     result = demo.decoder.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
     assert page.input_value("#translation textarea") == "\n".join(result.texts)
     lines = page.locator("#translation .sr-text li")
@@ -62,9 +61,7 @@ def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo, s
     assert "Step 1 " in page.inner_text(".sr-trace")
 
 
-def test_what_was_too_fast_to_see_is_shown_again_step_by_step_but_not_to_those_who_want_no_motion(
-    visit, demo, monkeypatch,
-):
+def test_a_fast_translation_is_replayed_but_not_to_visitors_who_want_no_motion(visit, demo, monkeypatch):
     monkeypatch.setattr(demo.decoder, "frame_seconds", 60.0)  # too fast to see on a busy machine, too
     moving, still = visit(reduced_motion="no-preference"), visit(reduced_motion="reduce")
     for page in (moving, still):
@@ -82,7 +79,7 @@ def test_what_was_too_fast_to_see_is_shown_again_step_by_step_but_not_to_those_w
     assert "slower" not in still.inner_text(DONE)
 
 
-def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, screenshots):
+def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit):
     page = visit(reduced_motion="reduce")
     open_tab(page, "Translate")
     page.check("#race-text input")
@@ -91,7 +88,6 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, scr
     done = page.inner_text(DONE)
     assert "times as fast" in done or "the same time" in done
     assert "The translations are equal." in done
-    page.screenshot(path=screenshots / "translate-race.png", full_page=True)
     page.locator("button:visible", has_text="Decoding settings").click()
     beam = page.get_by_label("number input for Beam search")
 
@@ -105,34 +101,23 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, scr
     assert page.locator("#translation section").nth(1).locator(".sr-step").count() == 0
 
 
-class Streaming:
-    """A translator whose stream is made of its own, frame by frame."""
-
-    def __init__(self, translator, stream):
-        self._translator, self._stream = translator, stream
-
-    def __getattr__(self, name):
-        return getattr(self._translator, name)
-
-    def stream(self, *arguments, **keywords):
-        return self._stream(self._translator.stream(*arguments, **keywords))
-
-
 def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch):
     odd = "<b>1</b> ${1+1} {{2+2}} &lt;"
 
-    def stream(frames):
-        *_, last = frames
+    stream = demo.decoder.translator.stream
+
+    def odd_stream(*arguments, **keywords):
+        *_, last = stream(*arguments, **keywords)
         yield replace(last, texts=[odd], traces=[[]])
 
-    monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, stream))
+    monkeypatch.setattr(demo.decoder.translator, "stream", odd_stream)
     page = visit(reduced_motion="reduce")
     translate(page, "a dog")
     assert page.inner_text("#translation .sr-text li") == odd
     assert page.input_value("#translation textarea") == odd
 
 
-def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, screenshots):
+def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept):
     store, study, token = kept
     page = visit()
     assert "/survey/" not in "".join(frame.url for frame in page.frames)  # not fetched before it is looked at
@@ -146,8 +131,6 @@ def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, 
     page.keyboard.press("Enter")
     for position in range(1, 10):  # the last is 9 of 9
         survey.locator(f"#count:has-text('{position} of 9')").wait_for()
-        if position == 2:
-            page.screenshot(path=screenshots / "survey.png")
         frame = next(frame for frame in page.frames if frame.url.endswith("/survey/"))
         frame.wait_for_function("() => trial !== null")
         page.keyboard.press("ArrowLeft")
@@ -165,22 +148,3 @@ def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, 
     results.locator("#owner").press("Enter")
     results.locator("#summary:has-text('of 1 rater in ')").wait_for()
     results.locator("#plot").wait_for()
-    page.screenshot(path=screenshots / "results.png", full_page=True)
-
-
-def test_the_survey_fits_a_narrow_screen_and_takes_votes_there(visit, kept, screenshots):
-    store, study, _ = kept
-    before = len(read_votes(store, study))
-    page = visit(viewport={"width": 390, "height": 844})
-    open_tab(page, "Survey")
-    survey = page.frame_locator("iframe[title=Survey]")
-    survey.locator("#rater").fill("narrow")
-    survey.locator("#agree").check()
-    survey.locator("#begin").click()
-    survey.locator(".ready #left-picture").wait_for()
-    page.screenshot(path=screenshots / "survey-narrow.png")
-    survey.locator("#left").click()
-    survey.locator("#count:has-text('2 of')").wait_for()
-    assert len(read_votes(store, study)) == before + 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.get_by_role("link", name="Open in a separate window").get_attribute("href") == "/survey/"

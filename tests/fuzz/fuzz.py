@@ -17,13 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 with atheris.instrument_imports(include=["PIL", "json", "safetensors", "superres", "targets", "zipfile", "tarfile"]):
     import targets
 
-    if "checkpoint" in sys.argv:  # the others do without torch
-        import superres.checkpoint
-    if "ngrams" in sys.argv:
-        import superres.decoding.proposers.ngrams
-    if "vocabulary" in sys.argv:
-        import superres.tasks.translation  # noqa: F401
-
 
 def main() -> None:
     """Fuzz the target that the command line names."""

@@ -22,7 +22,7 @@ from recording import Recorded
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
@@ -89,7 +89,7 @@ def of_decoded(decoded):
 
 def refilled(model, source, options, proposer):
     """Decode sequences two at a time, each as soon as there is room."""
-    feed = ListFeed([Waiting(one, key, key) for key, one in enumerate(source)])
+    feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
     decoder = RefilledDecoder(model, feed, stacked, options, 2, proposer=proposer)
     finished = [one for some in decoder.run() for one in some]
     finished.sort(key=lambda one: one.item.tag)

@@ -17,26 +17,19 @@ SIGHT: dict[str, Any] = {
 class RaterClient:
     """One rater's connection to the voting page at `address`, such as "http://127.0.0.1:8000/".
 
-    Attributes:
-        session: session token of the rater, generated for the first enrolment, which can be repeated with it.
+    `session` is the session token of the rater, generated for the first enrolment, which can be repeated with it. All
+    methods raise httpx.HTTPError if no complete response was received; the server may have got the request.
     """
 
     def __init__(self, address: str) -> None:
         self.session = ""
         self._client = httpx.Client(base_url=address, timeout=60, verify=False, trust_env=False)  # noqa: S501 -- local
+        self.close = self._client.close
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """Send a GET request, or a POST request with `body` as JSON.
-
-        Raises:
-            httpx.HTTPError: no complete response was received; the server may have got the request.
-        """
+        """Send a GET request, or a POST request with `body` as JSON."""
         headers = {"X-Session": self.session}
         return self._client.request("GET" if body is None else "POST", path, headers=headers, json=body)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
     def enrol(self, rater_id: str, key: str = "") -> httpx.Response:
         """Agree to the consent text as `rater_id`; `key` is the key of a personal link."""

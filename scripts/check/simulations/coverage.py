@@ -5,30 +5,23 @@ The votes are drawn directly, or with --http sent to a server.
 
 from __future__ import annotations
 
-import socket
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-import uvicorn
-from fastapi import FastAPI
 from scipy.special import expit
 from tqdm import tqdm
 
-from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit
+from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit, random_study
 from simulations.over_http import vote_in
-from superres.survey.pairs import Method, compare_methods, make_pairs
+from simulations.serving import serving
 from superres.survey.report import study_report
-from superres.survey.server import survey_app
 from superres.survey.statistics import Interval, Votes, intervals
 from superres.survey.store import Store
-from superres.survey.study import Study, StudySettings
 from superres.system.output import markdown_table, write_results
 
 
@@ -59,45 +52,20 @@ def drawn_studies(
         yield intervals(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
 
 
-@contextmanager
-def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
-    """Serve the voting page of each study under its name on this machine; yield the address of the server."""
-    server = FastAPI()
-    for study in studies:
-        server.mount(f"/{study.name}", survey_app(store, study))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        running = uvicorn.Server(uvicorn.Config(server, log_level="warning"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            running.should_exit = True
-            thread.join()
-
-
 def voted_studies(
     studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
 ) -> Iterator[dict[str, Interval | None]]:
     """Yield the intervals of the reports of `studies` studies in which simulated raters voted over HTTP."""
-    rng = np.random.default_rng(seed)
-    settings = StudySettings(trials=votes, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
-    methods = [Method(name, {f"{n:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for n in range(images)},
-                      {"random": name}) for name in ("first", "second")]
-    compared = compare_methods(methods[:1], methods[1:])
-    pairs = make_pairs(compared, settings)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder, "survey.db"), create=True)
-        made = [store.create_study(f"simulated-{number}", settings, [c for c, _, _ in compared],
-                                   {method.name: method.record for method in methods}, pairs)[0]
-                for number in range(studies)]
-        with served(store, made) as address:
-            for number, study in enumerate(made):
-                vote_in(study.name, store, f"{address}/{study.name}/", raters, mean, rater_sd, image_sd, seed + number)
-                comparison = study_report(store, study)["result"]["comparisons"][0]
-                if comparison["votes"] != raters * votes:
-                    raise RuntimeError(f"{study.name} has {comparison['votes']} votes, not {raters * votes}")
-                yield comparison["intervals"]
+        for number in range(studies):
+            study = random_study(store, f"simulated-{number}", images, votes, seed)
+            with serving(store, study) as address:
+                vote_in(study.name, store, address, raters, mean, rater_sd, image_sd, seed + number)
+            comparison = study_report(store, study)["result"]["comparisons"][0]
+            if comparison["votes"] != raters * votes:
+                raise RuntimeError(f"{study.name} has {comparison['votes']} votes, not {raters * votes}")
+            yield comparison["intervals"]
         store.close()
 
 
@@ -113,7 +81,7 @@ def coverage(
     if votes > images:
         sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
     truth = preference / 100
-    mean = mean_logit(truth, rater_sd, image_sd)
+    mean = mean_logit(truth, float(np.hypot(rater_sd, image_sd)))
     design = mean, raters, votes, images, rater_sd, image_sd
     drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
     found = [[own[kind] or (0.0, 1.0) for kind in INTERVALS] for own in tqdm(drawn, "simulated studies", studies,

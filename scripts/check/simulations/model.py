@@ -1,4 +1,4 @@
-"""How simulated raters vote, and the options that the simulations share.
+"""How simulated raters vote, and the studies and options that the simulations share.
 
 A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect). The effects are
 normal, and the mean is chosen so that the preference over all raters and images is known.
@@ -13,7 +13,10 @@ import typer
 from scipy import optimize
 from scipy.special import expit
 
-from superres.survey.credentials import digest
+from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.statistics import Floats
+from superres.survey.store import Store
+from superres.survey.study import Study, StudySettings
 
 Preference = Annotated[float, typer.Option(help="Known preference for method a, %.")]
 RaterSd = Annotated[float, typer.Option(min=0, help="Standard deviation of the raters' effects, logits.")]
@@ -22,17 +25,23 @@ Raters = Annotated[int, typer.Option(min=2, help="Simulated raters.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 
 
-def mean_logit(preference: float, rater_sd: float, image_sd: float) -> float:
-    """Return the mean logit that gives this preference (a share), averaged over normal effects."""
+def mean_logit(preference: float, sd: float, effects: Floats | float = 0.0) -> float:
+    """Return the mean logit that gives this preference (a share), averaged over normal effects and over `effects`."""
     points, weights = np.polynomial.hermite_e.hermegauss(60)
-    sd = float(np.hypot(rater_sd, image_sd))
 
     def excess(mean: float) -> float:
-        return float(weights @ expit(mean + sd * points) / weights.sum()) - preference
+        chances = expit(mean + np.atleast_1d(effects)[:, None] + sd * points) @ weights / weights.sum()
+        return float(chances.mean()) - preference
 
     return float(optimize.brentq(excess, -20, 20))
 
 
-def image_effect(image: str, seed: int, sd: float) -> float:
-    """Return the effect of an image, which is equal for all raters."""
-    return sd * float(np.random.default_rng([seed, int(digest(image)[:15], 16)]).standard_normal())
+def random_study(store: Store, name: str, images: int, trials: int, seed: int = 0) -> Study:
+    """Store a study of two methods with random pictures, without practice, obvious or repeated pairs."""
+    rng = np.random.default_rng(seed)
+    methods = [Method(method, {f"{n:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for n in range(images)},
+                      {"random": method}) for method in ("first", "second")]
+    compared = compare_methods(methods[:1], methods[1:])
+    settings = StudySettings(trials=trials, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
+    return store.create_study(name, settings, [c for c, _, _ in compared],
+                              {method.name: method.record for method in methods}, make_pairs(compared, settings))[0]

@@ -10,10 +10,9 @@ from scipy.special import expit
 from tqdm import tqdm
 
 from simulations.model import Raters, RaterSd, Seed
-from superres.survey.adaptive import allocate
 from superres.survey.anytime import log_capital
-from superres.survey.statistics import Floats
-from superres.survey.strength import fit
+from superres.survey.assignment import allocate
+from superres.survey.statistics import Floats, fit_davidson
 from superres.survey.study import Comparison
 from superres.system.output import markdown_table
 
@@ -27,7 +26,7 @@ def ranked_study(rng: np.random.Generator, adaptive: bool, raters: int, votes: i
     for own in found:
         counts = found.sum(axis=0)
         table = np.stack([counts[:, 0], np.zeros(len(counts)), counts[:, 1] - counts[:, 0]], 1)
-        shares = allocate(ROUND_ROBIN, table, [votes] * len(ROUND_ROBIN), votes) if adaptive else \
+        shares = allocate(ROUND_ROBIN, table, votes, votes) if adaptive else \
             np.bincount(rng.permutation(np.arange(votes) % len(ROUND_ROBIN)), minlength=len(ROUND_ROBIN))
         tastes = STRENGTHS + rater_sd * rng.standard_normal(len(STRENGTHS))
         own[:, 1] = shares
@@ -56,7 +55,7 @@ def order(
         for used in (raters // 4, raters // 2, raters):
             counts = drawn[:, :used].sum(axis=1)
             table = np.stack([counts[..., 0], 0 * counts[..., 0], counts[..., 1] - counts[..., 0]], -1)
-            fitted = fit(table, np.array(PAIRS), len(STRENGTHS))[0]
+            fitted = fit_davidson(table, np.array(PAIRS), len(STRENGTHS))[0]
             right.append((np.argsort(fitted, axis=1) == np.arange(len(STRENGTHS))).all(axis=1).mean())
         shares = drawn[..., 0] / drawn[..., 1]  # [studies, raters, C]
         errors = shares.mean(axis=1) - truth

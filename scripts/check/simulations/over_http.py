@@ -6,7 +6,6 @@ They read in the store which side shows method a. Never use this in a real study
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import httpx
@@ -17,7 +16,7 @@ from sqlalchemy import select
 from tqdm import tqdm
 
 from simulations.client import RaterClient
-from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, image_effect, mean_logit
+from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit
 from superres.errors import StoreError
 from superres.survey import schema
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
@@ -30,41 +29,36 @@ MEDIAN_MS = 2500.0
 
 
 class SimulatedRater(threading.Thread):
-    """A simulated rater."""
+    """A rater who prefers method a with the logit `mean`, plus an effect of each image, equal for all raters."""
 
-    def __init__(self, number: int, address: str, store: Store, prefers: Callable[[np.random.Generator, str], float],
-                 seed: int) -> None:
-        super().__init__()
-        self.client, self.store, self.prefers = RaterClient(address), store, prefers
-        self.name, self.rng, self.votes = f"simulated-{seed}-{number}", np.random.default_rng([seed, number]), 0
-        self.trouble = ""
+    def __init__(self, number: int, address: str, store: Store, mean: float, image_sd: float, seed: int) -> None:
+        super().__init__(name=f"simulated-{seed}-{number}")
+        self.client, self.store, self.mean, self.image_sd, self.seed = RaterClient(address), store, mean, image_sd, seed
+        self.rng, self.votes, self.trouble = np.random.default_rng([seed, number]), 0, ""
 
     def run(self) -> None:
         """Vote on all trials, or record the error in `trouble`."""
         try:
             self._vote_through()
-        except (httpx.HTTPError, KeyError, ValueError, RuntimeError) as error:
+        except (httpx.HTTPError, KeyError, ValueError) as error:
             self.trouble = f"{type(error).__name__}: {error}"
 
     def _vote_through(self) -> None:
         remembered: dict[int, str] = {}
-        enrolled = self.client.enrol(self.name)
-        if enrolled.status_code != 200:
-            raise RuntimeError(f"the enrolment failed with status {enrolled.status_code}")
+        self.client.enrol(self.name).raise_for_status()
         while not (trial := self.client.trial().json())["done"]:
             shown = self._look_up(trial["token"])
+            chance = GOLD_ACCURACY
             if shown.kind in (MAIN, REPEAT):
-                chance = self.prefers(self.rng, shown.image)
-                chosen = "a" if self.rng.random() < chance else "b"
-                if shown.kind == REPEAT and self.rng.random() < 0.8:
-                    chosen = remembered[shown.pair_id]
-                remembered[shown.pair_id] = chosen
-            else:
-                chosen = "a" if self.rng.random() < GOLD_ACCURACY else "b"
+                rng = np.random.default_rng([self.seed, int(digest(shown.image)[:15], 16)])
+                chance = float(expit(self.mean + self.image_sd * float(rng.standard_normal())))
+            chosen = "a" if self.rng.random() < chance else "b"
+            if shown.kind == REPEAT and self.rng.random() < 0.8:
+                chosen = remembered[shown.pair_id]
+            remembered[shown.pair_id] = chosen
             side = "left" if chosen == shown.left_side else "right"
-            answer = self.client.vote(trial["token"], side, float(MEDIAN_MS * np.exp(0.5 * self.rng.standard_normal())))
-            if answer.status_code != 200:
-                raise RuntimeError(f"a simulated vote failed with status {answer.status_code}: {answer.text}")
+            milliseconds = float(MEDIAN_MS * np.exp(0.5 * self.rng.standard_normal()))
+            self.client.vote(trial["token"], side, milliseconds).raise_for_status()
             self.votes += 1
 
     def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row
@@ -80,13 +74,8 @@ def vote_in(
 ) -> int:
     """Let simulated raters vote concurrently in a served study; return the number of votes."""
     store.study(study)
-
-    def made(number: int) -> SimulatedRater:
-        own = rater_sd * float(np.random.default_rng([seed, number, 1]).standard_normal())
-        return SimulatedRater(number, address, store, lambda _, image: float(
-            expit(mean + own + image_effect(image, seed, image_sd))), seed)
-
-    crowd = [made(number) for number in range(raters)]
+    own = [rater_sd * float(np.random.default_rng([seed, n, 1]).standard_normal()) for n in range(raters)]
+    crowd = [SimulatedRater(n, address, store, mean + own[n], image_sd, seed) for n in range(raters)]
     for rater in crowd:
         rater.start()
     for rater in tqdm(crowd, f"simulated raters of {study}", disable=None, leave=False):
@@ -107,6 +96,6 @@ def vote_over_http(
     seed: Seed = 0,
 ) -> None:
     """Let simulated raters vote concurrently in a served study."""
-    mean = mean_logit(preference / 100, rater_sd, image_sd)
+    mean = mean_logit(preference / 100, float(np.hypot(rater_sd, image_sd)))
     votes = vote_in(study, Store(store), address, raters, mean, rater_sd, image_sd, seed)
     print(f"SIMULATION: {votes} votes of {raters} simulated raters are in {study}; their preference is {preference} %")

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from scipy import optimize, stats
+from scipy import stats
 from scipy.special import expit
 from statsmodels.stats.proportion import proportion_confint
 from tqdm import tqdm
 
-from simulations.model import ImageSd, Raters, RaterSd, Seed
+from simulations.model import ImageSd, Raters, RaterSd, Seed, mean_logit
 from superres.survey.anytime import excludes_even
 from superres.survey.statistics import Floats
 from superres.system.output import markdown_table, write_results
@@ -34,13 +34,7 @@ def watched_study(
     Each rater sees the images with the fewest votes, as the server assigns them.
     """
     effects = image_sd * rng.standard_normal(images)
-    points, weights = np.polynomial.hermite_e.hermegauss(30)
-
-    def excess(mean: float) -> float:
-        chances = expit(mean + effects[:, None] + rater_sd * points) @ weights / weights.sum()
-        return float(chances.mean()) - preference
-
-    mean = float(optimize.brentq(excess, -20, 20))
+    mean = mean_logit(preference, rater_sd, effects)
     counts = np.zeros(images)
     values = np.empty(raters)
     for number in range(raters):

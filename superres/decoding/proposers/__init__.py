@@ -8,8 +8,7 @@ from __future__ import annotations
 from superres.config import PROPOSER_NAMES, Registry
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.heads import HeadProposer
-from superres.decoding.proposers.jacobi import JacobiProposer
+from superres.decoding.proposers.heads import HeadProposer, JacobiProposer
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer

@@ -27,20 +27,16 @@ class DraftProposer(Proposer):
     training = "a draft model"
 
     def __init__(self, draft: ScoringModel | None = None) -> None:
-        """Use the model `draft`.
-
-        Raises:
-            ConfigError: `draft` is None.
-        """
+        """Use the model `draft`; raises ConfigError if it is None."""
         if draft is None:
             raise ConfigError("the proposer draft needs a draft model; name its checkpoint with --draft")
         self.draft = draft
 
     def check(self, model: ScoringModel) -> None:
         """See `Proposer.check`."""
-        for what, mine, theirs in (("tokens in its vocabulary", self.draft.vocabulary, model.vocabulary),
-                                   ("target tokens", self.draft.length, model.length),
-                                   ("as its end token", self.draft.end_token, model.end_token)):
+        for field, what in (("vocabulary", "tokens in its vocabulary"), ("length", "target tokens"),
+                            ("end_token", "as its end token")):
+            mine, theirs = getattr(self.draft, field), getattr(model, field)
             require(mine == theirs, f"the draft model has {mine} {what}, the verifier {theirs}; choose a draft that "
                                     "was trained for it")
 

@@ -1,4 +1,4 @@
-"""Proposals of the prediction heads."""
+"""Proposals of the verifier itself: by its prediction heads, or by its choices after a rejected token."""
 
 from __future__ import annotations
 
@@ -27,3 +27,25 @@ class HeadProposer(Proposer):
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         return context.session.propose(context.output, context.index, context.first, offsets, context.sampler)
+
+
+class JacobiProposer(Proposer):
+    """The verifier's choices after the rejected token, from the call that rejected that token (Jacobi decoding).
+
+    After j of k tokens were accepted, the last step has also scored the k - j tokens after the next one. It read one
+    wrong token, but otherwise the input of p1, so its choices are stale rather than independent of the source. Further
+    proposals repeat the last choice. The first step of a sequence reads filler, so its choices are wrong; that costs
+    accepted tokens in one iteration, but not exactness.
+    """
+
+    stateless = True
+
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "jacobi"}
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        """See `Proposer.propose`."""
+        scores = context.output.scores
+        column = (context.index.unsqueeze(1) + offsets).clamp(max=len(offsets))  # [B, N]
+        return context.sampler(scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1])), offsets)

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superres.decoding.proposers.base import Context, Proposer, state_of
+from superres.decoding.proposers.base import Context, Proposer, RowTensors, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from superres.interfaces import Session
 
-LONGEST = 3
-"""Largest number of latest tokens to match."""
-
-
-@dataclass
-class LookupState:
-    """The source tokens of a batch, [B, S]: a `superres.decoding.proposers.base.ProposerState`."""
-
-    tokens: Tensor
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """See `ProposerState.select`."""
-        self.tokens = self.tokens[rows]
-
-    def copy_rows(self, rows: Tensor, other: LookupState, chosen: Tensor, cache: bool = True) -> None:
-        """See `ProposerState.copy_rows`."""
-        self.tokens.index_copy_(0, rows, other.tokens[chosen])
-
-    def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `ProposerState.row_state`."""
-        return [self.tokens]
+LONGEST = 3  # Largest number of latest tokens to match
 
 
 class LookupProposer(Proposer):
     """Copies the continuation of the longest match of the latest tokens; of equally long matches, the latest one.
 
-    A continuation that reaches the latest token starts over. Without a match, the latest token is repeated.
+    A continuation that reaches the latest token starts over. Without a match, the latest token is repeated. The state
+    of the rows is their source tokens [B, S].
     """
 
-    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> LookupState:
+    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> RowTensors:
         """See `Proposer.new_state`."""
-        return LookupState(source.repeat_interleave(copies, dim=0))
+        return RowTensors(source.repeat_interleave(copies, dim=0))
 
     def as_data(self, session: Session) -> dict[str, Any]:
         """See `Proposer.as_data`."""
-        return {"kind": "lookup", "source": state_of(session).tokens, "longest": LONGEST}
+        return {"kind": "lookup", "source": state_of(session).tensors[0], "longest": LONGEST}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
-        source: Tensor = state_of(context.session).tokens
+        source: Tensor = state_of(context.session).tensors[0]
         first = context.first.unsqueeze(1)
         text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)], dim=1)  # [B, N]
         last = source.shape[1] + context.position.unsqueeze(1)  # [B, 1]: place of the latest token in `text`

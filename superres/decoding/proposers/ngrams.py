@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,29 +21,27 @@ if TYPE_CHECKING:
 
     from superres.interfaces import ScoringModel, Session
 
-MOST_ORDER = 63
-"""Largest order of n-grams."""
+MAX_ORDER = 63  # Largest order of n-grams
 
 Int64 = npt.NDArray[np.int64]
 NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
 
 
-@dataclass(frozen=True)
-class Numbering:
-    """Maps contexts of 0..n-1 tokens to distinct int64 numbers, so that one table holds contexts of all lengths.
+@dataclass(frozen=True, eq=False)
+class NgramTable:
+    """The most frequent next token of every context that is frequent enough.
 
-    Attributes:
-        order: n, the largest number of tokens of an n-gram.
-        vocabulary: V.
-        channels: number of channels, which are counted separately: 3 for intensities of pixels, 1 for text.
-
-    Raises:
-        ConfigError: a value is below 1, or there are more contexts than an int64 can number.
+    A context is 0..n-1 tokens; it has a distinct number, so that one table holds contexts of all lengths. Raises
+    ConfigError if a value is below 1, or there are more contexts than an int64 can number.
     """
 
-    order: int
-    vocabulary: int
-    channels: int
+    order: int  # n, the largest number of tokens of an n-gram
+    vocabulary: int  # V
+    channels: int  # number of channels, which are counted separately: 3 for intensities of pixels, 1 for text
+    # numbers of the contexts, int64 [N], in ascending order; contexts of no token come first
+    keys: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    # the most frequent next token of each context, int64 [N]
+    tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         require_whole("the order of n-grams", self.order)
@@ -52,46 +50,27 @@ class Numbering:
         # Checked first, so that the power below stays small.
         message = (f"n-grams of order {self.order} over {self.vocabulary} tokens do not fit 64-bit numbers; use a "
                    "smaller --order")
-        require(self.order <= MOST_ORDER, message)
+        require(self.order <= MAX_ORDER, message)
         require(self.order * self.channels * self.vocabulary ** (self.order - 1) < 2**63, message)
 
-    def __call__(self, channel: NumbersT, before: Sequence[NumbersT]) -> NumbersT:
+    def number(self, channel: NumbersT, before: Sequence[NumbersT]) -> NumbersT:
         """Return the numbers of contexts, given the next token's channel and the tokens before it, nearest first."""
         context = channel * 0
         for token in before:
             context = context * self.vocabulary + token
-        most: int = self.vocabulary ** (self.order - 1)
-        return (len(before) * self.channels + channel) * most + context
-
-
-@dataclass(frozen=True, eq=False)
-class NgramTable:
-    """The most frequent next token of every context that is frequent enough.
-
-    Attributes:
-        numbering: maps contexts to numbers.
-        keys: numbers of the contexts, int64 [N], in ascending order; contexts of no token come first.
-        tokens: the most frequent next token of each context, int64 [N].
-    """
-
-    numbering: Numbering
-    keys: Int64
-    tokens: Int64
+        per_length: int = self.vocabulary ** (self.order - 1)
+        return (len(before) * self.channels + channel) * per_length + context
 
     def to_bytes(self) -> bytes:
         """Return the table as a safetensors file."""
         from safetensors.numpy import save
 
-        settings = np.array([self.numbering.order, self.numbering.vocabulary, self.numbering.channels])
+        settings = np.array([self.order, self.vocabulary, self.channels])
         return save({"keys": self.keys, "tokens": self.tokens.astype(np.int32), "settings": settings})
 
     @classmethod
     def read(cls, path: Path) -> NgramTable:
-        """Read a file written from `to_bytes`.
-
-        Raises:
-            CheckpointError: the file is missing or damaged, or is not a table of n-grams.
-        """
+        """Read a file written from `to_bytes`; raises CheckpointError if it is missing, damaged or another file."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -99,10 +78,11 @@ class NgramTable:
             require_regular(path)
             arrays = load_file(path)
             settings, keys, tokens = arrays["settings"], arrays["keys"], arrays["tokens"]
-            numbering = Numbering(*settings.tolist())
+            order, vocabulary, channels = settings.tolist()
+            table = cls(order, vocabulary, channels, keys, tokens.astype(np.int64))
             whole = (keys.dtype == np.int64 and tokens.dtype == np.int32 and keys.shape == tokens.shape
                      and keys.ndim == 1 and len(keys) >= 1 and bool((keys[1:] > keys[:-1]).all())
-                     and 0 <= tokens.min() <= tokens.max() < numbering.vocabulary)
+                     and 0 <= tokens.min() <= tokens.max() < table.vocabulary)
         except FileNotFoundError as error:
             raise CheckpointError(f"no n-grams at {path}; count them with 'superres train ngrams'") from error
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
@@ -111,33 +91,29 @@ class NgramTable:
         if not whole:
             raise CheckpointError(f"{path} contains inconsistent n-grams; count them again with "
                                   "'superres train ngrams'")
-        return cls(numbering, keys, tokens.astype(np.int64))
+        return table
 
 
-def count_ngrams(rows: Iterable[Int64], numbering: Numbering, least: int = 2, most: int = 200_000) -> NgramTable:
-    """Count the n-grams of training targets.
+def count_ngrams(rows: Iterable[Int64], table: NgramTable, least: int = 2, limit: int = 200_000) -> NgramTable:
+    """Return a table of the n-grams of training targets, rows int64 [T], with the settings of an empty `table`.
 
-    Args:
-        rows: tokens of each target, int64 [T].
-        numbering: order, vocabulary and channels.
-        least: smallest count of a context to keep it.
-        most: largest number of contexts to keep, the most frequent first; contexts of no token are always kept.
+    Contexts that occur at least `least` times are kept, the `limit` most frequent ones, and all contexts of no token.
     """
     targets = [np.asarray(row, np.int64) for row in rows]
-    found = [_likeliest(*_contexts(targets, numbering, length)) for length in range(numbering.order)]
+    found = [_likeliest(*_contexts(targets, table, length)) for length in range(table.order)]
     keys, tokens, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
     bare = np.arange(len(keys)) < len(found[0][0])
     kept = np.flatnonzero((counts >= least) & ~bare)
-    kept = kept[np.argsort(-counts[kept], kind="stable")[:most]]
+    kept = kept[np.argsort(-counts[kept], kind="stable")[:limit]]
     # Sorted indexes give sorted keys: longer contexts have higher numbers, and each length is sorted already.
     kept = np.sort(np.concatenate([np.flatnonzero(bare), kept]))
-    return NgramTable(numbering, keys[kept], tokens[kept])
+    return replace(table, keys=keys[kept], tokens=tokens[kept])
 
 
-def _contexts(targets: Sequence[Int64], numbering: Numbering, length: int) -> tuple[Int64, Int64]:
+def _contexts(targets: Sequence[Int64], table: NgramTable, length: int) -> tuple[Int64, Int64]:
     """Return the numbers of all contexts of `length` tokens, and their next tokens, int64 [M] each."""
-    contexts = [numbering(np.arange(length, len(row)) % numbering.channels,
-                          [row[length - 1 - back : len(row) - 1 - back] for back in range(length)])
+    contexts = [table.number(np.arange(length, len(row)) % table.channels,
+                             [row[length - 1 - back : len(row) - 1 - back] for back in range(length)])
                 for row in targets]
     return np.concatenate(contexts), np.concatenate([row[length:] for row in targets])
 
@@ -157,11 +133,7 @@ class NgramProposer(Proposer):
     training = "counts"
 
     def __init__(self, table: NgramTable | None = None) -> None:
-        """Use the counts in `table`.
-
-        Raises:
-            ConfigError: `table` is None.
-        """
+        """Use the counts in `table`; raises ConfigError if it is None."""
         if table is None:
             raise ConfigError("the proposer ngram needs counts; name their file with --ngrams, and make it with "
                               "'superres train ngrams'")
@@ -170,7 +142,7 @@ class NgramProposer(Proposer):
 
     def check(self, model: ScoringModel) -> None:
         """See `Proposer.check`."""
-        counted = self.table.numbering.vocabulary
+        counted = self.table.vocabulary
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
@@ -179,16 +151,16 @@ class NgramProposer(Proposer):
         import torch
 
         keys, known = self._table_on(torch.device("cpu"))
-        numbering = self.table.numbering
-        return {"kind": "ngram", "keys": keys, "known": known, "order": numbering.order, "channels": numbering.channels}
+        return {"kind": "ngram", "keys": keys, "known": known, "order": self.table.order,
+                "channels": self.table.channels}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
         keys, known_tokens = self._table_on(context.tokens.device)
-        numbering, position = self.table.numbering, context.position
-        longest = numbering.order - 1
+        table, position = self.table, context.position
+        longest = table.order - 1
         earlier = (context.tokens.gather(1, (position - back).clamp(min=0).unsqueeze(1))[:, 0]
                    for back in range(1, longest))
         before = [context.first, *earlier]  # nearest first
@@ -196,7 +168,7 @@ class NgramProposer(Proposer):
         tokens: list[Tensor] = []
         for offset in range(1, len(offsets) + 1):
             place = position + offset
-            wanted = torch.stack([numbering(place % numbering.channels, before[:length])
+            wanted = torch.stack([table.number(place % table.channels, before[:length])
                                   for length in range(longest + 1)], dim=1)  # [B, n]
             index = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
             known = (keys[index] == wanted) & (lengths <= place.unsqueeze(1))

@@ -14,6 +14,7 @@ from superres.nn.model import EncoderDecoder
 
 LOG = logging.getLogger(__name__)
 
+
 def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
     """Take CUDA graphs on a GPU, compiled code on a CPU; elsewhere the plain step, and a warning says why."""
     device = model.signal.device.type
@@ -40,15 +41,9 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
 
 
 def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Wrap `model` for the decoder.
+    """Wrap `model`, in evaluation mode and on its device, for the decoder; `engine` is a name in ENGINES.
 
-    Args:
-        model: the network, in evaluation mode and on its device.
-        end_token: as in `StepModel`.
-        engine: a name in ENGINES.
-
-    Raises:
-        ConfigError: the engine is unknown, or not available for this model or machine.
+    Raises ConfigError if the engine is unknown, or not available for this model or machine.
     """
     require_choice("engine", engine, ENGINES)
     return ENGINES[engine](model, end_token)

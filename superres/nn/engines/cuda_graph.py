@@ -8,6 +8,7 @@ plain engine. Only the capture needs a GPU; with another `capture`, the rest run
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -15,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from superres.errors import ConfigError
-from superres.interfaces import GraphCapture, Sources, Tree
+from superres.interfaces import GraphCapture
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
-from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder
 
 LOG = logging.getLogger(__name__)
@@ -29,43 +29,42 @@ WARM_UP = 3
 Work = Callable[[], None]
 
 
-class Captured:
-    """Work that is called WARM_UP times, then captured as a CUDA graph and replayed from then on.
+def captured(work: Work) -> Work:
+    """Return a callable that does `work`: WARM_UP times directly, then captured as a CUDA graph and replayed.
 
-    If the capture fails, a warning in the log says why, and every call runs the work directly.
+    The work must use the same memory in every call and never wait for the device. If the capture fails, a warning in
+    the log says why, and every call runs the work directly.
     """
+    calls, graph = itertools.count(), None
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __init__(self, work: Work) -> None:
-        """Prepare for `work`, which must use the same memory in every call and never wait for the device."""
-        self.work, self.calls = work, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def __call__(self) -> None:
-        """Do the work once."""
-        if self.calls == WARM_UP:
-            self._capture()
-        self.calls += 1
-        if self.graph is not None:
-            self.graph.replay()
+    def call() -> None:
+        nonlocal graph
+        if next(calls) == WARM_UP:
+            graph = _graph_of(work, stream)
+        if graph is not None:
+            graph.replay()
             return
         current = torch.cuda.current_stream()
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            self.work()
-        current.wait_stream(self.stream)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+        current.wait_stream(stream)
 
-    def _capture(self) -> None:
-        """Record the work's kernels without running them."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # thread_local: other threads may allocate memory during the capture.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.work()
-        except RuntimeError as error:
-            LOG.warning("decoding without CUDA graphs, which is slower: %s", (str(error).splitlines() or ["?"])[0])
-        else:
-            self.graph = graph
+    return call
+
+
+def _graph_of(work: Work, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+    """Record the work's kernels without running them; None, and a warning in the log, if that fails."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # thread_local: other threads may allocate memory during the capture.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+    except RuntimeError as error:
+        LOG.warning("decoding without CUDA graphs, which is slower: %s", (str(error).splitlines() or ["?"])[0])
+        return None
+    return graph
 
 
 def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
@@ -78,28 +77,25 @@ def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
 
 
 class GraphModel(StepModel):
-    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations are captured and replayed."""
+    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations are captured and replayed.
 
-    engine = "graph"
+    Args:
+        model: the network in evaluation mode, on a GPU unless `capture` is given.
+        end_token: token that ends a sequence early.
+        half: store the weights of the decoder's layers, keys and values as bfloat16 and compute the aligned
+            conditioning in bfloat16; norms, sums and scores stay in float32.
+        fused_attention: compute attention by torch's fused kernel instead of three operations.
+        compiled: let torch.compile fuse the operations of a step, which takes up to a minute per shape.
+        capture: turns work into a callable that repeats it; CUDA graphs if None.
+
+    Raises:
+        ConfigError: the model is not on a GPU, and there is no `capture`.
+    """
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused_attention: bool = True,
         compiled: bool = False, capture: Callable[[Work], Work] | None = None,
     ) -> None:
-        """Wrap `model`, which must be in evaluation mode and on its device.
-
-        Args:
-            model: the network.
-            end_token: as in `StepModel`.
-            half: store the weights of the decoder's layers, keys and values as bfloat16 and compute the aligned
-                conditioning in bfloat16; norms, sums and scores stay in float32.
-            fused_attention: compute attention by torch's fused kernel instead of three operations.
-            compiled: let torch.compile fuse the operations of a step, which takes up to a minute per shape.
-            capture: turns work into a callable that repeats it; CUDA graphs if None.
-
-        Raises:
-            ConfigError: the model is not on a GPU, and there is no `capture`.
-        """
         device = model.signal.device.type
         if capture is None and device != "cuda":
             raise ConfigError(f"engine graph runs on a GPU, not on {device}; choose plain or native")
@@ -108,7 +104,7 @@ class GraphModel(StepModel):
         self.fused_attention, self.compiled = fused_attention, compiled
         if half:
             self.layers = half_precision(model.decoder)
-        self.graph_capture = GraphCapture(capture or Captured)
+        self.graph_capture = GraphCapture(capture or captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
@@ -117,7 +113,3 @@ class GraphModel(StepModel):
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session
-
-    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`."""
-        return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)

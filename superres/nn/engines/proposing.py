@@ -8,31 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from superres.interfaces import ConfidenceSampler, LimitedSampler, Sampler, StepOutput
-from superres.nn.heads import PredictionHeads
+from superres.interfaces import LoopState, Sampler, StepOutput
+from superres.nn.heads import PredictionHeads, RecurrentHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
-from superres.nn.recurrent import RecurrentHeads
 
 
 @dataclass
 class StepState:
-    """The state that proposals are computed from; `at` returns one without the axis W.
+    """The state that proposals are computed from; `at` returns one without the axis W."""
 
-    Attributes:
-        hidden: decoder outputs [B, W, D].
-        position: target positions [B, W].
-        neighbours: neighbour features [B, W, N], or None.
-    """
-
-    hidden: Tensor
-    position: Tensor
-    neighbours: Tensor | None
+    hidden: Tensor  # decoder outputs [B, W, D]
+    position: Tensor  # target positions [B, W]
+    neighbours: Tensor | None  # neighbour features [B, W, N]
 
     def at(self, index: Tensor) -> StepState:
         """Return the state at one column of each row, `index` [B]."""
-        rows, width = self.position.shape
-        place = index
+        (rows, width), place = self.position.shape, index
         if rows > 1:
             place = torch.add(index, torch.arange(rows, device=index.device), alpha=width)
         neighbours = None if self.neighbours is None else self.neighbours.flatten(0, 1).index_select(0, place)
@@ -41,10 +33,9 @@ class StepState:
 
 
 class ProposingSession:
-    """The base of all sessions."""
+    """The base of all sessions, for the sources of `memory` and steps of `width`."""
 
     def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
-        """Prepare for the sources of `memory` and steps of `width`."""
         self.model, self.config, self.heads = model, model.config, model.heads
         self.width, self.batch = width, len(memory.states)
         self.shape = self.config.target_shape
@@ -69,11 +60,19 @@ class ProposingSession:
             return ()
         return *self.heads.attention.keys_and_values(memory.states), memory.hidden(memory.states.dtype)
 
+    def _keys(self) -> tuple[Tensor, ...]:
+        """Return the keys, values and mask that recurrent heads attend to."""
+        return self.source
+
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
         tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum,
                   self.longest]
         return [table for table in (*tables, *self.source) if table is not None]
+
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.Session.iterations`."""
+        return None
 
     def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:
         """See `superres.interfaces.Session.copy_rows`."""
@@ -117,10 +116,8 @@ class ProposingSession:
             weights = weights[..., :count]
             mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
         if not self.config.free_scores and sampler.additive(offsets) == (None, None):
-            limit = sampler.limit if isinstance(sampler, LimitedSampler) else None
-            chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1, limit)
-            if isinstance(sampler, ConfidenceSampler):
-                sampler.observe(centre, slope, chosen)
+            chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1, sampler.limit)
+            sampler.observe(centre, slope, chosen)
             return chosen
         if weights is None:
             return sampler(scores_around(mu, slope, projected, self.config), offsets)
@@ -136,16 +133,15 @@ class ProposingSession:
     def _recur(
         self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler,
     ) -> Tensor:
-        """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
-        key, value, mask = self.source
+        """Propose with recurrent heads from decoder outputs `state` [B, D]; otherwise as `propose`."""
+        key, value, mask = self._keys()
         state, tokens = state.unsqueeze(1), [first.unsqueeze(1)]  # [B, 1, D]
         for head in range(len(offsets)):
             token = self.model.target_embedding(tokens[head], self.ahead[:1])
             state = heads.advance(state, token, (key, value), mask)
             scores = self.model.project(heads.norm(state))  # [B, 1, V]
             tokens.append(sampler(scores, offsets[head : head + 1]))
-            if isinstance(sampler, ConfidenceSampler):
-                sampler.observe_scores(scores, tokens[-1])
+            sampler.observe_scores(scores, tokens[-1])
         return torch.cat(tokens[1:], dim=1)
 
 
@@ -154,15 +150,9 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens nearest to the heads' centres, which have the largest scores if all scores are ordinal.
 
-    Args:
-        mu: centres of the heads' ordinal terms, without the terms of earlier tokens.
-        weights: weights of each head on the tokens from p1's on [B, N, N], or None.
-        first: p1's token [B].
-        most: the largest token.
-        limit: moves the tokens [B, 1] of each head into their limits, in order; None without limits.
-
-    Returns:
-        The tokens, int64 [B, N], and the centres with the terms of earlier tokens [B, N].
+    `mu` [B, N] are the centres without the terms of earlier tokens: of `weights` [B, N, N], those of each head on the
+    tokens from p1's token `first` [B] on. `most` is the largest token; `limit` moves the tokens [B, 1] of each head
+    into their limits, in order. Returns the tokens, int64 [B, N], and the centres with all terms [B, N].
     """
     below = mu - 0.5  # at equal distance the lower token wins, as in argmax
     if weights is None and limit is None:

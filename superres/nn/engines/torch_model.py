@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +14,6 @@ from superres.nn.engines.torch_step import StepSession
 from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
 
-LOG = logging.getLogger(__name__)
-
 SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for three reasons.
 
@@ -26,7 +23,7 @@ column of a step. The native step reads vectors of 16. A CUDA graph serves all s
 
 
 class StepModel:
-    """`EncoderDecoder` as a `superres.interfaces.ScoringModel`."""
+    """`EncoderDecoder` in evaluation mode as a `superres.interfaces.ScoringModel`."""
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
@@ -37,7 +34,6 @@ class StepModel:
     """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
-        """Wrap `model`, which must be in evaluation mode."""
         self.model = model
         self.vocabulary = model.config.vocabulary
         self.length = model.config.target_length
@@ -46,11 +42,10 @@ class StepModel:
         self.peers: Peers | None = None
         self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.layers: nn.ModuleList = model.decoder
-        self.warned = False
 
     @property
     def code(self) -> str:
-        """What computes the steps: the engine, and the compiled library if it has one. Measured times belong to it."""
+        """What computes the steps, by which measured times are kept: the engine, and the compiled library if any."""
         return self.engine
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
@@ -70,11 +65,7 @@ class StepModel:
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; engines other than plain warn and use the plain step."""
-        if self.engine != "plain" and not self.warned:
-            LOG.warning("decoding with the plain step in float32, which is slower: the %s step does not support this "
-                        "tree", self.engine)
-            self.warned = True
+        """See `superres.interfaces.ScoringModel.tree_session`."""
         return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from superres.nn.attention import attend, reach
 from superres.nn.cache import KeyValueCache
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
-from superres.nn.layers import DecoderLayer
+from superres.nn.layers import Layer
 from superres.nn.model import EncoderDecoder, Memory
 
 PARTS = ("input", "attention", "feed-forward", "scores")
@@ -23,22 +23,17 @@ PARTS = ("input", "attention", "feed-forward", "scores")
 
 
 class StepSession(ProposingSession):
-    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time."""
+    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time.
+
+    It decodes the sources of `memory` in steps of up to `width` tokens by the decoder layers `layers`; the cache has
+    the type of their weights. `fused_attention` uses torch's fused kernel for self-attention, which is faster on a GPU.
+    """
 
     def __init__(
         self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int, fused_attention: bool = False,
     ) -> None:
-        """Allocate the cache for the sources of `memory` and steps of `width`.
-
-        Args:
-            model: the network.
-            layers: its decoder layers; the cache has the type of their weights.
-            memory: the encoder's output.
-            width: the largest step width.
-            fused_attention: compute self-attention by torch's fused kernel, which pays on a GPU.
-        """
         super().__init__(model, memory, width)
-        self.layers: list[DecoderLayer] = list(layers)  # type: ignore[arg-type]
+        self.layers: list[Layer] = list(layers)  # type: ignore[arg-type]
         self.fused_attention = fused_attention
         dtype, device = self.layers[0].attention.query.weight.dtype, memory.states.device
         self.cache = self._make_cache(memory.states.to(dtype))
@@ -56,15 +51,12 @@ class StepSession(ProposingSession):
             self.read = self.deviation[:, 1 + self.config.source_length :]  # by the decoder position of the token
 
     def _make_cache(self, like: Tensor) -> KeyValueCache:
-        """Allocate a cache with dtype and device of `like`."""
         # The fused kernel requires masks whose rows are aligned.
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if self.fused_attention else 1)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
-        views = super().row_state()
-        if cache:
-            views.append(self.cache.by_row())
+        views = [*super().row_state(), *([self.cache.store.movedim(2, 0)] if cache else [])]
         if self.neighbourhood is not None:
             views += [self.expected, self.deviation]
         if self.cross_mask is not None:
@@ -79,15 +71,9 @@ class StepSession(ProposingSession):
     def compute(
         self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Do a step and call `lap` after each of its parts.
+        """Do a `step` and call `lap` with the name of each of its parts when the part has ended.
 
-        Args:
-            tokens: [B, W].
-            position: decoder position of the first column [B].
-            lap: takes the name of the part that has ended.
-
-        Returns:
-            Scores [B, W, V], and the fields of a `StepState`.
+        Returns the scores [B, W, V] and the fields of a `StepState`.
         """
         place = position.unsqueeze(1) + self.columns  # [B, W]
         inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
@@ -138,10 +124,7 @@ class StepSession(ProposingSession):
             self.deviation.copy_(self.deviation[rows])
 
     def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store a layer's keys and values and attend over its ring: an `AttentionFunction` of the last three arguments.
-
-        `index` and `mask` are from `cache.locate`.
-        """
+        """Store a layer's keys and values and attend over its ring; `index` and `mask` are from `cache.locate`."""
         keys, values = self.cache.write(layer, key, value, index)  # [B, H, R, size]
         if self.fused_attention:
             return F.scaled_dot_product_attention(query, keys, values, mask)

@@ -21,24 +21,18 @@ from superres.nn.model import EncoderDecoder, Memory
 
 
 class TreeCache(KeyValueCache):
-    """A ring cache with M extra slots for the columns of one step; `keep` copies a path of them into the ring."""
+    """A ring cache with M extra slots for the columns of one step; `keep` copies up to `kept` of them into the ring."""
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
-        """Allocate for `batch` rows and at most `kept` kept columns per step, with dtype and device of `like`."""
         super().__init__(config, batch, kept, like, beside=tree.size)
         self.ancestors = tree.ancestors.to(like.device)
         self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
 
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the index and the mask of a step's keys, the same for every layer.
+        """See `KeyValueCache.locate`.
 
-        Args:
-            position: decoder positions of the columns [B, M].
-            reach: how many positions back each column may see [B, M].
-
-        Returns:
-            The index of each column's latest L keys and values for `write`, and the mask to add to scores
-            [B, 1, M, R + L]: the keys of the ring, then the latest keys.
+        The index is that of each column's latest L keys and values; the mask [B, 1, M, R + L] is for the keys of the
+        ring, then the latest keys.
         """
         place, last = position.unsqueeze(-1), position[:, :1] - 1  # [B, M, 1], [B, 1]
         recent = place - self.offset  # [B, M, L]
@@ -54,16 +48,10 @@ class TreeCache(KeyValueCache):
         return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
 
     def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a step's keys and values in the extra slots; return the ring and each column's latest keys and values.
+        """Store a step's keys and values [B, H, M, D / H] of a layer in the extra slots.
 
-        Args:
-            layer: number of the decoder layer.
-            key: [B, H, M, D / H].
-            value: [B, H, M, D / H].
-            index: from `locate`.
-
-        Returns:
-            [2, B, H, R, D / H] and [2, B, H, M, L, D / H], keys before values.
+        Returns the keys and values of the ring [2, B, H, R, D / H] and the latest of each column
+        [2, B, H, M, L, D / H], for `index` from `locate`.
         """
         store = self.store[layer]
         store[0, :, :, self.slots :], store[1, :, :, self.slots :] = key, value
@@ -78,15 +66,21 @@ class TreeCache(KeyValueCache):
         self.store.scatter_(4, target, self.store.gather(4, source))
 
 
+def require_width(tree: Tree, width: int) -> None:
+    """Raise a ValueError if `width` is not the number of columns of `tree`."""
+    if width != tree.size:
+        raise ValueError(f"a session over a tree of {tree.size} columns cannot read {width}")
+
+
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a time."""
+    """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a time.
+
+    `keep` takes at most `kept` columns.
+    """
 
     cache: TreeCache
 
-    def __init__(
-        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, tree: Tree, kept: int,
-    ) -> None:
-        """Prepare for steps over `tree`; `keep` takes at most `kept` columns. Other arguments as for `StepSession`."""
+    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, tree: Tree, kept: int) -> None:
         self.tree, self.kept = tree, kept
         super().__init__(model, layers, memory, tree.size)
         self.columns = tree.depth.to(memory.states.device)
@@ -94,7 +88,6 @@ class TreeSession(StepSession):
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
 
     def _make_cache(self, like: Tensor) -> TreeCache:
-        """See `StepSession._make_cache`."""
         return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
@@ -110,13 +103,8 @@ class TreeSession(StepSession):
             self.read.scatter_(1, self._inside(place), self.step_deviation.gather(1, columns))
 
     def resize(self, width: int) -> None:
-        """Accept only the width of the tree.
-
-        Raises:
-            ValueError: `width` is another one.
-        """
-        if width != self.width:
-            raise ValueError(f"a session over a tree of {self.width} columns cannot read {width}")
+        """Raise a ValueError for any width but the tree's."""
+        require_width(self.tree, width)
 
     def _inside(self, place: Tensor) -> Tensor:
         """Clamp decoder positions to those in the buffers; values at the first and the last position are never used."""

@@ -1,4 +1,4 @@
-// <superres-stepper data-view="..."> steps through finished decodes; superres/web/stepping.py writes its data.
+// <superres-stepper data-view="..."> steps through finished decodes; superres/web/drawing.py writes its data.
 // A step is one decoding iteration. All drawing happens here: no step asks the server.
 "use strict";
 (() => {

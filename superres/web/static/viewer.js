@@ -1,5 +1,5 @@
 // <superres-viewer data-view="..."> shows a picture large, and a divider that is dragged on it uncovers another picture.
-// With several pictures, a sheet below chooses one; <superres-kept> lists those that were kept. superres/web/views.py
+// With several pictures, a sheet below chooses one; <superres-kept> lists those that were kept. superres/web/upscale_tab.py
 // writes the data. All drawing happens here: nothing asks the server.
 "use strict";
 (() => {

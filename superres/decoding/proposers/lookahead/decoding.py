@@ -9,12 +9,17 @@ The method suits text, where a word tends to have the same continuation at every
 a step of (W + G)(N - 1) columns costs little more than a step of one column. It does not suit images: the continuation
 of an intensity depends on its place, so only smooth areas repeat, in short n-grams. Trained heads accept more tokens
 with fewer columns. Images are still decoded exactly, since the attention windows apply to every column.
+
+Several processes may divide the columns of a step among them (section 3.4; `superres.interfaces.Peers`). Each process
+holds the whole model and its own cache. It reads its part of the window's columns and of the candidates, which needs no
+communication. After a step, the processes exchange the accepted and the predicted tokens only. Each process computes
+the keys and values of tokens that another process accepted, by reading the last N tokens again. The rewritten cache
+entries are the same in every process, so results do not depend on which process accepted a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +31,7 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT, Samplers, distribution
+from superres.decoding.sampling import COMMITTED, VERDICT, Samplers, distribution, scaled
 from superres.decoding.state import DecodeState
 from superres.interfaces import LookaheadData, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
@@ -34,23 +39,6 @@ from superres.interfaces import LookaheadData, Peers, ScoringModel, Session, Sou
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
     """Return the part of 0..`count` - 1 that belongs to process `rank`; parts differ in size by at most one."""
     return range(count * rank // processes, count * (rank + 1) // processes)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a step for each row.
-
-    Attributes:
-        block: the best block: the root's token and the tokens of a candidate, [B, N].
-        accepted: number of accepted tokens of the block, [B].
-        first: the token after the accepted tokens, [B].
-        guesses: predictions of the window's last stage, [B, W].
-    """
-
-    block: Tensor
-    accepted: Tensor
-    first: Tensor
-    guesses: Tensor
 
 
 class Layout:
@@ -69,13 +57,10 @@ class Layout:
     """
 
     def __init__(self, ngram_size: int, columns: Sequence[int], candidates: int, reread: int = 0) -> None:
-        """Lay out a step.
+        """Lay out a step for n-grams of `ngram_size` tokens and a number of `candidates` to verify.
 
-        Args:
-            ngram_size: N.
-            columns: columns of the window whose guesses are predicted, in ascending order.
-            candidates: number of candidates to verify.
-            reread: number of tokens before the root that are read again.
+        `columns` are those of the window whose guesses are predicted, in ascending order. The step reads a number of
+        `reread` tokens before the root again.
         """
         last = ngram_size - 2
         parents, paths = [*range(-1, reread)], []
@@ -114,18 +99,15 @@ class Layout:
 class LookaheadDecoding(BlockwiseDecoding):
     """Blockwise decoding whose step reads a tree; each row also has a window and a pool of n-grams.
 
-    If several processes decode the batch together (`ScoringModel.peers`), all of them hold equal states. Each process
-    reads and verifies its own part of a step.
+    If several processes decode the batch together (`ScoringModel.peers`), all of them hold equal states.
     """
 
     session: TreeSession
-    outcome: StepResult
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
         samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
-        """See `BlockwiseDecoding`."""
         super().__init__(model, session, options, criterion, proposer, samplers, state, observe)
         batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
@@ -149,24 +131,35 @@ class LookaheadDecoding(BlockwiseDecoding):
         return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
 
     def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best block [B, N] of all candidates, and the number of its tokens that are accepted [B]."""
-        self.outcome = self._step_result(state, output)
-        return self.outcome.block, torch.minimum(self.outcome.accepted, state.room())
+        """Return the best block [B, N] of all candidates, and the number of its tokens that are accepted [B].
+
+        Sets `following` [B], the token after the accepted ones, and `predicted` [B, W], by the window's last stage.
+        """
+        best, accepted, self.following = self._best_candidate(state, output.scores)
+        path = self.paths[best]  # [B, N]
+        self.predicted = output.scores[:, self.guesses].argmax(-1)  # [B, W]
+        block = state.proposals.gather(1, path)
+        if self.peers is None:
+            self.session.keep(path)
+        else:
+            self.session.keep(self.offsets[:-1].expand_as(path))
+            block, accepted = self._best_of_all(block, accepted, self.peers)
+        return block, torch.minimum(accepted, state.missing())
 
     def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
         """See `BlockwiseDecoding.propose`: add n-grams to the pool, advance the window, and fill the next columns."""
-        stages = torch.cat([self.window, self.outcome.guesses.unsqueeze(1)], dim=1)  # [B, N, W]
+        stages = torch.cat([self.window, self.predicted.unsqueeze(1)], dim=1)  # [B, N, W]
         self.pool.add(stages.transpose(1, 2))
         # Each guess keeps its place in the sequence; the last guess is repeated beyond the window's end.
         width = stages.shape[2]
         column = torch.arange(width, device=accepted.device) + accepted.unsqueeze(1) - 1  # [B, W]
         column = column.clamp(0, width - 1).unsqueeze(1)  # [B, 1, W]
         self.window.copy_(stages[:, 1:].gather(2, column.expand_as(self.window)))  # [B, N - 1, W]
-        first = self.outcome.first
-        self.window[:, 0, 0] = first
-        candidates, known = self.pool.find(first, self.candidates)  # [B, G, N - 1], [B, G]
+        self.window[:, 0, 0] = self.following
+        candidates, known = self.pool.find(self.following, self.candidates)  # [B, G, N - 1], [B, G]
         self.known.copy_(known[:, self.own])
-        parts = [first.unsqueeze(1), candidates[:, self.own].flatten(1), self.window[:, self.stages, self.columns]]
+        parts = [self.following.unsqueeze(1), candidates[:, self.own].flatten(1),
+                 self.window[:, self.stages, self.columns]]
         if self.peers is not None:
             reread = (state.place - self.size + self.offsets[1:-1]).clamp(min=0)  # [B, N - 1]
             parts.insert(0, state.tokens.gather(1, reread))
@@ -189,24 +182,12 @@ class LookaheadDecoding(BlockwiseDecoding):
         self.window, self.known = self.window[rows], self.known[rows]
         self.pool.shrink(rows)
 
-    def _step_result(self, state: DecodeState, output: StepOutput) -> StepResult:
-        """Return the result of a step whose roots are at the rows' positions, and commit its best paths."""
-        best, accepted, first = self._best_candidate(state, output.scores)
-        path = self.paths[best]  # [B, N]
-        guesses = output.scores[:, self.guesses].argmax(-1)  # [B, W]
-        outcome = StepResult(state.proposals.gather(1, path), accepted, first, guesses)
-        if self.peers is None:
-            self.session.keep(path)
-            return outcome
-        self.session.keep(self.offsets[:-1].expand_as(path))
-        return self._best_of_all(outcome, self.peers)
-
     def _best_candidate(self, state: DecodeState, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return each row's best candidate, the number of accepted tokens, and the token after them, all [B]."""
         batch, (count, size) = len(scores), self.paths.shape
         proposed = state.proposals[:, self.paths[:, 1:]]  # [B, G, N - 1]
         target = state.place + self.offsets[1:]  # [B, N]
-        if self.samplers.uniforms is not None:
+        if self.samplers.speculative:
             return self._sampled_candidate(scores, proposed, target)
         sampler = self.samplers.at(target)
         offsets = self.offsets[: size - 1].repeat(count)  # [G (N - 1)]
@@ -222,32 +203,34 @@ class LookaheadDecoding(BlockwiseDecoding):
     def _sampled_candidate(self, scores: Tensor, proposed: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `_best_candidate` by speculative sampling.
 
-        Args:
-            scores: of the step's columns, [B, M, V].
-            proposed: tokens of the candidates, [B, G, N - 1].
-            target: target positions, [B, N].
+        `scores` are those of the step's columns, [B, M, V], `proposed` the tokens of the candidates, [B, G, N - 1], and
+        `target` their positions and the next one, [B, N].
         """
-        rows, filter = torch.arange(len(scores), device=scores.device), self.samplers.filter
-        temperature = filter.temperature(target)  # [B, N, 1]
+        rows = torch.arange(len(scores), device=scores.device)
+        temperature = self.samplers.temperature(target)  # [B, N, 1]
 
         def at_place(candidate: Tensor, place: int) -> Tensor:
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)  # [B, 1, V]
-            return distribution(filter(own, temperature[:, place : place + 1])).squeeze(1)
+            return distribution(scaled(own, temperature[:, place : place + 1], self.samplers.options)).squeeze(1)
 
         uniform = self.samplers.uniform(target)  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
-        best, passed, first = verify_candidates(at_place, proposed, self.known, verdict, committed)
-        return best, 1 + passed, first
+        best, passed, following = verify_candidates(at_place, proposed, self.known, verdict, committed)
+        return best, 1 + passed, following
 
-    def _best_of_all(self, outcome: StepResult, peers: Peers) -> StepResult:
-        """Return the result of the process with the longest accepted block, with the guesses of all processes."""
+    def _best_of_all(self, block: Tensor, accepted: Tensor, peers: Peers) -> tuple[Tensor, Tensor]:
+        """Return the results of `verify` of the process with the longest accepted block.
+
+        Sets `following` to that process's, and `predicted` to the predictions of all processes.
+        """
         width, size = self.window.shape[2], self.size
-        numbers = torch.stack([outcome.accepted, outcome.first], dim=1)  # [B, 2]
-        guesses = F.pad(outcome.guesses, (0, width - outcome.guesses.shape[1]))  # [B, W]
-        parts = peers.gather(torch.cat([numbers, outcome.block, guesses], dim=1))  # [processes, B, 2 + N + W]
+        predicted = F.pad(self.predicted, (0, width - self.predicted.shape[1]))  # [B, W]
+        own = torch.cat([accepted.unsqueeze(1), self.following.unsqueeze(1), block, predicted], dim=1)
+        parts = peers.gather(own)  # [processes, B, 2 + N + W]
         # Of equally long blocks the first counts, as in a single process: candidates are divided in order.
         best = parts[:, :, 0].max(0).indices
         chosen = parts[best, torch.arange(len(best), device=best.device)]  # [B, 2 + N + W]
-        guesses = torch.cat([part[:, 2 + size :][:, : len(partition(width, rank, peers.count))]
-                             for rank, part in enumerate(parts)], dim=1)  # [B, W]
-        return StepResult(chosen[:, 2 : 2 + size], chosen[:, 0], chosen[:, 1], guesses)
+        self.predicted = torch.cat([part[:, 2 + size :][:, : len(partition(width, rank, peers.count))]
+                                    for rank, part in enumerate(parts)], dim=1)  # [B, W]
+        self.following = chosen[:, 1]
+        return chosen[:, 2 : 2 + size], chosen[:, 0]

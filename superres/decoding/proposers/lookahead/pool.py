@@ -8,26 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-UNUSED = -1
-"""First token of an empty entry."""
-
-CAPACITY = 1024
-"""Number of n-grams per row in a pool."""
+UNUSED = -1  # First token of an empty entry
+CAPACITY = 1024  # Number of n-grams per row in a pool
 
 
 class NgramPool:
-    """The latest distinct n-grams of each row of a batch. Rows do not share n-grams.
-
-    Attributes:
-        grams: int64 [B, C, N]; an entry whose first token is UNUSED is empty.
-        oldest: number of the entry that is overwritten next, in all rows, int64 [1].
-    """
+    """The latest distinct n-grams of each row of a batch. Rows do not share n-grams."""
 
     def __init__(self, batch: int, ngram_size: int, device: torch.device, capacity: int = CAPACITY) -> None:
         """Make an empty pool of `capacity` n-grams of `ngram_size` tokens per row."""
-        self.grams = torch.full((batch, capacity, ngram_size), UNUSED, device=device)
+        self.grams = torch.full((batch, capacity, ngram_size), UNUSED, device=device)  # [B, C, N]
         self.entries = torch.arange(capacity, device=device)
-        self.oldest = torch.zeros(1, dtype=torch.int64, device=device)
+        self.oldest = torch.zeros(1, dtype=torch.int64, device=device)  # the entry overwritten next, in all rows
 
     def add(self, grams: Tensor) -> None:
         """Add n-grams [B, W, N], the latest one last, W at most the capacity; a known n-gram becomes the latest."""
@@ -40,16 +32,14 @@ class NgramPool:
         self.grams.index_copy_(1, place, grams.masked_fill(repeated.unsqueeze(-1), UNUSED))
         self.oldest.add_(count).remainder_(capacity)
 
-    def find(self, first: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the continuations of the token `first` [B].
+    def find(self, first: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """Return continuations of the token `first` [B], and whether there are such, bool [B, G], G at most `limit`.
 
-        Returns:
-            At most `most` continuations, int64 [B, most, N - 1], the latest first, 0 where there is none; and whether
-            there is one, bool [B, most].
+        Continuations are int64 [B, G, N - 1], the latest first, 0 where there is none.
         """
         age = (self.entries - self.oldest) % len(self.entries)  # [C]
         matches = torch.where(self.grams[..., 0] == first.unsqueeze(1), age, UNUSED)  # [B, C]
-        found = matches.topk(min(most, len(self.entries)), dim=1)
+        found = matches.topk(min(limit, len(self.entries)), dim=1)
         known = found.values >= 0
         size = self.grams.shape[2]
         grams = self.grams.gather(1, found.indices.unsqueeze(-1).expand(-1, -1, size))[..., 1:]  # [B, G, N - 1]

@@ -26,8 +26,7 @@ class LookaheadProposer(Proposer):
     def __init__(self, pool: Callable[[int, int, torch.device], NgramPool] | None = None) -> None:
         """Make the pool of n-grams by `pool(batch, ngram_size, device)`; an `NgramPool` if None."""
         self.pool = pool
-        if pool is not None:  # it may keep anything
-            self.stateless = False
+        self.stateless = pool is None  # another pool may keep anything
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
@@ -39,15 +38,5 @@ class LookaheadProposer(Proposer):
                                         "may have none; leave min-block out")
 
     def as_data(self, session: Session) -> dict[str, Any] | None:
-        """See `Proposer.as_data`; a pool of one's own is read by single steps."""
+        """See `Proposer.as_data`; single steps read another pool."""
         return {"kind": "lookahead"} if self.pool is None else None
-
-    @classmethod
-    def candidates(cls, options: DecodeConfig) -> int:
-        """See `Proposer.candidates`."""
-        return options.candidates
-
-    @classmethod
-    def columns(cls, options: DecodeConfig, block_size: int) -> int:
-        """See `Proposer.columns`: columns of the lookahead branch and of the verification branch."""
-        return max(1, (options.window + options.candidates) * (block_size - 1))

@@ -40,7 +40,7 @@ def verify_candidates(
         committed: further independent uniform numbers, [B, N].
 
     Returns:
-        For each row the candidate, the number of its accepted tokens (0..N - 1), and the token after these, all [B].
+        The candidate, the number of its accepted tokens (0..N - 1), and the token after these, of each row, all [B].
     """
     going, alive = torch.ones_like(known[:, 0]), known
     leader, accepted, token = (torch.zeros_like(candidates[:, 0, 0]) for _ in range(3))

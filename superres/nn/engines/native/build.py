@@ -21,26 +21,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from ctypes import c_char_p
 from dataclasses import dataclass
 from pathlib import Path
 
 from superres.errors import ConfigError
-from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
-from superres.nn.engines.native.variants import (
-    BY_NAME,
-    FLAGS,
-    PROBE_FLAGS,
-    SELF_TEST,
-    SUFFIX,
-    Variant,
-    flags_of_ziglang,
-    for_machine,
-)
+from superres.nn.engines.native import variants
+from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
+from superres.nn.engines.native.variants import Variant, for_machine
 from superres.system.output import cache_folder
 
 LOG = logging.getLogger(__name__)
-
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 PROBE = SOURCE.with_name("probe.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -57,75 +47,12 @@ class NativeUnavailable(ConfigError):
     """The native engine is not available; the message says why."""
 
 
-def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> Path:
-    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
-
-    The name is the hash of the content, so processes that build at the same time do not disturb each other.
-
-    Raises:
-        NativeUnavailable: the compiler fails.
-    """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
-        built = Path(folder) / "native.so"
-        words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
-        if result.returncode:
-            message = (result.stderr.strip().splitlines() or ["no message"])[0]
-            raise NativeUnavailable(f"{' '.join(command)} cannot compile {source.name}: {message}")
-        target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
-        # Synchronise the content before the rename: a power cut could otherwise leave an empty file of that name.
-        _sync(built)
-        built.replace(target)
-        _sync(target.parent)
-        return target
-
-
-def _sync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to disk; Windows cannot."""
-    if sys.platform == "win32":
-        return
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _cached(stem: Path) -> Path | None:
-    """Return the cached library for `stem` if its hash is right; loading a damaged one would crash the process."""
-    files = sorted(stem.parent.glob(f"{stem.name}-*.so"))
-    return next((path for path in files if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
-
-
-def compiler() -> str | None:
-    """Return the path of the system's C++ compiler, or None."""
-    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
-
-
-def ziglang() -> list[str] | None:
-    """Return the command of the compiler in the package ziglang, or None."""
-    if importlib.util.find_spec("ziglang") is None:
-        return None
-    # Without a target, it would compile every variant for all that this processor can do.
-    target = ["-target", f"{platform.machine()}-linux-gnu"] if sys.platform == "linux" else []
-    return [sys.executable, "-m", "ziglang", "c++", *target]
-
-
 @dataclass(frozen=True)
 class Library:
-    """A loaded library of native.cpp.
+    """A loaded library of native.cpp, with its functions `code`.
 
-    Attributes:
-        variant: the variant that it was compiled as.
-        path: its file.
-        identity: variant and first digits of the SHA-256 of the file, which measured times belong to.
-        code: its functions.
-        refused: why faster libraries that this processor could run are not used, a line for each.
+    `identity` is the variant and the first digits of the SHA-256 of the file, by which measured times are kept;
+    `refused` says why faster libraries that this processor could run are not used, a line for each.
     """
 
     variant: Variant
@@ -144,18 +71,15 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
 def chosen(source: Path = SOURCE) -> Library:
     """Load the fastest variant of `source` that runs on this processor, or the one that SUPERRES_NATIVE names.
 
-    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so.
-
-    Raises:
-        ConfigError: SUPERRES_NATIVE names no variant, or one that does not run on this processor.
-        NativeUnavailable: no variant can be used; the message says why.
+    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so. Raises
+    ConfigError if SUPERRES_NATIVE names no variant, or one that does not run on this processor. Raises
+    NativeUnavailable if no variant can be used; the message says why.
     """
     refused: list[str] = []
     for variant in candidates(forced_variant(), processor()):
         for find in (packaged_file, built_file):
             try:
-                path = find(variant.name, source)
-                if path is not None:
+                if (path := find(variant.name, source)) is not None:
                     identity = f"{variant.name}-{_sha256(path)[:12]}"
                     return Library(variant, path, identity, _load(path), tuple(refused))
             except NativeUnavailable as error:
@@ -165,24 +89,19 @@ def chosen(source: Path = SOURCE) -> Library:
 
 
 def forced_variant() -> Variant | None:
-    """Return the variant that the environment asks for; None if it does not.
-
-    Raises:
-        ConfigError: there is no variant of that name for this machine.
-    """
+    """Return the variant that the environment names, or None; raise ConfigError if this machine has no such one."""
     name = os.environ.get(FORCED_VARIANT)
     known = [variant.name for variant in for_machine()]
     if name and name not in known:
         raise ConfigError(f"{FORCED_VARIANT}={name} is no variant of this machine; choose {' or '.join(known)}, or "
                           "unset it")
-    return BY_NAME[name] if name else None
+    return variants.BY_NAME[name] if name else None
 
 
 def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant]:
     """Return the variants that a processor with these `features` may use, the fastest first; only `forced`, if given.
 
-    Raises:
-        ConfigError: the processor cannot run `forced`.
+    Raises ConfigError if the processor cannot run `forced`.
     """
     runnable = [variant for variant in for_machine() if not variant.missing(features)]
     if forced is None:
@@ -195,14 +114,9 @@ def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant
 
 @functools.cache
 def processor() -> frozenset[str]:
-    """Return the features of this processor, as cpp/probe.cpp names them.
-
-    Raises:
-        NativeUnavailable: the probe cannot be built or loaded.
-    """
-    path = packaged_file(PROBE.stem) or _built(PROBE, list(PROBE_FLAGS), [PROBE])
-    code = _open(path)
-    code.superres_processor.restype = c_char_p
+    """Return the features of this processor, as cpp/probe.cpp names them, or raise NativeUnavailable."""
+    code = _open(packaged_file(PROBE.stem) or _built(PROBE, list(variants.PROBE_FLAGS), [PROBE]))
+    code.superres_processor.restype = ctypes.c_char_p
     return frozenset(code.superres_processor().decode().split())
 
 
@@ -211,19 +125,29 @@ def packaged_file(name: str, source: Path = SOURCE) -> Path | None:
 
     Libraries of a wheel are not compiled with the extra flags that the environment may ask for.
     """
-    path = source.parent.with_name("lib") / f"{name}{SUFFIX}"
+    path = source.parent.with_name("lib") / f"{name}{variants.SUFFIX}"
     return path if path.is_file() and not os.environ.get(EXTRA_FLAGS) else None
 
 
 def built_file(name: str, source: Path = SOURCE) -> Path:
-    """Return the library of the variant `name` in the user's cache, after compiling it if it is missing.
-
-    Raises:
-        NativeUnavailable: there is no compiler, or it fails.
-    """
-    flags = [*FLAGS, *BY_NAME[name].flags, *os.environ.get(EXTRA_FLAGS, "").split()]
+    """Return the library of the variant `name` in the user's cache; compile it if it is missing."""
+    flags = [*variants.FLAGS, *variants.BY_NAME[name].flags, *os.environ.get(EXTRA_FLAGS, "").split()]
     headers = source.parent.rglob("*.h")
     return _built(source, flags, [source, *sorted(path for path in headers if path.parent.name != "test")])
+
+
+def compiler() -> str | None:
+    """Return the path of the system's C++ compiler, or None."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def ziglang() -> list[str] | None:
+    """Return the command of the compiler in the package ziglang, or None."""
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    # Without a target, it would compile every variant for all that this processor can do.
+    target = ["-target", f"{platform.machine()}-linux-gnu"] if sys.platform == "linux" else []
+    return [sys.executable, "-m", "ziglang", "c++", *target]
 
 
 def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
@@ -232,7 +156,7 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     if system is not None:
         command = [system]
     elif command is not None:
-        flags = flags_of_ziglang(flags)
+        flags = variants.flags_of_ziglang(flags)
     else:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; pip install ziglang has one")
     # The key includes the machine: several kinds of machines may share a home folder.
@@ -240,12 +164,35 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        found = _cached(stem)
-        if found is None and system is None:
+        for path in sorted(stem.parent.glob(f"{stem.name}-*.so")):
+            if path.name == f"{stem.name}-{_sha256(path)}.so":  # loading a damaged one would crash the process
+                return path
+        if system is None:
             LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
-        return found or _compile(command, flags, source, stem)
+        return _compile(command, flags, source, stem)
     except OSError as error:
         raise NativeUnavailable(f"cannot build {stem}: {error}") from error
+
+
+def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> Path:
+    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
+
+    The name is the hash of the content, so processes that build at the same time do not disturb each other, and a file
+    that a power cut left incomplete is not used.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
+        built = Path(folder) / "native.so"
+        words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
+        result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode:
+            message = (result.stderr.strip().splitlines() or ["no message"])[0]
+            raise NativeUnavailable(f"{' '.join(command)} cannot compile {source.name}: {message}")
+        return built.replace(stem.with_name(f"{stem.name}-{_sha256(built)}.so"))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -256,19 +203,15 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """Load a library of native.cpp and declare its functions.
-
-    Raises:
-        NativeUnavailable: it cannot be loaded, is of another release, or fails its self-test.
-    """
+    """Load a library of native.cpp and declare its functions, if it is of this release and passes its self-test."""
     code = _open(path)
-    for name, (result, arguments) in DECLARATIONS.functions.items():
+    for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(code, name, None)
         if function is None:
             raise NativeUnavailable(f"{path} has no {name}; install this release again")
         function.restype, function.argtypes = result, arguments
     if code.superres_abi().decode() != DIGEST:
         raise NativeUnavailable(f"{path} was compiled with another abi.h than this release has; install it again")
-    if code.superres_self_test() != SELF_TEST:
+    if code.superres_self_test() != variants.SELF_TEST:
         raise NativeUnavailable(f"{path} fails its self-test: it computes other numbers than it should")
     return code

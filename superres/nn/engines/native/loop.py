@@ -7,39 +7,19 @@ from ctypes import pointer
 import torch
 from torch import Tensor
 
-from superres.interfaces import BlockCosts, LookaheadData, LoopState, ProposerData, Sampling, SumLimits
-from superres.nn.engines.native.abi import (
-    CBlockCosts,
-    CLimits,
-    CLookahead,
-    CLoopState,
-    CProposer,
-    CSampling,
-    CSession,
-    value,
-)
+from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling
+from superres.nn.engines.native import abi
 
 
-def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoopState:
-    """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive.
-
-    Args:
-        state: the loop.
-        session: decodes the rows.
-        scratch: memory for the heads' proposals; None without heads.
-        draft: session of the draft model; None without one.
-    """
+def loop_of(
+    state: LoopState, session: abi.CSession, scratch: Tensor | None, draft: abi.CSession | None,
+) -> abi.CLoopState:
+    """Return the form in which native.cpp reads `state`, with its tensors; `scratch` is for the heads' proposals."""
     size = session.size
     batch, width, vocabulary = size.batch, size.width, size.vocabulary
     room, stride = state.proposals.shape[1], state.store.shape[1]
     kind, bound = state.rule
     integers = torch.empty(2 * width + room + 3, batch, dtype=torch.int64)
-    shared = {
-        "position": address(state.position, torch.int64, batch),
-        "limit": address(state.limit, torch.int64, batch),
-        "store": address(state.store, torch.int64, batch, stride),
-        "proposals": address(state.proposals, torch.int64, batch, room),
-    }
     buffers = {
         "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
         "place": integers[-3], "index": integers[-2], "first": integers[-1],
@@ -47,30 +27,38 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
         "scores": torch.empty(batch, width, vocabulary),
         "scratch": scratch,
     }
-    loop = CLoopState(
-        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, rule=value("Rule", kind),
+    loop = abi.CLoopState(
+        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, rule=abi.value("Rule", kind),
         bound=min(bound, vocabulary) if kind == "rank" else bound,
         end_token=-1 if state.end_token is None else state.end_token,
-        **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
+        position=address(state.position, torch.int64, batch), limit=address(state.limit, torch.int64, batch),
+        store=address(state.store, torch.int64, batch, stride),
+        proposals=address(state.proposals, torch.int64, batch, room),
+        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
     )
     proposer = _proposer_of(state.proposer, batch, draft)
     loop.proposer = proposer
+    loop.tensors = [buffers, state, proposer]
     if state.sampling is not None:
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
-    if state.block_costs is not None:
-        loop.block_costs = _block_costs_of(state.block_costs, batch, size.channels)
+    if (costs := state.block_costs) is not None:
+        loop.block_costs = abi.CBlockCosts(
+            count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
+            sizes=address(costs.sizes, torch.int64, batch), offset=costs.offset, exponent=costs.exponent,
+            rate=address(costs.rate, torch.float64, batch, 2 + size.channels), reach=costs.reach)
     if state.limits is not None:
-        loop.limits = _limits_of(state.limits, batch, size.length)
-    lookahead = None if state.lookahead is None else _lookahead_of(state.lookahead, batch)
-    if lookahead is not None:
-        loop.lookahead = lookahead
-    loop.tensors = buffers, state, proposer, lookahead
+        (earlier, bounds), count = state.limits, state.limits[0].shape[1]
+        loop.limits = abi.CLimits(count=count, earlier=address(earlier, torch.int64, size.length + 1, count),
+                                  bounds=address(bounds, torch.int64, batch, 2, size.length + 1))
+    if state.lookahead is not None:
+        loop.lookahead = lookahead = _lookahead_of(state.lookahead, batch)
+        loop.tensors.append(lookahead)
     return loop
 
 
-def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> CProposer:
+def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None) -> abi.CProposer:
     """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
-    made = CProposer(kind=value("ProposerKind", proposer.kind))
+    made = abi.CProposer(kind=abi.value("ProposerKind", proposer.kind))
     if draft is not None:
         size, width = draft.size, draft.size.width
         integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
@@ -88,11 +76,11 @@ def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> 
     return made
 
 
-def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> CSampling:
+def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> abi.CSampling:
     """Return the form in which native.cpp reads `sampling`, for blocks of at most `room` tokens."""
     channels, proposals = len(sampling.temperatures), room if sampling.kind == "speculative" else 0
-    return CSampling(
-        kind=value("SamplingKind", sampling.kind), seed=sampling.seed, channels=channels,
+    return abi.CSampling(
+        kind=abi.value("SamplingKind", sampling.kind), seed=sampling.seed, channels=channels,
         top_k=min(sampling.top_k or vocabulary, vocabulary), nucleus=sampling.nucleus,
         keys=address(sampling.keys, torch.int64, batch),
         temperature=address(sampling.temperatures, torch.float32, channels),
@@ -101,26 +89,11 @@ def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> 
     )
 
 
-def _block_costs_of(given: BlockCosts, batch: int, channels: int) -> CBlockCosts:
-    """Return the form in which native.cpp reads `given`."""
-    return CBlockCosts(
-        count=len(given.costs), costs=address(given.costs, torch.float64, len(given.costs)),
-        sizes=address(given.sizes, torch.int64, batch), rate=address(given.rate, torch.float64, batch, 2 + channels),
-        offset=given.offset, exponent=given.exponent, reach=given.reach)
-
-
-def _limits_of(limits: SumLimits, batch: int, length: int) -> CLimits:
-    """Return the form in which native.cpp reads `limits`."""
-    count = limits.earlier.shape[1]
-    return CLimits(count=count, earlier=address(limits.earlier, torch.int64, length + 1, count),
-                   bounds=address(limits.bounds, torch.int64, batch, 2, length + 1))
-
-
-def _lookahead_of(data: LookaheadData, batch: int) -> CLookahead:
+def _lookahead_of(data: LookaheadData, batch: int) -> abi.CLookahead:
     """Return the form in which native.cpp reads `data`; the result keeps its own memory alive."""
     (candidates, size), columns, capacity = data.paths.shape, len(data.guesses), data.grams.shape[1]
     cells, own = data.cells.contiguous(), torch.zeros(2, batch, dtype=torch.int64)
-    made = CLookahead(
+    made = abi.CLookahead(
         size=size, columns=columns, candidates=candidates, cells=cells.shape[1], capacity=capacity,
         paths=address(data.paths, torch.int64, candidates, size), guesses=address(data.guesses, torch.int64, columns),
         stage=cells[0].data_ptr(), column=cells[1].data_ptr(),
@@ -134,8 +107,7 @@ def _lookahead_of(data: LookaheadData, batch: int) -> CLookahead:
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
     """Return the address of a tensor; None for None, which is null in C++.
 
-    Raises:
-        ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
+    Raises ValueError if the tensor is not contiguous, not on the CPU, or not of the given type and shape.
     """
     if tensor is None:
         return None

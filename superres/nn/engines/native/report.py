@@ -17,20 +17,17 @@ from superres.system.output import cache_folder
 
 
 def report() -> dict[str, Any]:
-    """Describe this machine and what superres uses of it; the first call may compile the native engine.
-
-    Returns:
-        a JSON object: text and lists of text by name; under "variants", a line for each variant of this machine.
-    """
+    """Describe this machine and what superres uses of it, as a JSON object; this may compile the native engine."""
     torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    cache, files = cache_folder(), {"libraries": "native-*", "measured costs": "cost-*.json"}
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable",
         **_native(),
         "compiler": _compiler(),
-        "cache": _cache(),
+        "cache": ", ".join([str(cache), *(f"{kind}: {len([*cache.glob(glob)])}" for kind, glob in files.items())]),
     }
 
 
@@ -50,8 +47,7 @@ def _native() -> dict[str, Any]:
         chosen = build.chosen()
     except ConfigError as error:
         return {"native": f"none: {error}", **found}
-    forced = build.forced_variant() is not None
-    why = f"{build.FORCED_VARIANT} names it" if forced else "the fastest that runs here"
+    why = "the fastest that runs here" if build.forced_variant() is None else f"{build.FORCED_VARIANT} names it"
     if chosen.refused:
         found["refused"] = list(chosen.refused)
         why = "a faster one is refused"
@@ -65,9 +61,3 @@ def _compiler() -> str:
     shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
     extra = os.environ.get(build.EXTRA_FLAGS)
     return f"{found}: {(shown.splitlines() or ['no version'])[0]}{f', {build.EXTRA_FLAGS}={extra}' if extra else ''}"
-
-
-def _cache() -> str:
-    kinds = {"libraries": "native-*", "measured costs": "cost-*.json"}
-    counts = (f"{kind}: {len([*cache_folder().glob(pattern)])}" for kind, pattern in kinds.items())
-    return f"{cache_folder()}, {', '.join(counts)}"

@@ -33,13 +33,9 @@ SELF_TEST = 0x5295794DE53C4546
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compile the native code.
+    """A way to compile the native code for a machine, "x86_64" or "aarch64"; SUPERRES_NATIVE takes its name.
 
-    Attributes:
-        name: the name that SUPERRES_NATIVE takes.
-        machine: "x86_64" or "aarch64".
-        features: what the processor must have, as cpp/probe.cpp names it.
-        flags: compiler flags, in addition to FLAGS.
+    `features` are what the processor must have, as cpp/probe.cpp names it; `flags` are in addition to FLAGS.
     """
 
     name: str

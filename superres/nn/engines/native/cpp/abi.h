@@ -166,7 +166,7 @@ struct BlockCosts {
   float offset, exponent, reach;
 };
 
-// Limits on the sums of groups of tokens: see `SumLimits` in superres/interfaces.py.
+// Limits on the sums of groups of tokens: see `LoopState.limits` in superres/interfaces.py.
 struct Limits {
   int64_t count;           // E
   const int64_t *earlier;  // [T + 1, E]; null without limits

@@ -1,4 +1,4 @@
-// Limits of tokens, as scores of -inf: the computation of superres/decoding/limits.py.
+// Limits of tokens, as scores of -inf: the computation of superres/decoding/sum_limits.py.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Proposals of recurrent heads, one after another: the computation of `advance` in superres/nn/recurrent.py.
+// Proposals of recurrent heads, one after another: the computation of `advance` in superres/nn/heads.py.
 
 #pragma once
 

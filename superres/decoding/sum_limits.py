@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from superres.decoding.proposers.base import RowTensors, StatefulSession
 from superres.interfaces import (
-    ConfidenceSampler,
     GraphCapture,
-    IteratingSession,
     LoopState,
     Peers,
     Sampler,
@@ -29,32 +28,23 @@ from superres.interfaces import (
     Session,
     Sources,
     StepOutput,
-    SumLimits,
     Tree,
     TreeSession,
 )
 
-UNLIMITED = 2**22
-"""Bound of the tokens past the target's end; they are undefined, and have no limits."""
+UNLIMITED = 2**22  # Bound of the tokens past the target's end; they are undefined, and have no limits
 
 
 @dataclass
 class Limits:
-    """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`.
+    """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`."""
 
-    Attributes:
-        group: int64 [T + 1]; the last entry stands for positions past the end.
-        earlier: int64 [T + 1, E].
-        low: int64 [V].
-        high: int64 [V].
-        tokens: 0..V-1.
-    """
-
-    group: Tensor
+    group: Tensor  # int64 [T + 1]; the last entry stands for positions past the end
+    # earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there are fewer
     earlier: Tensor
-    low: Tensor
-    high: Tensor
-    tokens: Tensor
+    low: Tensor  # int64 [V]
+    high: Tensor  # int64 [V]
+    tokens: Tensor  # 0..V-1
 
     @classmethod
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
@@ -65,7 +55,11 @@ class Limits:
         return cls(group, earlier, low, high, torch.arange(len(low), device=device))
 
     def bounds(self, source: Tensor) -> Tensor:
-        """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T + 1] for source tokens [B, S]."""
+        """Return bounds for source tokens [B, S], int64 [B, 2, T + 1].
+
+        The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is the sum of the earlier
+        tokens of its group. Positions past the end, for which the last entry stands, have no limits.
+        """
         following = self.earlier.shape[1] - (self.earlier >= 0).sum(1)  # [T + 1]: later positions of the group
         low = self.low[source][:, self.group] - (len(self.low) - 1) * following
         bounds = torch.stack([low, self.high[source][:, self.group]], dim=1)
@@ -83,17 +77,14 @@ class Limits:
         return scores.masked_fill((self.tokens < low) | (self.tokens > high), float("-inf"))
 
 
-class LimitedProposals:
-    """A `superres.interfaces.LimitedSampler` around the choice of the tokens of a block after its first."""
+class LimitedProposals(Sampler):
+    """Chooses the tokens of a block after its first, at offsets 1..N in order, within limits."""
 
     def __init__(self, sampler: Sampler, limits: Limits, bounds: Tensor, same: Tensor) -> None:
-        """Prepare for proposals at offsets 1..N, chosen in order.
+        """Choose by `sampler` from limited scores.
 
-        Args:
-            sampler: chooses from limited scores.
-            limits: the task's limits.
-            bounds: limits given the tokens up to the block's first, float32 [B, 2, N].
-            same: whether two offsets belong to the same group, as float32 [B, N, N].
+        `bounds` are the limits given the tokens up to the block's first, float32 [B, 2, N]. `same` says whether two
+        offsets belong to the same group, as float32 [B, N, N].
         """
         self.sampler, self.limits, self.bounds, self.same, self.chosen = sampler, limits, bounds, same, 0
 
@@ -108,7 +99,7 @@ class LimitedProposals:
         return torch.cat(tokens, dim=1)
 
     def limit(self, tokens: Tensor) -> Tensor:
-        """See `LimitedSampler.limit`."""
+        """See `Sampler.limit`."""
         low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
         tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
         self._take(tokens)
@@ -124,32 +115,25 @@ class LimitedProposals:
         return self.sampler.additive(offsets)
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.ConfidenceSampler.observe`."""
-        if isinstance(self.sampler, ConfidenceSampler):
-            self.sampler.observe(centre, slope, tokens)
+        """See `Sampler.observe`."""
+        self.sampler.observe(centre, slope, tokens)
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.ConfidenceSampler.observe_scores`."""
-        if isinstance(self.sampler, ConfidenceSampler):
-            self.sampler.observe_scores(scores, tokens)
+        """See `Sampler.observe_scores`."""
+        self.sampler.observe_scores(scores, tokens)
 
 
-class LimitedSession:
-    """A session whose scores and proposals are limited: a `superres.interfaces.Session`.
-
-    Attributes:
-        record: tokens read so far, int64 [B, 2 + T + W]; column p + 2 holds the token at position p, and column 0 is 0.
-    """
+class LimitedSession(StatefulSession):
+    """A session whose scores and proposals are limited: a `superres.interfaces.Session`."""
 
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
-        self.session, self.limits, self.bounds = session, limits, bounds
-        self.width, self.shape = session.width, session.shape
-        self.longest = session.longest
-        self.length = bounds.shape[2] - 1
+        self.limits, self.bounds, self.length = limits, bounds, bounds.shape[2] - 1
+        # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column 0 is 0.
+        self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
+        super().__init__(session, RowTensors(self.bounds, self.record))
         self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
         self.columns = torch.arange(session.width, device=bounds.device)
-        self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.interfaces.Session.step`."""
@@ -183,33 +167,13 @@ class LimitedSession:
         return self.session.propose(inner, index, first, offsets, limited)
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.IteratingSession.iterations`."""
-        draft, session = state.proposer.draft, self.session
-        if not isinstance(session, IteratingSession) or not isinstance(draft, LimitedSession | None):
+        """See `superres.interfaces.Session.iterations`."""
+        draft = state.proposer.draft
+        if not isinstance(draft, LimitedSession | None):
             return None
-        return session.iterations(replace(
-            state, limits=SumLimits(self.limits.earlier, self.bounds),
+        return self.session.iterations(replace(
+            state, limits=(self.limits.earlier, self.bounds),
             proposer=replace(state.proposer, draft=None if draft is None else draft.session)))
-
-    def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`."""
-        self.session.resize(width)
-        self.width = width
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """See `superres.interfaces.Session.select`."""
-        self.session.select(rows, length)
-        self.record.copy_(self.record[rows])
-
-    def copy_rows(self, rows: Tensor, other: LimitedSession, chosen: Tensor, cache: bool = True) -> None:
-        """See `superres.interfaces.Session.copy_rows`."""
-        self.session.copy_rows(rows, other.session, chosen, cache)
-        for mine, theirs in ((self.bounds, other.bounds), (self.record, other.record)):
-            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
-
-    def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`."""
-        return [*self.session.row_state(cache), self.bounds, self.record]
 
 
 class LimitedTreeSession(LimitedSession):
@@ -221,7 +185,6 @@ class LimitedTreeSession(LimitedSession):
     session: TreeSession
 
     def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
-        """See `LimitedSession`."""
         super().__init__(session, limits, bounds)
         self.tree = session.tree
         self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors, self.tree.depth))
@@ -250,25 +213,11 @@ class LimitedTreeSession(LimitedSession):
         self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
 
 
-@dataclass
-class LimitedSources:
-    """Sources of a limited model: `superres.interfaces.Sources`.
-
-    Attributes:
-        model: sources of the model.
-        bounds: int64 [B, 2, T + 1].
-    """
-
-    model: Sources
-    bounds: Tensor
-
-    def __getitem__(self, rows: Tensor) -> LimitedSources:
-        """Return the sources in `rows`, int64 [R]."""
-        return LimitedSources(self.model[rows], self.bounds[rows])
-
-
 class LimitedModel:
-    """A model limited to tokens within a task's limits: a `superres.interfaces.ScoringModel`."""
+    """A model limited to tokens within a task's limits: a `superres.interfaces.ScoringModel`.
+
+    Its encoded sources are a tuple: those of the model, and their bounds, int64 [B, 2, T + 1].
+    """
 
     def __init__(self, model: ScoringModel, limits: Limits) -> None:
         """Limit `model`, whose source tokens determine the sums of the groups."""
@@ -283,25 +232,20 @@ class LimitedModel:
         """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
-    def encode(self, source: Sources, padding: Tensor | None = None) -> LimitedSources:
+    def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
         """See `superres.interfaces.ScoringModel.encode`."""
-        if isinstance(source, LimitedSources):
-            return source
-        return LimitedSources(self.model.encode(source, padding), self.limits.bounds(source))
+        return source if isinstance(source, tuple) else (self.model.encode(source, padding), self.limits.bounds(source))
 
-    def session(
-        self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
-    ) -> LimitedSession:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> LimitedSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        encoded = self.encode(source, padding)
-        session = self.model.session(encoded.model, width, padding, copies)
-        return LimitedSession(session, self.limits, encoded.bounds.repeat_interleave(copies, 0))
+        encoded, bounds = self.encode(source, padding)
+        session = self.model.session(encoded, width, padding, copies)
+        return LimitedSession(session, self.limits, bounds.repeat_interleave(copies, 0))
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`."""
-        encoded = self.encode(source, padding)
-        session = self.model.tree_session(encoded.model, tree, kept)
-        return LimitedTreeSession(session, self.limits, encoded.bounds)
+        encoded, bounds = self.encode(source, padding)
+        return LimitedTreeSession(self.model.tree_session(encoded, tree, kept), self.limits, bounds)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""

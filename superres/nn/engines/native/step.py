@@ -1,0 +1,313 @@
+"""A session of the native engine: a decoding step on the CPU is one call of the compiled code in the folder `cpp`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from ctypes import byref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from superres.config import ModelConfig
+from superres.errors import ScoresError
+from superres.interfaces import LoopState, Sampler, StepOutput
+from superres.nn.cache import slot_count
+from superres.nn.engines.native import abi
+from superres.nn.engines.native.build import library
+from superres.nn.engines.native.loop import address, loop_of
+from superres.nn.engines.native.weights import PackedWeights
+from superres.nn.engines.proposing import ProposingSession, StepState
+from superres.nn.engines.torch_step import PARTS
+from superres.nn.heads import RecurrentHeads
+from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
+from superres.nn.model import Memory
+
+GROUP_WIDTH = 64
+"""Width of a group: see `Layers` in cpp/model/layer.h. A narrower one takes less time than the wait for its thread."""
+
+SLOT_AXES = 3, 2, 2, 2
+"""The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
+
+
+class NativeSession(ProposingSession):
+    """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one decode at a time.
+
+    It decodes the sources of `memory` in steps of up to `width` tokens on `threads` threads. Recurrent heads choose
+    from the tokens in `shortlist`, int64 [B, N], -1 past a list's last; from all if None.
+    """
+
+    def __init__(
+        self, packed: PackedWeights, memory: Memory, width: int, threads: int, shortlist: Tensor | None = None,
+    ) -> None:
+        config = packed.model.config
+        super().__init__(packed.model, memory, width)
+        self.packed, self.tensors, self.widest = packed, list[Any](), width
+        self.not_finite = torch.zeros(1, dtype=torch.int64)
+        self.by_row: list[Tensor] = []
+        # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
+        slots = slot_count(config, width) + 2 * abi.LANES - 1
+        slots += -slots % abi.LANES
+        size = abi.CSizes(
+            batch=self.batch, width=width, length=config.target_length, d=config.width,
+            attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
+            vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
+            # Causal attention is local attention in a single block.
+            block_length=config.attention_block_length if config.attention == "local_1d" else slots,
+            groups=groups_of(config), stride=max(3 * config.width, packed.weights.project.panels * abi.PANEL),
+        )
+        self.session = abi.CSession(
+            size=size, weights=packed.weights,
+            threads=abi.CThreads(count=threads, together=rows_together(packed, slots)),
+            input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
+                             conditioned=self.conditioned),
+            ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
+                             initial_sharpness=INITIAL_SHARPNESS),
+            heads=packed.heads, report=abi.CReport(not_finite=self.not_finite.data_ptr()),
+        )
+        if self.head_table is not None:
+            self.session.heads.conditioning = self._keep(self.head_table, True)
+        if self.estimate is not None:
+            self.session.ordinal.estimate = self._keep(self.estimate, True)
+        if shortlist is not None:
+            self.session.heads.shortlist = self._shortlist(shortlist)
+        self.deviation: Tensor | None = None
+        if packed.model.neighbourhood is not None and self.residual_sum is not None:
+            self.session.neighbourhood = packed.neighbourhood
+            near = self.session.neighbourhood  # a view of the copy
+            near.residual_sum = self._keep(self.residual_sum, True)
+            # Entry T stands for absent neighbours and stays 0.
+            self.deviation = torch.zeros(self.batch, config.target_length + 2)
+            near.deviation = self._keep(self.deviation, True)
+        self._caches(memory)
+        self._scratch()
+
+    def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Return the states and the mask: native.cpp computes keys and values from them, and `_keys` for `_recur`."""
+        return (memory.states, memory.hidden(memory.states.dtype)) if isinstance(self.heads, RecurrentHeads) else ()
+
+    def _keys(self) -> tuple[Tensor, ...]:
+        return super()._source_of(Memory(*self.source))
+
+    @property
+    def scored(self) -> int:
+        """Number of columns of a step that get scores."""
+        return self.width
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and `position`."""
+        tokens, position = tokens.contiguous(), position.contiguous()
+        scores = torch.empty(self.batch, self.scored, self.config.vocabulary)
+        hidden = torch.empty(self.batch, self.width, self.config.width)
+        library().superres_step(
+            byref(self.session), address(tokens, torch.int64, self.batch, self.width),
+            address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
+        )
+        return StepOutput(scores, (hidden, position))
+
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
+        """See `superres.interfaces.Session.propose`."""
+        hidden, position = output.state
+        rule = None if sampler.limit is not None else sampler.additive(offsets)
+        if rule is None:
+            place = (position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
+            shape = self.batch, self.width, self.session.neighbourhood.features
+            near = self.gathered.flatten()[: math.prod(shape)].view(shape) if shape[-1] else None
+            return super().propose(
+                StepOutput(output.scores, StepState(hidden, place, near)), index, first, offsets, sampler)
+        temperature, noise = (None if part is None else part.float().flatten() for part in rule)
+        index, first, count = index.contiguous(), first.contiguous(), len(offsets)
+        if count > self.session.heads.count:
+            raise ValueError(f"{count} proposals were requested from {self.session.heads.count} heads")
+        tokens = torch.empty(self.batch, count, dtype=torch.int64)
+        rows = (address(tensor, torch.int64, self.batch) for tensor in (position, index, first))
+        library().superres_propose(
+            byref(self.session), *rows, count,
+            address(hidden, torch.float32, self.batch, self.width, self.config.width),
+            address(temperature, torch.float32, self.batch * count),
+            address(noise, torch.float32, self.batch * count * self.config.vocabulary),
+            self.room.data_ptr(), tokens.data_ptr(),
+        )
+        return tokens
+
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.Session.iterations`.
+
+        Raises ValueError if the tensors of `state` are too small for the session's step width, or the step width is too
+        small for a block size.
+        """
+        width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
+        if not isinstance(draft, NativeSession | None) or not self._knows_block_costs(state):
+            return None
+        most = self._largest_block(state)
+        loop = loop_of(state, self.session, None if self.heads is None else self.room,
+                       None if draft is None else draft.session)
+
+        def iterate(count: int, following: int) -> Tensor:
+            if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
+                raise ValueError(f"iterations in blocks of {state.block_size} have no memory for steps of {self.width} "
+                                 f"that propose blocks of {following}")
+            record = torch.empty(count, self.batch, room + 2, dtype=torch.int64)
+            made: int = library().superres_iterate(
+                byref(self.session), byref(loop), count, following, record.data_ptr())
+            if self.not_finite:
+                self.not_finite.zero_()  # the session may decode other rows later
+                raise ScoresError
+            return record[:made]
+
+        return iterate
+
+    def _largest_block(self, state: LoopState) -> int:
+        """Return the most tokens of a block, after the checks of `iterations`."""
+        width = self.width
+        most = room = state.proposals.shape[1]
+        if state.proposer.uses_heads:
+            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
+        if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
+            raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
+                             f"for steps of {width}")
+        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
+            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
+        return most
+
+    def _knows_block_costs(self, state: LoopState) -> bool:
+        """Return whether the session can choose the block size of every iteration, or need not."""
+        if state.block_costs is None:
+            return True
+        most = 0 if self.heads is None or not state.proposer.uses_heads else 1 + self.heads.count
+        # The centres of ordinal heads alone must determine their proposals.
+        known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
+        return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, most)
+
+    def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
+        """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
+        seconds = torch.zeros(len(abi.ENUMS["Part"]), dtype=torch.float64)
+        self.session.report.seconds = seconds.data_ptr()
+        try:
+            for _ in range(repeats):
+                self.step(tokens, position)
+        finally:
+            self.session.report.seconds = None
+        return {part: float(seconds[abi.value("Part", part)]) / repeats for part in PARTS}
+
+    def resize(self, width: int) -> None:
+        """See `superres.interfaces.Session.resize`; a ValueError if there is no memory for steps of `width`."""
+        if not 1 <= width <= self.widest:
+            raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
+        self.width = self.session.size.width = width
+
+    def choose_threads(self, fastest: Callable[[Callable[[int], None]], int]) -> None:
+        """Use the number of threads that `fastest` returns for a step with this number; call it before other steps."""
+        tokens, position = (torch.zeros(shape, dtype=torch.int64) for shape in ((self.batch, self.width), self.batch))
+
+        def step(threads: int) -> None:
+            self.session.threads.count = threads
+            self.step(tokens, position)
+
+        # With `waits`, a step uses exactly the number of threads that is timed, even on a busy machine.
+        self.session.threads.waits = True
+        self.session.threads.count = fastest(step)
+        self.session.threads.waits = False
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.interfaces.Session.select`."""
+        used = min(length, self.session.size.slots)
+        for layer in self.caches:
+            for part, axis in zip(layer, SLOT_AXES, strict=False):
+                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.size.slots))
+                begin.copy_(begin[rows])
+        if self.deviation is not None:
+            self.deviation.copy_(self.deviation[rows])
+
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
+        tensors = [*super().row_state(), *self.by_row, *(part for layer in self.caches for part in layer if cache)]
+        # Some of the tensors that native.cpp reads are those of the plain session.
+        return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+
+    def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
+        """Keep a contiguous float32 form of `tensor`, whose first axis is the batch if `by_row`; return its address."""
+        self.tensors.append(tensor.float().contiguous())
+        if by_row:
+            self.by_row.append(self.tensors[-1])
+        address: int = self.tensors[-1].data_ptr()
+        return address
+
+    def _caches(self, memory: Memory) -> None:
+        """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
+        config, session = self.config, self.session
+        self.caches = [self._cache() for _ in range(config.decoder_layers)]
+        self.layer_caches = session.cache = (abi.CLayerCache * config.decoder_layers)()
+        for layer, parts in zip(self.layer_caches, self.caches, strict=True):
+            layer.self = abi.CCache(*(part.data_ptr() for part in parts))
+        if not config.cross_attention:
+            return
+        slots = session.size.cross_slots = memory.states.shape[1]
+        mask = torch.zeros(self.batch, slots) if memory.mask is None else memory.mask[:, 0, 0]
+        session.input.cross_mask = self._keep(mask, True)
+        for layer in self.layer_caches:
+            layer.cross = self._cross_cache()
+        if session.heads.recurrent:
+            session.heads.cross = self._cross_cache()
+        states = memory.states.float().contiguous()
+        library().superres_remember(byref(session), states.data_ptr())
+
+    def _cache(self) -> tuple[Tensor, ...]:
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8.
+
+        They are finite from the start: a step that is timed in the middle of a target reads them all, and a hidden
+        value has weight 0, but 0 times NaN is NaN.
+        """
+        rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
+        size = self.config.width // self.config.attention_heads
+        if self.packed.precision != "int8":
+            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
+        quads = (size // 4, slots, 4), (slots // 4, size, 4)
+        return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
+                *(torch.zeros(*rows, slots) for _ in quads))
+
+    def _shortlist(self, tokens: Tensor) -> abi.CShortlist:
+        """Keep the tokens [B, N], and memory for their weights, which `superres_remember` gathers."""
+        batch, count = tokens.shape
+        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width, dtype=torch.uint8),
+                 torch.empty(batch, count), torch.empty(batch, count)]
+        self.by_row += parts
+        first, *others = (part.data_ptr() for part in parts)
+        return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)
+
+    def _cross_cache(self) -> abi.CCache:
+        """Allocate the keys and values of the memory for a layer, which `superres_remember` writes."""
+        shape = self.batch, self.session.size.cross_slots, self.config.width
+        return abi.CCache(*(self._keep(torch.empty(shape), True) for _ in range(2)))
+
+    def _scratch(self) -> None:
+        """Allocate the scratch buffers of native.cpp."""
+        session, config, rows = self.session, self.config, self.batch * self.width
+        slots = max(session.size.slots, session.size.cross_slots) * config.attention_heads
+        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width, "wide": config.filter_size,
+                 "attended": config.width, "weights": slots, "projected": session.size.stride}
+        self.gathered = torch.empty(self.batch, self.width, session.neighbourhood.features)
+        session.scratch = abi.CScratch(gathered=self.gathered.data_ptr(), **{
+            name: self._keep(torch.empty(rows * size)) for name, size in sizes.items()})
+        if self.heads is not None:
+            count = library().superres_propose_room(byref(session), self.heads.count)
+            self.room = torch.empty(self.batch * count)
+
+
+def groups_of(config: ModelConfig) -> int:
+    """Return into how many groups the attention heads and hidden units of a layer are divided, for threads to share."""
+    return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
+        config.attention_heads % groups or config.width // groups % abi.PANEL
+        or config.filter_size // groups % abi.PANEL))
+
+
+def rows_together(packed: PackedWeights, slots: int) -> int:
+    """Return how many rows, with caches of `slots` slots, a thread decodes together: see `superres_iterate`.
+
+    The rows of a group share each read of the weights, but the key-value caches of a large group do not fit the
+    processor's cache. The smaller the caches are relative to the weights, the larger is the best group.
+    """
+    config = packed.model.config
+    cache = 2 * config.decoder_layers * config.width * slots * torch.float32.itemsize
+    return max(2, packed.bytes // (2 * cache))

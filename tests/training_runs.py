@@ -1,0 +1,92 @@
+"""Runs of training that tests make in this process and in others, which may be killed or train together."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+from fakes import SMALL
+
+from superres.system import training_lock
+from superres.training import continuous, recipes, trainer
+from superres.training.corpora import Stage
+from superres.training.data import ImageBatches
+from superres.training.settings import TrainConfig
+from superres.training.trainer import Trainer, build_model
+
+TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
+TOGETHER = TrainConfig(stage="heads", steps=16, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
+                       ema_decay=0.9)
+ONE_HEAD = replace(TOGETHER, head_loss="random-head")
+ENDLESS = TrainConfig(stage="heads", endless=True, batch_size=2, warmup_steps=5, precision="no", ema_decay=0.9)
+
+
+def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Call a function of this module in a process that is forked from one that has imported torch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([continuous.__name__])
+    process = context.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def train(folder: Path, stop_at: int | None = None, settings: TrainConfig = TOGETHER) -> Trainer:
+    """Train in `folder`, or go on there, up to a step."""
+    low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
+    batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed)
+    run = Trainer(build_model(TINY, settings), settings, batches, folder, report_steps=2)
+    run.run(stop=lambda: stop_at is not None and run.step >= stop_at)
+    return run
+
+
+def train_together(folder: Path, environment: dict[str, str]) -> None:
+    """Train one run from beginning to end, begin another, and end one that was begun, as one of several processes."""
+    os.environ.update(environment)
+    run = train(folder / "together")
+    begun = train(folder / "begun together", stop_at=6)
+    train(folder / "begun alone")
+    train(folder / "one head together", settings=ONE_HEAD)
+    if run.accelerator.is_main_process:
+        facts = {"processes": run.accelerator.num_processes, "step": begun.step}
+        (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def hurry(replaced: Callable[[object, str, object], None] = setattr) -> None:
+    """Let trainers save and report often, and draw nothing; `replaced` sets an attribute."""
+    replaced(trainer, "SAVE_SECONDS", 0.2)
+    replaced(trainer, "plot_history", lambda *_: None)
+    replaced(recipes, "Trainer", functools.partial(trainer.Trainer, report_steps=2))
+
+
+def endless(folder: Path, output: Path) -> Stage:
+    """Return the stage of an endless run on `folder / "faces.npz"`."""
+    return Stage(ENDLESS, folder / "faces.npz", output, folder / "dev.npz", folder / "start")
+
+
+def train_a_round(folder: Path, output: Path) -> None:
+    """Train without an end until the first round is scored."""
+    path = output / "report.jsonl"
+    continuous.train_continuously(endless(folder, output), 0.01,
+                                  lambda: path.exists() and path.read_text().count("\n") == 2, lambda _: None)
+
+
+def train_on(folder: Path, output: Path, last: int) -> None:
+    """Train without an end until the first record at or after step `last`."""
+    path = output / "state" / "state.json"
+    steps = [json.loads(path.read_text())["step"] if path.exists() else 0]
+    continuous.train_continuously(endless(folder, output), 1e9, lambda: steps[-1] >= last,
+                                  lambda record: steps.append(record["step"]))
+
+
+def train_on_alone(folder: Path, output: Path, last: int) -> None:
+    """Train as `train_on` does, in a process of its own that no one else pauses."""
+    training_lock.cache_folder = lambda: output.parent / "cache"
+    hurry()
+    train_on(folder, output, last)
