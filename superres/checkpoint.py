@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+STAGE = re.compile(r"\w[\w.-]*")
+"""Name of a stage in a cascade's config.json, which is no path."""
 TRAINING = "training.jsonl"
 """Training history of the weights: one JSON object per stage, oldest first."""
 DECODE = "decode"
@@ -135,14 +138,41 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {shown(version)}, this release reads {FORMAT_VERSION}; "
                               "update superres")
-    model = document.get("model")
+    model = {} if "stages" in document else document.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("task", ""), str):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
     return dict(document)
 
 
+def read_stages(folder: str | Path) -> list[Path]:
+    """Return the folders of the checkpoints of a cascade, the first stage first; none for a single network.
+
+    `stages` in config.json names at least two. A name is that of a folder beside the cascade's, or of a bundled
+    checkpoint, so an untrusted cascade reads no other files.
+
+    Raises:
+        CheckpointError: config.json is missing or damaged, or a stage is missing.
+    """
+    document = read_config(folder)
+    if "stages" not in document:
+        return []
+    stages, path = document["stages"], Path(folder) / CONFIG
+    if not isinstance(stages, list) or len(stages) < 2 or not all(
+            isinstance(name, str) and STAGE.fullmatch(name) for name in stages):
+        raise CheckpointError(f"{path} has the stages {shown(stages)}, not the names of two checkpoints or more")
+    beside = [Path(folder).resolve().parent / name for name in stages]
+    found = [path if (path / CONFIG).is_file() else find_checkpoint(path.name) for path in beside]
+    if any("stages" in read_config(stage) for stage in found):
+        raise CheckpointError(f"{path} names another cascade as a stage; name its stages")
+    return found
+
+
 def read_network(folder: str | Path) -> ModelConfig:
-    """Return the settings of a checkpoint's network; errors as for `read_config`, or for settings out of range."""
+    """Return the settings of a checkpoint's network; errors as for `read_config`, or for settings out of range.
+
+    Of a cascade, it is the network of the last stage.
+    """
+    folder = (read_stages(folder) or [Path(folder)])[-1]
     document = read_config(folder)
     try:
         return ModelConfig.from_dict(document["model"])

@@ -129,6 +129,10 @@ class FakeUpscaler:
     def face_task(self):
         return FaceTask.of(self.model_config)
 
+    @property
+    def tokens_per_image(self):
+        return self.model_config.target_length
+
     def fitting_rows(self, options=None):
         return 16
 

@@ -95,3 +95,13 @@ def test_the_drawn_faces_serve_the_documented_commands(tmp_path, capsys, monkeyp
     capsys.readouterr()
     assert run(["evaluate", "images", "--data", str(drawn), "--limit", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 1
+
+
+@pytest.mark.parametrize("way", [{"block_size": 1}, {"temperature": 0.9}], ids=str)
+def test_every_picture_of_the_cascade_reduces_to_exactly_its_input(way, sources):
+    cascade = superres.load("celeba-8to64", device="cpu")
+    given = np.concatenate([sources, HARD])
+    result = cascade(given, cascade.options(**way))
+    assert result.images.shape == (7, 64, 64, 3)
+    for side, reduced in ((32, result.earlier.images), (8, given)):
+        assert np.array_equal(area_reduce(result.images, side, side, is_reduced=True), reduced)

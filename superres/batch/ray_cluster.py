@@ -68,7 +68,8 @@ class Worker:
             os.chdir(folder)
         self.settings, self.count = settings, count
         self.error: BaseException | None = None
-        self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
+        loaded = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
+        self.upscaler = loaded.at_size(settings.task.target)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
             raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; copy "

@@ -36,6 +36,8 @@ def read_requests(
             yield entry
 
     options, task = settings.options, settings.task
+    if options.source == "photo":
+        task = replace(task, between=())  # reduces pictures of the size of a later stage's input, too
     for entry, content in open_inputs(entries()):
         first, samples = pending.pop(0)
         try:

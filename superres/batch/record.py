@@ -147,14 +147,17 @@ class RunSettings:
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
-        request, trace = result.item, result.trace
+        from superres.pipeline.cascade import stage_traces  # imports torch
+
+        request, traces = result.item, stage_traces(result)
+        tokens, iterations = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
         if request.crop is not None:
             record["crop"] = request.crop
         data = encode(request, self.task.decode(result.tokens[None].numpy())[0], record, self.options)
-        row = Row(request.input, request.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
-                  trace.tokens / max(trace.iterations, 1), result.seconds, **self.row_fields,
-                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
+        row = Row(request.input, request.output, "ok", None, tokens, iterations,
+                  sum(trace.model_calls for trace in traces), tokens / max(iterations, 1), result.seconds,
+                  **self.row_fields, sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
         return Output(request.number, row, data)
 
     def failed(self, number: int, input: str, output: str, reason: str) -> Output:

@@ -7,7 +7,6 @@ fails its own row only.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +18,7 @@ from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.run import BatchRun
 from superres.config import DecodeConfig
 from superres.errors import ScoresError
+from superres.pipeline.feed_queue import FeedQueue
 from superres.pipeline.options import resolve_options
 from superres.system.progress import say
 
@@ -49,58 +49,6 @@ class Sink(Protocol):
         """Receive the amount of work in progress, in images."""
 
 
-class ReadQueue:
-    """A queue of at most `most` items between the reading and the decoding thread."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._items: deque[Request] = deque()
-        self._changed = threading.Condition()
-        self._ended = self._closed = False
-        self._error: BaseException | None = None
-
-    def fill(self, items: Iterator[Request]) -> None:
-        """Add all `items`, or the error that reading them raises; runs in a thread of its own."""
-        error: BaseException | None = None
-        try:
-            for item in items:
-                with self._changed:
-                    self._changed.wait_for(lambda: len(self._items) < self.most or self._closed)
-                    if self._closed:
-                        break
-                    self._items.append(item)
-                    self._changed.notify_all()
-        except BaseException as caught:
-            error = caught
-        with self._changed:
-            self._ended, self._error = True, error
-            self._changed.notify_all()
-
-    def take(self, most: int, wait: bool) -> list[Request] | None:
-        """See `superres.decoding.batching.Feed`."""
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._items or self._ended)
-            if self._error is not None:
-                raise self._error
-            if not self._items and self._ended:
-                return None
-            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            self._changed.notify_all()
-            return taken
-
-    def put_back(self, items: Sequence[Request]) -> None:
-        """Return `items` to the front of the queue."""
-        with self._changed:
-            self._items.extendleft(reversed(items))
-
-    def close(self) -> None:
-        """Make the reading thread end."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 def upscale_files(
     entries: Sequence[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, group: int = GROUP,
 ) -> Summary:
@@ -121,7 +69,7 @@ def upscale_files(
 
 def decode_all(wanted: Iterator[Wanted], sink: Sink, upscaler: Upscaler, rows: int) -> None:
     """Read the inputs `wanted` in a thread of its own, and decode them, `rows` images together."""
-    feed = ReadQueue(AHEAD * rows)
+    feed = FeedQueue[Request](AHEAD * rows)
 
     def requests() -> Iterator[Request]:
         for result in read_requests(wanted, sink.settings, sink.count, sink.cropped):
@@ -139,7 +87,7 @@ def decode_all(wanted: Iterator[Wanted], sink: Sink, upscaler: Upscaler, rows: i
         thread.join()
 
 
-def _decode_feed(feed: ReadQueue, sink: Sink, upscaler: Upscaler, rows: int) -> None:
+def _decode_feed(feed: FeedQueue[Request], sink: Sink, upscaler: Upscaler, rows: int) -> None:
     """Decode until the feed ends or the sink reports an error; halve the rows when memory runs out."""
     from superres.decoding.batching import feed_of  # imports torch
 
@@ -172,7 +120,7 @@ def _decode(
                 sink.put(one)
             if sink.error is not None:
                 break
-            sink.progress(decoder.tokens_under_way / upscaler.model_config.target_length)
+            sink.progress(decoder.tokens_under_way / upscaler.tokens_per_image)
     except (RuntimeError, MemoryError, ScoresError) as error:
         # The traceback would keep the failed session and its memory alive.
         return decoder.under_way, error.with_traceback(None)

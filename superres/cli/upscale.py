@@ -38,6 +38,8 @@ RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt
                                           "local to start one here.")]
 Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a copy of "
                                        "the model. [default: one per GPU, or one per two CPUs]")]
+Size = Annotated[int | None, Option(metavar="PIXELS", help="Side of the results, for a checkpoint of several stages. "
+                                    "[default: that of its last stage]")]
 Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is above 1; N "
                                 "above 1 needs a temperature above 0.")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
@@ -62,10 +64,11 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip",
-    device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False,
-    suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto",
-    shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
+    size: Size = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
+    metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
+    keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
+    batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
+    engine: opt.Engine = "auto",
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
@@ -97,6 +100,7 @@ def upscale(
     check_samples(decode, samples)
     jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
     upscaler = opt.load_upscaler(checkpoint, device, engine)
+    upscaler = upscaler if size is None else upscaler.at_size(size)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     if ray is None:
         summary = upscale_files(jobs, upscaler, options, decode)

@@ -45,6 +45,7 @@ class Limits:
     low: Tensor  # int64 [V]
     high: Tensor  # int64 [V]
     tokens: Tensor  # 0..V-1
+    coarse: Tensor | None = None  # int64 [S]; see `CellLimits`
 
     @classmethod
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
@@ -52,7 +53,8 @@ class Limits:
         group, earlier, low, high = (
             torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low", "high"))
         group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
-        return cls(group, earlier, low, high, torch.arange(len(low), device=device))
+        coarse = None if task.coarse is None else torch.from_numpy(task.coarse).to(device)
+        return cls(group, earlier, low, high, torch.arange(len(low), device=device), coarse)
 
     def bounds(self, source: Tensor) -> Tensor:
         """Return bounds for source tokens [B, S], int64 [B, 2, T + 1].
@@ -61,10 +63,25 @@ class Limits:
         tokens of its group. Positions past the end, for which the last entry stands, have no limits.
         """
         following = self.earlier.shape[1] - (self.earlier >= 0).sum(1)  # [T + 1]: later positions of the group
-        low = self.low[source][:, self.group] - (len(self.low) - 1) * following
-        bounds = torch.stack([low, self.high[source][:, self.group]], dim=1)
+        low, high = self._sums(source)
+        low = low[:, self.group] - (len(self.low) - 1) * following
+        bounds = torch.stack([low, high[:, self.group]], dim=1)
         bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
         return bounds
+
+    def _sums(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest sum of the group of each source token, [B, S] each."""
+        low, high = self.low[source], self.high[source]
+        if self.coarse is None:
+            return low, high
+        size, cells = self.earlier.shape[1] + 1, source.shape[1] // (int(self.coarse.max()) + 1)
+        totals = source.new_zeros(len(source), source.shape[1] // cells).index_add_(1, self.coarse, source)
+        # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is size * v.
+        least = (totals + cells // 2) // cells * cells * size - cells * size // 2 - size * totals
+        most = least + cells * size - 1
+        even = size * source
+        return (torch.maximum(low, even - (-least // cells)[:, self.coarse]),
+                torch.minimum(high, even + (most // cells)[:, self.coarse]))
 
     def masked(self, scores: Tensor, bounds: Tensor) -> Tensor:
         """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N].

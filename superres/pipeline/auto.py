@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from superres.checkpoint import find_checkpoint, read_config, read_network
+from superres.checkpoint import find_checkpoint, read_config, read_network, read_stages
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError, ConfigError
 from superres.pipeline.translator import Translator
@@ -18,6 +18,8 @@ PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscal
 
 def checkpoint_task(folder: Path) -> str:
     """Return the task of the checkpoint in `folder`; raise CheckpointError if it is damaged or its task is unknown."""
+    if read_stages(folder):
+        return FaceTask.name
     task = read_config(folder)["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
         raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not support "
@@ -32,13 +34,16 @@ def face_task(name_or_dir: str | Path) -> FaceTask:
     if task != FaceTask.name:
         raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not {FaceTask.name}")
     try:
-        return FaceTask.of(read_network(folder))
+        stages = [FaceTask.of(read_network(stage)) for stage in read_stages(folder) or [folder]]
+        return FaceTask(stages[0].source, stages[-1].target, tuple(stage.source for stage in stages[1:]))
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {folder}: {error}") from error
 
 
 @overload
-def load(name_or_dir: Literal["celeba-8to32"] = ..., device: str = ..., engine: str = ...) -> Upscaler: ...
+def load(
+    name_or_dir: Literal["celeba-8to32", "celeba-32to64", "celeba-8to64"] = ..., device: str = ..., engine: str = ...,
+) -> Upscaler: ...
 @overload
 def load(name_or_dir: Literal["multi30k-en-de"], device: str = ..., engine: str = ...) -> Translator: ...
 @overload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from superres.checkpoint import find_checkpoint, read_stages
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
 from superres.decoding.loop import decoding_type
@@ -26,6 +28,7 @@ from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
+from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
@@ -46,6 +49,7 @@ class Upscaled:
         crops: the square of its picture that each source is reduced from; empty if an array of inputs was given.
         inputs: number of each image's picture, from 0; a photo with several faces gives several images.
         notes: one line per photo: which squares are used, and how little the model sees of them.
+        earlier: result of the stage before, in a cascade.
     """
 
     images: np.ndarray
@@ -55,6 +59,12 @@ class Upscaled:
     crops: list[Crop] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    earlier: Upscaled | None = None
+
+    @property
+    def stages(self) -> list[Upscaled]:
+        """The results of all stages of a cascade, the first stage first; otherwise this result alone."""
+        return [*([] if self.earlier is None else self.earlier.stages), self]
 
     @property
     def filled(self) -> np.ndarray:
@@ -65,14 +75,24 @@ class Upscaled:
         return filled
 
     @property
+    def share(self) -> np.ndarray:
+        """Share of the tokens of all stages that are decoded, float64 [N] in [0, 1]."""
+        done = sum(stage.filled.reshape(len(stage.images), -1).sum(1) for stage in self.stages)
+        return np.asarray(done / sum(math.prod(stage.images.shape[1:]) for stage in self.stages))
+
+    def stage_traces(self, row: int) -> list[RowTrace]:
+        """Return the acceptance traces of image `row`, one per stage."""
+        return [stage.traces[row] for stage in self.stages]
+
+    @property
     def is_complete(self) -> bool:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
 
     @property
     def _lines(self) -> list[str]:
-        size = mean_accepted_block_size(self.traces)
-        summary = f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {size:.2f} tokens per step"
+        sizes = [f"{mean_accepted_block_size(stage.traces):.2f}" for stage in self.stages]
+        summary = f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {' and '.join(sizes)} tokens per step"
         return [summary, *self.notes]
 
     def __repr__(self) -> str:
@@ -99,10 +119,39 @@ Pictures: TypeAlias = PictureLike | Iterable[PictureLike]
 
 
 class Upscaler(Pipeline):
-    """Upscales faces with a checkpoint, whose network has the sides `face_task.source` and `face_task.target`."""
+    """Upscales faces with a checkpoint, from the side `face_task.source` to the side `face_task.target`.
+
+    A cascade is the upscaler of its last stage, with the upscaler of the stages before as `first`. Decoding settings
+    apply to every stage; a stage with fewer prediction heads proposes as many tokens as it can.
+
+    Attributes:
+        first: draws the inputs of this upscaler's network, in a cascade.
+    """
 
     task = FaceTask.name
     bundled = DEFAULT_CHECKPOINT
+    first: Upscaler | None = None
+
+    @classmethod
+    def load(
+        cls, name_or_dir: str | Path | None = None, device: str = "auto", engine: str = "auto",
+    ) -> Upscaler:
+        """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
+        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
+        upscaler, *following = (
+            super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder) or [folder])
+        for stage in following:
+            stage._follow(upscaler, folder)
+            upscaler = stage
+        return upscaler
+
+    def _follow(self, first: Upscaler, folder: Path) -> None:
+        """Become the last stage of the cascade in `folder`."""
+        if first.face_task.target != self.face_task.source:
+            raise CheckpointError(f"the stages of {folder} do not fit: {first.name} draws {first.face_task.target_size}"
+                                  f", {self.name} enlarges {self.face_task.source_size}")
+        self.first, self.name, self.revision = first, folder.resolve().name, f"{first.revision}+{self.revision}"
+        vars(self).pop("limits", None)
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
@@ -115,15 +164,42 @@ class Upscaler(Pipeline):
             raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
 
-    @cached_property
-    def face_task(self) -> FaceTask:
+    @property
+    def network_task(self) -> FaceTask:
         """The sizes of the network's input and output."""
         return FaceTask.of(self.model_config)
 
+    @property
+    def face_task(self) -> FaceTask:
+        """The sizes of the first stage's input and of the last stage's output."""
+        own = self.network_task
+        if self.first is None:
+            return own
+        first = self.first.face_task
+        return FaceTask(first.source, own.target, (*first.between, own.source))
+
+    def at_size(self, side: int) -> Upscaler:
+        """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if none has."""
+        sides, upscaler = list[int](), self
+        while True:
+            sides.insert(0, upscaler.face_task.target)
+            if upscaler.face_task.target == side:
+                return upscaler
+            if upscaler.first is None:
+                raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} pixels, not {side}; "
+                                  "choose another --size or --checkpoint")
+            upscaler = upscaler.first
+
+    @property
+    def tokens_per_image(self) -> int:
+        """Number of tokens that all stages decode for an image."""
+        return self.model_config.target_length + (0 if self.first is None else self.first.tokens_per_image)
+
     @cached_property
     def limits(self) -> Limits:
-        """Limits on intensities under which a picture reduces to exactly its source."""
-        return Limits.of(self.face_task.limits(self.model_config.vocabulary), self.device)
+        """Limits on intensities under which a picture reduces to exactly its source, and to that of a cascade."""
+        first = None if self.first is None else self.first.face_task
+        return Limits.of(self.network_task.limits(self.model_config.vocabulary, first), self.device)
 
     def limited(self, model: ScoringModel) -> ScoringModel:
         """See `Pipeline.limited`."""
@@ -158,13 +234,38 @@ class Upscaler(Pipeline):
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
+        return self._batch(given, faces, options, width, progress or (lambda done, total: None))
+
+    def _batch(
+        self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
+        progress: Callable[[int, int], None],
+    ) -> Upscaled:
+        """Upscale a batch by all stages; arguments as for a call."""
+        earlier, total = None, self.tokens_per_image
+        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
+            earlier = self.first._batch(given, faces, self._options_of_first(options), width,
+                                        lambda done, _: progress(done, total))
+            faces = self._enlarging(faces, earlier)
         # This may measure costs, which are no part of the decoding time.
-        self.block_sizes.get(options, self.source_tokens(given.images))
-        started = time.perf_counter()
+        self.block_sizes.get(options, self.source_tokens(np.stack([face.source for face in faces])))
+        started, before = time.perf_counter(), total - self.model_config.target_length
         for _, results in self._steps(faces, options, width):
-            if progress is not None:
-                progress(min(one.trace.tokens for one in results()), self.model_config.target_length)
-        return self._upscaled(results(), time.perf_counter() - started, given)
+            progress(before + min(one.trace.tokens for one in results()), total)
+        return self._upscaled(results(), time.perf_counter() - started, given, earlier)
+
+    def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
+        """Return the inputs of the last stage."""
+        return list(map(Face, earlier.images, next_keys([face.key for face in faces])))
+
+    def _options_of_first(self, options: DecodeConfig) -> DecodeConfig:
+        """Return the settings of the first stage: its own default for the default, or `options` within its heads."""
+        first = self.first
+        if first is None or options == self.default:
+            return options if first is None else first.default
+        if options.block_size is None:
+            return options
+        size = min(options.block_size, first.model_config.prediction_heads)
+        return dataclasses.replace(options, block_size=size, min_block=min(options.min_block, size))
 
     def stream(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
@@ -183,18 +284,39 @@ class Upscaler(Pipeline):
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")
-        for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
-            yield self._upscaled(results, seconds, given)
+        yield from self._frames(given, faces, options, interval)
 
-    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> RefilledDecoder[Any]:
+    def _frames(
+        self, given: PhotoSources, faces: list[Face], options: DecodeConfig, interval: float,
+    ) -> Iterator[Upscaled]:
+        """Yield intermediate results of all stages; those of an earlier stage are `Upscaled.earlier`."""
+        earlier = None
+        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
+            for frame in self.first._frames(given, faces, self._options_of_first(options), interval):
+                earlier = frame
+                yield self._upscaled([], 0.0, given, frame)
+            faces = self._enlarging(faces, frame)
+        for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
+            yield self._upscaled(results, seconds, given, earlier)
+
+    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> StreamDecoder:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
         An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
-        of `Face`, and `face_task.decode` converts the decoder's tokens to images. `options` are as for a call; raises
-        ConfigError if the checkpoint does not support them.
+        of `Face`, and `face_task.decode` converts the decoder's tokens to images. A cascade also takes images of the
+        size of its last stage's input, and its stages overlap. `options` are as for a call; raises ConfigError if the
+        checkpoint does not support them.
         """
         options = options or self.default
-        return self._decoder(self.scoring_for(options), feed, self._sources, options, rows)
+
+        def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
+            return self._decoder(self.scoring_for(options), sources, self._sources, options, rows)
+
+        first = self.first
+        if first is None:
+            return decoder(feed)
+        return CascadeDecoder(feed, lambda small: first.refilled(small, self._options_of_first(options), rows), decoder,
+                              first.face_task, rows)
 
     def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
         """Upscale a batch: a stream that ends, whose images all begin together."""
@@ -217,35 +339,50 @@ class Upscaler(Pipeline):
         size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
         # A row also needs the scores and the sampling noise of every column, and intermediate results.
         size += 16 * 8 * session.width * self.model_config.vocabulary
-        return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
+        rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
+        return rows if self.first is None else min(rows, self.first.fitting_rows(self._options_of_first(options)))
 
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
     ) -> tuple[PhotoSources, list[Face]]:
         """Check the arguments of a call, and return the inputs."""
         self.block_size(options)
-        shape = self.model_config.source_shape
-        if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] == shape:
+        shapes = self.face_task.source_shape, self.network_task.source_shape
+        if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] in shapes:
             given = PhotoSources(sources, [], list(range(len(sources))), [])
-            self.source_tokens(sources)  # refuses other types
+            encode(sources)  # refuses other types
         else:
             given = read_sources(sources, self.face_task, crop)
         return given, list(map(Face, given.images, noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
 
     def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
         """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise InvalidInputError."""
-        return torch.from_numpy(self.face_task.encode(sources)).to(self.device)
+        return torch.from_numpy(self.network_task.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
         """Return the bits per token that p1 needs for each target image, float64 [N].
 
-        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together.
-        """
-        source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
-        values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
-        return values
+        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together. A
+        cascade also needs bits for the reduced target, which its last stage enlarges.
 
-    def _upscaled(self, results: list[Result[Face]], seconds: float, given: PhotoSources) -> Upscaled:
-        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
-        return Upscaled(images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs,
-                        given.notes)
+        """
+        if self.first is None:
+            source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
+            values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
+            return values
+        reduced = self.network_task.both_sizes(targets)[1]
+        source, target = (torch.from_numpy(encode(images)) for images in (reduced, targets))
+        own = bits_per_dim(self.model, source, target, batch_size).numpy()
+        share = self.first.model_config.target_length / self.model_config.target_length
+        return np.asarray(own + share * self.first.bits_per_dim(sources, reduced, batch_size))
+
+    def _upscaled(
+        self, results: list[Result[Face]], seconds: float, given: PhotoSources, earlier: Upscaled | None,
+    ) -> Upscaled:
+        """Return the result of a batch; no `results` if no image has begun in the last stage."""
+        count = len(given.images)
+        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy()) if results else (
+            np.zeros((count, *self.face_task.target_shape), np.uint8))
+        traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64)) for _ in range(count)]
+        seconds += 0.0 if earlier is None else earlier.seconds
+        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs, given.notes, earlier)

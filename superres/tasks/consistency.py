@@ -19,10 +19,17 @@ S <= high hold before every choice:
 
 So each lower limit is at most each upper limit: low - S - 255 r <= 255 and high - S >= 0 by the induction, and
 low <= high. After the last choice, r + 1 = 0, so low <= S <= high: the cell reduces to v. No input is an exception.
+
+In a cascade, the source was itself enlarged from a coarser source. A target that reduces to its source need not reduce
+to the coarser one directly, because its intensities are then rounded once instead of twice. So the n cells of a coarse
+cell, with sources v_1..v_n, share what is left of the coarse cell's own sums [low, high]: the sum of cell i is at least
+P v_i + (low - P sum(v)) / n, rounded up, and at most P v_i + (high - P sum(v)) / n, rounded down. The sum P v_i itself
+is always allowed, since the coarser source was reduced to by v, and so low <= P sum(v) <= high.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,28 +47,39 @@ class CellLimits:
         earlier: earlier target positions of the same group, int64 [T, P - 1]; -1 where there are fewer.
         low: smallest sum of a group whose source token is v, int64 [V].
         high: largest sum of a group whose source token is v, int64 [V].
+        coarse: coarse cell and colour that each source position belongs to, int64 [S]; None outside a cascade.
     """
 
     group: Int64
     earlier: Int64
     low: Int64
     high: Int64
+    coarse: Int64 | None = None
 
 
-def cell_limits(source: tuple[int, ...], target: tuple[int, ...], intensities: int = 256) -> CellLimits:
+def cell_limits(
+    source: tuple[int, ...], target: tuple[int, ...], intensities: int = 256, first: tuple[int, ...] | None = None,
+) -> CellLimits:
     """Return the limits under which every target reduces to its source.
 
     Args:
         source: (rows, columns, channels) of the source.
         target: (rows, columns, channels) of the target; rows and columns are multiples of the source's.
         intensities: V, the number of intensities.
+        first: (rows, columns, channels) of the coarser source that the source was enlarged from, in a cascade; targets
+            then reduce to the coarser source directly, too.
     """
-    rows, columns, channels = target
-    height, width = rows // source[0], columns // source[1]
-    row, column, channel = np.unravel_index(np.arange(rows * columns * channels), target)
-    group = np.ravel_multi_index((row // height, column // width, channel), source)  # [T]
-    size = height * width
+    group = _cells(source, target)
+    size = len(group) // math.prod(source)
     members = np.argsort(group, kind="stable").reshape(-1, size)[group]  # [T, P], in raster order
     earlier = np.where(members < np.arange(len(group))[:, None], members, -1)[:, :-1]
     low = np.arange(intensities) * size - size // 2
-    return CellLimits(group.astype(np.int64), earlier.astype(np.int64), low, low + size - 1)
+    return CellLimits(group, earlier.astype(np.int64), low, low + size - 1,
+                      None if first is None else _cells(first, source))
+
+
+def _cells(small: tuple[int, ...], large: tuple[int, ...]) -> Int64:
+    """Return the position in a picture of the shape `small` of the cell of each position of the shape `large`."""
+    row, column, channel = np.unravel_index(np.arange(math.prod(large)), large)
+    cells = row * small[0] // large[0], column * small[1] // large[1], channel
+    return np.ravel_multi_index(cells, small).astype(np.int64)

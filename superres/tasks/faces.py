@@ -94,10 +94,12 @@ class FaceTask:
     Attributes:
         source: side of the input in pixels.
         target: side of the output in pixels, a whole multiple of `source`; another value raises ConfigError.
+        between: sides of the inputs of a cascade's later stages.
     """
 
     source: int
     target: int
+    between: tuple[int, ...] = ()
     name: ClassVar[str] = FACES
 
     def __post_init__(self) -> None:
@@ -157,13 +159,17 @@ class FaceTask:
                                     "them with their own task")
         return array.astype(np.uint8).reshape(-1, *self.target_shape)
 
-    def limits(self, intensities: int = INTENSITIES) -> CellLimits:
-        """Return the limits under which an output reduces to exactly its input: see `cell_limits`."""
-        return cell_limits(self.source_shape, self.target_shape, intensities)
+    def limits(self, intensities: int = INTENSITIES, first: FaceTask | None = None) -> CellLimits:
+        """Return the limits under which an output reduces to exactly its input, and to that of `first`, a cascade's.
+
+        See `cell_limits`.
+        """
+        coarser = None if first is None else first.source_shape
+        return cell_limits(self.source_shape, self.target_shape, intensities, coarser)
 
     def is_source(self, image: Pixels) -> bool:
-        """Return whether a picture [H, W, C] has the input's size."""
-        return image.shape[:2] == self.source_shape[:2]
+        """Return whether a picture [H, W, C] has the input's size, or that of a later stage's input."""
+        return image.shape[0] == image.shape[1] and len(image) in (self.source, *self.between)
 
     def to_source(self, image: Pixels) -> Pixels:
         """Return a picture, uint8 [H, W, 3], that has the input's size; raise InvalidInputError if it has another."""
@@ -173,8 +179,8 @@ class FaceTask:
         return image
 
     def source_of(self, square: Pixels) -> Pixels:
-        """Return a square, uint8 [side, side, C], reduced to the input's size."""
-        return area_reduce(square, self.source, self.source)
+        """Return a square, uint8 [side, side, C], reduced to the input's size; `is_source` needs no reduction."""
+        return square if self.is_source(square) else area_reduce(square, self.source, self.source)
 
     def target_of(self, square: Pixels) -> Pixels:
         """Return a square, uint8 [side, side, C], reduced to the output's size."""

@@ -124,6 +124,8 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     `crops` are those of `choose_crops`. The result is None for a picture that is no photo, unless its square is given.
     """
     (height, width), first = image.shape[:2], crops[0]
+    if task.is_source(image) and len(image) > task.source:
+        return f"{name} ({width}x{height}): has the size of a later stage's input, so only that stage enlarges it"
     if not is_photo(image, task) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)

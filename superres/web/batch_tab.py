@@ -260,7 +260,7 @@ def _decode(
     before, checkpoint = batch.done, f"{decoder.upscaler.name}@{decoder.upscaler.revision}"
     for frames in decoder.upscale("batch", np.stack(list(group.values())), {"": options}, deadline=deadline):
         result = frames[""]
-        batch.done = before + float(result.filled.mean()) * len(group)
+        batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
             for file, image, trace in zip(group, result.images, result.traces, strict=True):
                 batch.pictures.append((file.output, image, drawing.record_of(decoder.upscaler, options, 1)))

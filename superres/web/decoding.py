@@ -51,7 +51,7 @@ class Decoder:
 
     def warm_up(self) -> None:
         """Decode once, so that the first visitor does not wait for one-time preparations."""
-        sources = np.full((1, *self.upscaler.model_config.source_shape), 128, np.uint8)
+        sources = np.full((1, *self.upscaler.face_task.source_shape), 128, np.uint8)
         deque(self.upscale("warm-up", sources, {"": self.upscaler.default}), 0)
         if self.translator is not None:
             deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)

@@ -97,21 +97,30 @@ def stepper(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", si
 
 
 def unfinished(result: Upscaled, row: int) -> Pixels:
-    """Return a partly decoded picture, uint8 [H, W, 3]; pixels without all their colours have a grey pattern."""
+    """Return a partly decoded picture, uint8 [H, W, 3].
+
+    Pixels without all their colours are those of the stage before in a cascade, and otherwise have a grey pattern.
+    """
     done = result.filled[row].all(axis=2, keepdims=True)
-    pattern = _EMPTY[tuple(np.indices(done.shape[:2]) % len(_EMPTY))][:, :, None]
-    shown: Pixels = np.where(done, result.images[row], pattern).astype(np.uint8)
+    if result.earlier is None:
+        below = _EMPTY[tuple(np.indices(done.shape[:2]) % len(_EMPTY))][:, :, None]
+    else:
+        small = unfinished(result.earlier, row)
+        below = small.repeat(len(done) // len(small), axis=0).repeat(len(done) // len(small), axis=1)
+    shown: Pixels = np.where(done, result.images[row], below).astype(np.uint8)
     return shown
 
 
-def block_overlay(trace: RowTrace, width: int) -> str:
-    """Return the pixels of the last accepted block as an SVG shape; `width` is that of the picture in pixels."""
-    if not trace.accepted:
+def block_overlay(result: Upscaled, row: int) -> str:
+    """Return the pixels of the last accepted block as an SVG shape in units of the picture's pixels."""
+    current = next((stage for stage in result.stages if not stage.is_complete), result)
+    trace, width = current.traces[row], current.images.shape[2]
+    if not trace.accepted or result.is_complete:
         return ""
     first = trace.positions[-1] // CHANNELS
     last = (trace.positions[-1] + trace.accepted[-1] - 1) // CHANNELS
     squares = (f"M{pixel % width} {pixel // width}h1v1h-1z" for pixel in range(first, last + 1))
-    return f'<path class="sr-block" d="{"".join(squares)}"/>'
+    return f'<path class="sr-block" transform="scale({result.images.shape[2] // width})" d="{"".join(squares)}"/>'
 
 
 def colours(values: npt.NDArray[np.float64], lowest: float, highest: float) -> npt.NDArray[np.float64]:

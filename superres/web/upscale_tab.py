@@ -13,8 +13,8 @@ from typing import Any
 import gradio as gr
 
 from superres.batch.image_files import encode_png
-from superres.config import FACES, DecodeConfig
-from superres.decoding.trace import mean_accepted_block_size
+from superres.config import DEFAULT_CHECKPOINT, FACES, DecodeConfig
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
@@ -136,12 +136,18 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
 
 def report_of(subject: photos.Subject, result: Upscaled) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per sample."""
-    samples = [{"sample": row, "key": image_key(subject.source, row), "tokens": trace.tokens,
-                "iterations": trace.iterations, "model_calls": trace.model_calls,
-                "mean_accepted_block_size": trace.mean_accepted_block_size,
+    samples = [{"sample": row, "key": image_key(subject.source, row), **counts_of(result.stage_traces(row - 1)),
+                "stages": [counts_of([trace]) for trace in result.stage_traces(row - 1)],
                 **(scores(image, subject.truth) if result.is_complete else {})}
-               for row, (image, trace) in enumerate(zip(result.images, result.traces, strict=True), 1)]
+               for row, image in enumerate(result.images, 1)]
     return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}
+
+
+def counts_of(traces: list[RowTrace]) -> dict[str, float]:
+    """Return the numbers of tokens, iterations and model calls of a picture's stages, and tokens per iteration."""
+    return {"tokens": sum(trace.tokens for trace in traces), "iterations": sum(trace.iterations for trace in traces),
+            "model_calls": sum(trace.model_calls for trace in traces),
+            "mean_accepted_block_size": mean_accepted_block_size(traces)}
 
 
 def frames_html(frames: Mapping[str, Upscaled]) -> str:
@@ -150,14 +156,15 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
     size = "large" if count == 1 else "" if len(frames) > 1 else "small"
     parts = []
     for name, result in frames.items():
-        for row, trace in enumerate(result.traces):
-            overlay = "" if result.is_complete else drawing.block_overlay(trace, result.images.shape[2])
+        for row in range(len(result.images)):
+            counts = counts_of(result.stage_traces(row))
             number = f" {row + 1}" if len(result.traces) > 1 else ""
-            caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
+            caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.share[row])} %"
             below = "" if number else drawing.statistics([
-                ("iterations", f"{trace.iterations:,}"), ("model calls", f"{trace.model_calls:,}"),
-                ("tokens per step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{result.seconds:.2f}")])
-            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, size))
+                ("iterations", f"{counts['iterations']:,}"), ("model calls", f"{counts['model_calls']:,}"),
+                ("tokens per step", f"{counts['mean_accepted_block_size']:.2f}"), ("seconds", f"{result.seconds:.2f}")])
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption,
+                                        drawing.block_overlay(result, row), below, size))
     note = f'<p class="sr-hint">{drawing.race_note(frames)}</p>' if len(frames) > 1 else ""
     return note + drawing.figures(parts, "Live decoding")
 
@@ -167,13 +174,17 @@ def results_html(
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result = list(frames.values())[-1]
-    count, iterations = len(result.traces), sum(trace.iterations for trace in result.traces)
+    count, traces = len(result.traces), [trace for stage in result.stages for trace in stage.traces]
+    tokens, iterations = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
     names = ["superres"] if count == 1 else [f"Sample {row}" for row in range(1, count + 1)]
     faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
     summary = (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
-               f"{result.traces[0].tokens:,}, {mean_accepted_block_size(result.traces):.2f} tokens per step.")
+               f"{tokens // count:,}, {mean_accepted_block_size(traces):.2f} tokens per step.")
     plain = [(name, upscaler.face_task.enlarge(subject.source[None], method)[0])
              for name, method in ((f"Input, {upscaler.face_task.source_size}", "nearest"), ("Bicubic", "bicubic"))]
+    if count == 1:
+        plain += [(f"Stage of {len(stage.images[0])} pixels", upscaler.face_task.enlarge(stage.images, "nearest")[0])
+                  for stage in result.stages[:-1]]
     truth = [] if subject.truth is None else [("Truth", subject.truth)]
     pictures = drawing.figures([
         drawing.figure(image, caption_of(name, image, None if name == "Truth" else subject.truth), name)
@@ -181,9 +192,9 @@ def results_html(
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
             f"{viewer_html(upscaler, subject, options, result, names, [*plain, *truth])}"
             f'<p class="sr-hint" role="status">{summary}</p>'
-            f"{drawing.fold('Step through it', faces_stepper(result))}"
+            f"{drawing.fold('Step through it', ''.join(map(faces_stepper, result.stages)))}"
             f"{drawing.fold('Side by side, with scores', pictures)}"
-            f"{drawing.fold('Where blocks were accepted', blocks_html(upscaler, options, result))}"
+            f"{drawing.fold('Where blocks were accepted', ''.join(map(blocks_html, result.stages)))}"
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
@@ -238,13 +249,15 @@ def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
     return ": ".join(parts)
 
 
-def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> str:
-    """Return the heat map of the first picture, and the histogram over all pictures."""
-    block_size = options.block_size or upscaler.model_config.prediction_heads
+def blocks_html(result: Upscaled) -> str:
+    """Return the heat map of the first picture, and the histogram over all pictures, of one stage."""
+    block_size = max(trace.proposed.shape[1] for trace in result.traces)
+    if block_size == 1:
+        return f'<p class="sr-hint">{result.images.shape[1]} pixels: every step accepted one token.</p>'
     heat = drawing.figure(
         drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
         "Heat map of the accepted block sizes over the face",
-        below=drawing.legend("1", str(block_size)) if block_size > 1 else "")
+        below=drawing.legend("1", str(block_size)))
     return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Accepted block sizes")
 
 
@@ -254,6 +267,8 @@ def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeCon
     if options.block_size == upscaler.block_size(default):
         unused.append("block_size")
     parts = ["superres upscale face.png --output faces"]
+    if upscaler.name != DEFAULT_CHECKPOINT:
+        parts.append(f"--checkpoint {upscaler.name}")
     if subject.crop is not None:
         parts.append(f"--crop {photos.setting_of(subject.crop)}")
     if len(result.images) > 1:

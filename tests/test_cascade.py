@@ -1,0 +1,196 @@
+"""A cascade: its stages draw what they draw alone, overlap over a stream, and reduce to exactly the input."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import TINY, random_model
+
+from superres import load
+from superres.checkpoint import save_checkpoint
+from superres.config import DecodeConfig
+from superres.decoding.batching import feed_of
+from superres.decoding.sum_limits import Limits
+from superres.errors import CheckpointError, ScoresError
+from superres.pipeline.cascade import stage_traces
+from superres.pipeline.upscaler import Face, Upscaler
+from superres.tasks.consistency import cell_limits
+from superres.tasks.faces import FaceTask, area_reduce, encode
+from superres.web.drawing import unfinished
+from superres.web.photos import Subject
+from superres.web.upscale_tab import frames_html, report_of, results_html
+
+WAYS = {
+    "exact": DecodeConfig(3), "greedy": DecodeConfig(1), "distance": DecodeConfig(3, accept="distance", epsilon=9),
+    "sampled": DecodeConfig(3, temperature=0.9, seed=4),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cascade of networks with random weights, from 2 to 4 to 8 pixels."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, source, target in (("small", 2, 4), ("large", 4, 8)):
+        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
+        save_checkpoint(random_model(network, dtype=torch.float32), folder / name)
+    write(folder, ["small", "large"])
+    return folder / "cascade"
+
+
+def write(folder, stages):
+    (folder / "cascade").mkdir(exist_ok=True)
+    (folder / "cascade" / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
+
+
+@pytest.fixture(scope="module")
+def cascade(folder):
+    return Upscaler.load(folder, "cpu")
+
+
+@pytest.fixture
+def sources(rng):
+    return rng.integers(0, 256, (5, 2, 2, 3), np.uint8)
+
+
+def reduced(images, side):
+    return area_reduce(images, side, side, is_reduced=True)
+
+
+@pytest.mark.parametrize("kind", ["any", "two", "lowest", "highest"])
+def test_every_picture_within_the_limits_reduces_to_both_sources(kind, rng):
+    def draw(source, side, first):
+        limits = cell_limits(source.shape[1:], (side, side, 3), 256, first)
+        low, high = Limits.of(limits, torch.device("cpu")).bounds(torch.from_numpy(encode(source)))[0].tolist()
+        tokens = np.zeros(side * side * 3, np.int64)
+        for place in range(len(tokens)):
+            known = sum(tokens[other] for other in limits.earlier[place] if other >= 0)
+            least, most = max(low[place] - known, 0), min(high[place] - known, 255)
+            assert least <= most
+            tokens[place] = {"lowest": least, "highest": most}.get(kind, rng.integers(least, most, endpoint=True))
+        return FaceTask(source.shape[1], side).decode(tokens[None])
+
+    source = rng.integers(0, 2, (1, 3, 3, 3)) * 255 if kind == "two" else rng.integers(0, 256, (1, 3, 3, 3))
+    source = source.astype(np.uint8)
+    middle = draw(source, 9, None)
+    large = draw(middle, 18, source.shape[1:])
+    assert (reduced(large, 9) == middle).all()
+    assert (reduced(large, 3) == source).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_picture_reduces_to_its_input_and_to_the_stage_before(way, cascade, sources):
+    result = cascade(sources, replace(WAYS[way], consistent=True))
+    assert result.images.shape == (5, 8, 8, 3)
+    assert (reduced(result.images, 4) == result.earlier.images).all()
+    assert (reduced(result.images, 2) == sources).all()
+    assert [len(stage.traces) for stage in result.stages] == [5, 5]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_stage_draws_what_it_draws_alone(way, cascade, folder, sources):
+    alone = Upscaler.load(folder.parent / "small", "cpu")(sources, WAYS[way])
+    assert (cascade(sources, WAYS[way]).earlier.images == alone.images).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_of_any_batch_size_gives_the_pictures_of_a_call(way, cascade, sources):
+    expected = cascade(sources, WAYS[way], keys=range(10, 15))
+    *frames, last = cascade.stream(sources, WAYS[way], keys=range(10, 15), interval=0)
+    assert (last.images == expected.images).all()
+    assert not any(frame.is_complete for frame in frames)
+    assert frames[0].earlier is not None
+    faces = list(map(Face, sources, range(10, 15)))
+    for rows in (1, 2, 5):
+        results = [one for done in cascade.refilled(feed_of(faces), WAYS[way], rows).run() for one in done]
+        images = {one.item.key: cascade.face_task.decode(one.tokens[None].numpy())[0] for one in results}
+        assert all((images[face.key] == image).all() for face, image in zip(faces, expected.images, strict=True))
+        assert {len(stage_traces(one)) for one in results} == {2}
+
+
+def test_pictures_of_the_size_between_the_stages_are_enlarged_by_the_last_one_alone(cascade, sources, rng):
+    large = rng.integers(0, 256, (2, 4, 4, 3), np.uint8)
+    expected = cascade(large, DecodeConfig(3))
+    assert expected.earlier is None
+    faces = [Face(sources[0], 0), *map(Face, large, (0, 1)), Face(sources[1], 1)]
+    results = [one for done in cascade.refilled(feed_of(faces), DecodeConfig(3), 1).run() for one in done]
+    assert sorted(len(stage_traces(one)) for one in results) == [1, 1, 2, 2]
+    images = {id(one.item): cascade.face_task.decode(one.tokens[None].numpy())[0] for one in results}
+    assert all((images[id(face)] == image).all() for face, image in zip(faces[1:3], expected.images, strict=True))
+    only = cascade.refilled(feed_of(map(Face, large, (0, 1))), DecodeConfig(3), 2)
+    assert sum(map(len, only.run())) == 2
+
+
+@pytest.mark.parametrize("stage", ["first", "last"])
+def test_an_error_of_a_stage_loses_no_picture(stage, cascade, sources, monkeypatch):
+    faces = list(map(Face, sources, range(5)))
+    decoder = cascade.refilled(feed_of(faces), DecodeConfig(3), 2)
+
+    def fail():
+        raise ScoresError
+        yield []
+
+    monkeypatch.setattr(getattr(decoder, stage), "run", fail)
+    done = []
+    with pytest.raises(ScoresError):
+        done += decoder.run()
+    taken = {face.key for face in decoder.under_way}
+    assert len(taken) == len(decoder.under_way)
+    rest = {face.key for face in iter(lambda: (decoder._given(1, True) or [None])[0], None)}
+    assert taken | rest == {face.key for face in faces}
+
+
+def test_closing_a_stream_ends_its_thread(cascade, sources):
+    before = threading.active_count()
+    results = cascade.refilled(feed_of(map(Face, sources, range(5))), DecodeConfig(1), 1).run()
+    next(results)
+    results.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("stages", "message"), [
+    (["small"], "not the names of two checkpoints or more"), ("small", "not the names of two"),
+    (["small", "../small"], "not the names of two"), (["small", 7], "not the names of two"),
+    (["large", "small"], "do not fit: large draws 8x8, small enlarges 2x2"),
+    (["small", "missing"], "no checkpoint 'missing'"), (["small", "cascade"], "names another cascade as a stage"),
+])
+def test_stages_that_are_no_cascade_are_refused_in_one_line(stages, message, folder):
+    write(folder.parent, stages)
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            load(folder)
+    finally:
+        write(folder.parent, ["small", "large"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bits_per_dim_are_those_of_both_stages(cascade, sources, rng):
+    targets = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
+    middle = reduced(targets, 4)
+    stages = cascade.first.bits_per_dim(sources, middle), Upscaler(cascade.model, "last", device="cpu").bits_per_dim(
+        middle, targets)
+    assert cascade.bits_per_dim(sources, targets) == pytest.approx(stages[0] / 4 + stages[1])
+
+
+def test_the_page_shows_the_small_picture_and_the_large_one_growing_in_it(cascade, sources):
+    *frames, last = cascade.stream(sources[:1], DecodeConfig(3), interval=0)
+    for frame in frames:
+        small = unfinished(frame.earlier, 0).repeat(2, axis=0).repeat(2, axis=1)
+        filled = frame.filled[0].all(axis=2, keepdims=True)
+        assert (unfinished(frame, 0) == np.where(filled, frame.images[0], small)).all()
+        assert "scale(2)" in frames_html({"": frame}) or not frame.earlier.share or frame.earlier.is_complete
+    shares = [float(frame.share[0]) for frame in (*frames, last)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    subject = Subject(sources[0])
+    page = results_html(cascade, subject, DecodeConfig(3), {"": last})
+    assert page.count("<superres-stepper") == 2
+    assert "Stage of 4 pixels" in page
+    sample, = report_of(subject, last)["samples"]
+    assert [stage["tokens"] for stage in sample["stages"]] == [48, 192]
+    assert sample["tokens"] == 240
