@@ -73,7 +73,7 @@ class Draw:
     width: int | None = None
     refilled: int = 0  # rows that are decoded at a time; 0 decodes all rows as one batch
     threads: int = 1
-    together: int = 2
+    rows_at_once: int = 2
     padded: bool = False
 
 
@@ -141,7 +141,7 @@ class Case:
         config = NETWORKS[drawn.network]
         self.inner = network_of(drawn.engine, drawn.network, drawn.seed, drawn.end_token)
         if drawn.engine != "plain":
-            self.inner.threads, self.inner.sessions = drawn.threads, Sessions(together=drawn.together)
+            self.inner.threads, self.inner.sessions = drawn.threads, Sessions(rows_at_once=drawn.rows_at_once)
         self.model = LimitedModel(self.inner, limits_of(config)) if drawn.limited else self.inner
         self.source = random_tokens(config, drawn.rows, drawn.seed)[0]
         lengths = torch.tensor([7, 3, 5, 1])[: drawn.rows, None]
@@ -219,7 +219,7 @@ def check(drawn):
                 case.scorer(number), options, trace, case.keys[number], case.model.vocabulary, most, drawn.end_token,
                 options.proposer == "lookahead")
     if drawn.engine != "plain" and case.proposes_in_steps_alike:
-        case.inner.sessions = Sessions(together=drawn.together)
+        case.inner.sessions = Sessions(rows_at_once=drawn.rows_at_once)
         assert_same_decode(case.decode(), case.decode_by_steps())
     if drawn.chooser == "fixed" and options.sampling == "speculative":
         for number, (tokens, trace) in enumerate(rows):

@@ -47,10 +47,10 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 
 @dataclass
 class Sessions:
-    """Makes sessions that decode `together` rows at a time, and do `whole` iterations or leave them to the loop."""
+    """Makes sessions that decode `rows_at_once` rows at a time, and do `whole` iterations or leave them to the loop."""
 
     whole: bool = True
-    together: int | None = None
+    rows_at_once: int | None = None
     asked: int = 0
 
     def prepare(self, session):
@@ -61,7 +61,7 @@ class Sessions:
             return iterations(state) if self.whole else None
 
         session.iterations = counted
-        session.session.threads.together = self.together or session.session.threads.together
+        session.session.threads.rows_at_once = self.rows_at_once or session.session.threads.rows_at_once
         return session
 
 

@@ -111,11 +111,11 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     """
     variants = _variants(translator.model_config.prediction_heads, {
         "exact": DecodeConfig(), "top-2": DecodeConfig(accept="top-k", top_k=2)}) | {"beam 4": BeamConfig()}
-    most = translator.model_config.source_length
+    longest = translator.model_config.source_length
     fitting = zip(lines, translator.codec.split(lines), strict=True)
-    ordered = sorted((line for line, row in fitting if line.strip() and len(row) <= most), key=len)
+    ordered = sorted((line for line, row in fitting if line.strip() and len(row) <= longest), key=len)
     if not ordered:
-        raise InvalidInputError(f"there is no line of 1 to {most} tokens to translate; give other text")
+        raise InvalidInputError(f"there is no line of 1 to {longest} tokens to translate; give other text")
 
     def chosen(batch: int) -> list[str]:
         first = max(0, (len(ordered) - batch) // 2)
@@ -307,8 +307,8 @@ def speed_plot(report: Report) -> bytes:
             for row, x, y in zip(own, sizes, speeds, strict=True):
                 label = row["way"].split(", ")[1].removeprefix("k = ")
                 axes.annotate(label, (x, y), (3, 3), textcoords="offset points", fontsize=8)
-        most = max(row["mean_accepted_block_size"] for row in rows)
-        axes.plot([1, most], [1, most], color="grey", linestyle=":", label="speed-up = block size")
+        largest = max(row["mean_accepted_block_size"] for row in rows)
+        axes.plot([1, largest], [1, largest], color="grey", linestyle=":", label="speed-up = block size")
         axes.set(title=f"batch {batch}", xlabel="mean accepted block size", ylabel="speed-up over greedy")
         axes.legend(fontsize=8)
     return figure_png(figure)

@@ -146,7 +146,7 @@ class ProposingSession:
 
 
 def nearest(
-    mu: Tensor, weights: Tensor | None, first: Tensor, most: int, limit: Callable[[Tensor], Tensor] | None = None,
+    mu: Tensor, weights: Tensor | None, first: Tensor, largest: int, limit: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens nearest to the heads' centres, which have the largest scores if all scores are ordinal.
 
@@ -156,11 +156,11 @@ def nearest(
     """
     below = mu - 0.5  # at equal distance the lower token wins, as in argmax
     if weights is None and limit is None:
-        return below.ceil_().clamp_(0, most).long(), mu
+        return below.ceil_().clamp_(0, largest).long(), mu
     tokens = [first.unsqueeze(1).to(mu.dtype)]
     for head in range(mu.shape[1]):
         if weights is not None:
             below.addcmul_(weights[:, :, head], tokens[head])
         token = below[:, head : head + 1].ceil()
-        tokens.append(token.clamp_(0, most) if limit is None else limit(token))
+        tokens.append(token.clamp_(0, largest) if limit is None else limit(token))
     return torch.cat(tokens[1:], dim=1).long(), below + 0.5

@@ -17,9 +17,9 @@ def loop_of(
     """Return the form in which native.cpp reads `state`, with its tensors; `scratch` is for the heads' proposals."""
     size = session.size
     batch, width, vocabulary = size.batch, size.width, size.vocabulary
-    room, stride = state.proposals.shape[1], state.store.shape[1]
+    capacity, stride = state.proposals.shape[1], state.store.shape[1]
     kind, bound = state.rule
-    integers = torch.empty(2 * width + room + 3, batch, dtype=torch.int64)
+    integers = torch.empty(2 * width + capacity + 3, batch, dtype=torch.int64)
     buffers = {
         "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
         "place": integers[-3], "index": integers[-2], "first": integers[-1],
@@ -28,19 +28,19 @@ def loop_of(
         "scratch": scratch,
     }
     loop = abi.CLoopState(
-        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, rule=abi.value("Rule", kind),
-        bound=min(bound, vocabulary) if kind == "rank" else bound,
+        block_size=state.block_size, capacity=capacity, stride=stride, minimum=state.min_block,
+        rule=abi.value("Rule", kind), bound=min(bound, vocabulary) if kind == "rank" else bound,
         end_token=-1 if state.end_token is None else state.end_token,
         position=address(state.position, torch.int64, batch), limit=address(state.limit, torch.int64, batch),
         store=address(state.store, torch.int64, batch, stride),
-        proposals=address(state.proposals, torch.int64, batch, room),
+        proposals=address(state.proposals, torch.int64, batch, capacity),
         **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
     )
     proposer = _proposer_of(state.proposer, batch, draft)
     loop.proposer = proposer
     loop.tensors = [buffers, state, proposer]
     if state.sampling is not None:
-        loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
+        loop.sampling = pointer(_sampling_of(state.sampling, batch, capacity, vocabulary))
     if (costs := state.block_costs) is not None:
         loop.block_costs = abi.CBlockCosts(
             count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
@@ -76,9 +76,9 @@ def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None)
     return made
 
 
-def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> abi.CSampling:
-    """Return the form in which native.cpp reads `sampling`, for blocks of at most `room` tokens."""
-    channels, proposals = len(sampling.temperatures), room if sampling.kind == "speculative" else 0
+def _sampling_of(sampling: Sampling, batch: int, capacity: int, vocabulary: int) -> abi.CSampling:
+    """Return the form in which native.cpp reads `sampling`, for blocks of at most `capacity` tokens."""
+    channels, proposals = len(sampling.temperatures), capacity if sampling.kind == "speculative" else 0
     return abi.CSampling(
         kind=abi.value("SamplingKind", sampling.kind), seed=sampling.seed, channels=channels,
         top_k=min(sampling.top_k or vocabulary, vocabulary), nucleus=sampling.nucleus,

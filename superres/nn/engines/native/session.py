@@ -49,15 +49,15 @@ AnySession = TypeVar("AnySession", bound=NativeSession)
 
 
 class ThreadTrials:
-    """Timings of a step with each number of threads: the powers of two below `most`, and `most` itself.
+    """Timings of a step with each number of threads: the powers of two below `threads`, and `threads` itself.
 
     `clock` returns seconds; `rounds` is the number of rounds of timings done so far, and `least` holds the shortest
     seconds of a step for each number of threads.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rounds, self.clock = 0, clock
-        self.least = {2**power: math.inf for power in range((most - 1).bit_length())} | {most: math.inf}
+        self.least = {2**power: math.inf for power in range((threads - 1).bit_length())} | {threads: math.inf}
 
     def fastest(self, step: Callable[[int], None]) -> int:
         """Return the number of threads with the fastest step, after timing `step`, which takes this number."""
@@ -173,12 +173,12 @@ class NativeModel(StepModel):
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
         """See `StepModel.side_by_side`: every decode has threads of its own, and does not wait for others."""
-        most = self._most_threads()
-        count = max(1, min(decodes, most))
+        threads = self._most_threads()
+        count = max(1, min(decodes, threads))
         if count == 1:
             return [self]
         own = copy.copy(self)
-        own.threads, own.trials = most // count, {}
+        own.threads, own.trials = threads // count, {}
         return [own] * count
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
@@ -193,12 +193,12 @@ class NativeModel(StepModel):
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        most, shortlist = self._most_threads(), None
+        threads, shortlist = self._most_threads(), None
         memory = self.encode(source, padding, copies)
         if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
             shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
         with self._torch_threads(len(memory.states)):
-            return self._timed(NativeSession(self.packed, memory, width, most, shortlist), most)
+            return self._timed(NativeSession(self.packed, memory, width, threads, shortlist), threads)
 
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
@@ -210,16 +210,17 @@ class NativeModel(StepModel):
                             "this tree", self.engine)
                 self.warned = True
             return super().tree_session(source, tree, kept, padding)
-        most = self._most_threads()
+        threads = self._most_threads()
         memory = self.encode(source, padding)
         with self._torch_threads(len(memory.states)):
-            return self._timed(NativeTreeSession(self.packed, memory, tree, most), most)
+            return self._timed(NativeTreeSession(self.packed, memory, tree, threads), threads)
 
-    def _timed(self, session: AnySession, most: int) -> AnySession:
-        """Let `session` use the fastest number of threads up to `most`, unless the number is fixed."""
+    def _timed(self, session: AnySession, threads: int) -> AnySession:
+        """Let `session` use the fastest number of threads up to `threads`, unless the number is fixed."""
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
-            trials = self.trials.setdefault((min(session.batch, most), session.width, most), ThreadTrials(most))
+            kind = min(session.batch, threads), session.width, threads
+            trials = self.trials.setdefault(kind, ThreadTrials(threads))
             session.choose_threads(trials.fastest)
         return session
 

@@ -59,7 +59,7 @@ class NativeSession(ProposingSession):
         )
         self.session = abi.CSession(
             size=size, weights=packed.weights,
-            threads=abi.CThreads(count=threads, together=rows_together(packed, slots)),
+            threads=abi.CThreads(count=threads, rows_at_once=rows_at_once(packed, slots)),
             input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
                              conditioned=self.conditioned),
             ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
@@ -127,7 +127,7 @@ class NativeSession(ProposingSession):
             address(hidden, torch.float32, self.batch, self.width, self.config.width),
             address(temperature, torch.float32, self.batch * count),
             address(noise, torch.float32, self.batch * count * self.config.vocabulary),
-            self.room.data_ptr(), tokens.data_ptr(),
+            self.head_memory.data_ptr(), tokens.data_ptr(),
         )
         return tokens
 
@@ -137,18 +137,18 @@ class NativeSession(ProposingSession):
         Raises ValueError if the tensors of `state` are too small for the session's step width, or the step width is too
         small for a block size.
         """
-        width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
+        width, capacity, draft = self.width, state.proposals.shape[1], state.proposer.draft
         if not isinstance(draft, NativeSession | None) or not self._knows_block_costs(state):
             return None
-        most = self._largest_block(state)
-        loop = loop_of(state, self.session, None if self.heads is None else self.room,
+        largest = self._largest_block(state)
+        loop = loop_of(state, self.session, None if self.heads is None else self.head_memory,
                        None if draft is None else draft.session)
 
         def iterate(count: int, following: int) -> Tensor:
-            if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
+            if not 1 <= following <= largest or not max(state.block_size, state.min_block) <= self.width <= width:
                 raise ValueError(f"iterations in blocks of {state.block_size} have no memory for steps of {self.width} "
                                  f"that propose blocks of {following}")
-            record = torch.empty(count, self.batch, room + 2, dtype=torch.int64)
+            record = torch.empty(count, self.batch, capacity + 2, dtype=torch.int64)
             made: int = library().superres_iterate(
                 byref(self.session), byref(loop), count, following, record.data_ptr())
             if self.not_finite:
@@ -161,24 +161,24 @@ class NativeSession(ProposingSession):
     def _largest_block(self, state: LoopState) -> int:
         """Return the most tokens of a block, after the checks of `iterations`."""
         width = self.width
-        most = room = state.proposals.shape[1]
+        largest = capacity = state.proposals.shape[1]
         if state.proposer.uses_heads:
-            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
-        if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
-            raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
+            largest = 1 if self.heads is None else min(capacity, 1 + self.heads.count)
+        if capacity < width or state.store.shape[1] < 1 + self.config.target_length + width:
+            raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory are too few "
                              f"for steps of {width}")
-        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
+        if not 1 <= state.block_size <= min(width, largest) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        return most
+        return largest
 
     def _knows_block_costs(self, state: LoopState) -> bool:
         """Return whether the session can choose the block size of every iteration, or need not."""
         if state.block_costs is None:
             return True
-        most = 0 if self.heads is None or not state.proposer.uses_heads else 1 + self.heads.count
+        largest = 0 if self.heads is None or not state.proposer.uses_heads else 1 + self.heads.count
         # The centres of ordinal heads alone must determine their proposals.
         known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
-        return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, most)
+        return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, largest)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
@@ -292,7 +292,7 @@ class NativeSession(ProposingSession):
             name: self._keep(torch.empty(rows * size)) for name, size in sizes.items()})
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
-            self.room = torch.empty(self.batch * count)
+            self.head_memory = torch.empty(self.batch * count)
 
 
 def groups_of(config: ModelConfig) -> int:
@@ -302,7 +302,7 @@ def groups_of(config: ModelConfig) -> int:
         or config.filter_size // groups % abi.PANEL))
 
 
-def rows_together(packed: PackedWeights, slots: int) -> int:
+def rows_at_once(packed: PackedWeights, slots: int) -> int:
     """Return how many rows, with caches of `slots` slots, a thread decodes together: see `superres_iterate`.
 
     The rows of a group share each read of the weights, but the key-value caches of a large group do not fit the

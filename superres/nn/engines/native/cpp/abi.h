@@ -136,8 +136,8 @@ struct Sampling {
   double nucleus;
   const int64_t* keys;         // [batch]
   const float* temperature;    // [channels]
-  int32_t* q;                  // only speculative sampling: the distributions of the pending proposals, [batch, room, V],
-  int64_t* q_total;            // and their sums, [batch, room]; 0 without a proposal
+  int32_t* q;                  // only speculative sampling: the distributions of the pending proposals, [batch, capacity, V],
+  int64_t* q_total;            // and their sums, [batch, capacity]; 0 without a proposal
 };
 
 struct Session;
@@ -186,7 +186,7 @@ enum Rule : int64_t { DISTANCE, RANK };
 
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct LoopState {
-  int64_t block_size, room, stride;  // strides of `proposals` and `store`
+  int64_t block_size, capacity, stride;  // strides of `proposals` and `store`
   int64_t minimum;      // smallest number of tokens accepted per iteration
   Rule rule;
   int64_t bound;
@@ -208,7 +208,7 @@ enum Part : int64_t { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 struct Threads {
   int64_t count;     // largest number of threads per call
   int64_t waits;   // whether a call uses all its threads even on a busy machine
-  int64_t together;  // rows that one thread decodes together: see `superres_iterate`
+  int64_t rows_at_once;  // rows that one thread decodes as one group: see `superres_iterate`
 };
 
 // Memory of a step, one slice per row of the batch; two each of `x` and `parts` [groups]. `gathered` [rows, W, N] is a result
@@ -301,7 +301,7 @@ extern "C" void superres_propose(Session* session, const int64_t* position, cons
 
 // Does up to `count` decoding iterations, the same as superres/decoding/loop.py, until all rows are complete.
 // Returns the number of iterations done. The last one proposes blocks of `following` tokens. Writes the trace of each to
-// `record` [count, B, 2 + room]: position, accepted tokens, proposals.
+// `record` [count, B, 2 + capacity]: position, accepted tokens, proposals.
 //
 // Rows do not wait for one another: a small group of rows does all its iterations before the next group starts, so that
 // its key-value cache stays in the processor's cache.

@@ -13,15 +13,15 @@
 
 namespace {
 
-// Calls body(team, begin, end) for all rows; in groups of at most `together` rows if the threads divide the rows.
+// Calls body(team, begin, end) for all rows; in groups of at most `rows` rows if the threads divide the rows.
 template <typename Body>
-void in_groups(int64_t batch, int64_t threads, bool waits, int64_t together, const Body& body) {
+void in_groups(int64_t batch, int64_t threads, bool waits, int64_t rows, const Body& body) {
   with_team((int)threads, waits, [&](Team& team) {
     if (team.size > 1 && batch < team.size) {
       body(team, (int64_t)0, batch);
       return;
     }
-    const int64_t share = (batch + team.size - 1) / team.size, group = together < share ? together : share;
+    const int64_t share = (batch + team.size - 1) / team.size, group = rows < share ? rows : share;
     team.deal(batch, (batch + group - 1) / group, [=, body = &body](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; b += group) {
         Team alone;
@@ -32,8 +32,8 @@ void in_groups(int64_t batch, int64_t threads, bool waits, int64_t together, con
 }
 
 template <typename Body>
-void in_groups(const Session& s, int64_t together, const Body& body) {
-  in_groups(s.size.batch, s.threads.count, s.threads.waits, together, body);
+void in_groups(const Session& s, int64_t rows, const Body& body) {
+  in_groups(s.size.batch, s.threads.count, s.threads.waits, rows, body);
 }
 
 }  // namespace
@@ -79,10 +79,10 @@ void superres_propose(Session* session, const int64_t* position, const int64_t* 
 }
 
 int64_t superres_iterate(Session* session, LoopState* state, int64_t count, int64_t following, int64_t* record) {
-  in_groups(*session, session->threads.together, [&](Team& team, int64_t begin, int64_t end) {
+  in_groups(*session, session->threads.rows_at_once, [&](Team& team, int64_t begin, int64_t end) {
     run(*session, *state, team, begin, end, count, following, record);
   });
-  const int64_t size = 2 + state->room, batch = session->size.batch;
+  const int64_t size = 2 + state->capacity, batch = session->size.batch;
   for (int64_t n = count; n > 0; n--)
     for (int64_t b = 0; b < batch; b++)
       if (record[((n - 1) * batch + b) * size + 1]) return n;  // something was accepted

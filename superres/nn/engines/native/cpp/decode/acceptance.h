@@ -28,8 +28,8 @@ struct Verifier {
   int64_t begin;
   Chosen* latest;  // of each row
 
-  int32_t* q(int64_t b, int64_t at) const { return l.sampling->q + (b * l.room + at) * s.size.vocabulary; }
-  int64_t& q_total(int64_t b, int64_t at) const { return l.sampling->q_total[b * l.room + at]; }
+  int32_t* q(int64_t b, int64_t at) const { return l.sampling->q + (b * l.capacity + at) * s.size.vocabulary; }
+  int64_t& q_total(int64_t b, int64_t at) const { return l.sampling->q_total[b * l.capacity + at]; }
 
   Choice choice(int64_t b, int64_t at) const {
     return Choice(s.size.vocabulary, *l.sampling, b, l.place[b] + at, scores_at(s, l, b, at));
@@ -64,7 +64,7 @@ struct Verifier {
   int64_t first(int64_t b, int64_t at) const {
     if (!is_speculative(l)) return chosen(b, at);
     const int64_t drawn = choice(b, at).commit(q(b, at), l.place[b] ? q_total(b, at) : 0);
-    std::memset(&q_total(b, 0), 0, l.room * sizeof(int64_t));
+    std::memset(&q_total(b, 0), 0, l.capacity * sizeof(int64_t));
     return drawn;
   }
 };

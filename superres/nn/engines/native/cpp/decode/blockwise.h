@@ -18,7 +18,7 @@ struct BlockwiseDecoding {
   const int64_t begin, end;
   const Verifier verifier{s, l, begin, scratch<CHOSEN, Chosen>(end - begin)};
 
-  // Does one iteration, which makes at most `more` proposals per row, and writes its trace to record [B, 2 + room].
+  // Does one iteration, which makes at most `more` proposals per row, and writes its trace to record [B, 2 + capacity].
   void iterate(int64_t more, int64_t* record) const {
     const int64_t W = s.size.width;
     read_pending(s, l, begin, end);
@@ -28,7 +28,7 @@ struct BlockwiseDecoding {
       const int64_t* block = l.tokens + b * W;
       int64_t accepted = verify(b);  // the longest prefix that passes
       accepted = stop_at_end_token(b, block, accepted);
-      trace(l, b, accepted, record + b * (2 + l.room));
+      trace(l, b, accepted, record + b * (2 + l.capacity));
       commit(l, b, block, W, accepted);
       l.index[b] = accepted > 0 ? accepted - 1 : 0;
     }
@@ -37,7 +37,7 @@ struct BlockwiseDecoding {
 
   // Returns how many of row b's pending tokens p1 accepts (sections 3 and 5).
   int64_t verify(int64_t b) const {
-    const int64_t k = block_size(l, b), most = room(l, b);
+    const int64_t k = block_size(l, b), most = missing(l, b);
     verifier.latest[b - begin].column = -1;
     int64_t accepted = 1, minimum = 1;
     while (accepted < k && accepted < most && verifier.accepts(b, accepted)) accepted++;
@@ -60,13 +60,13 @@ struct BlockwiseDecoding {
   void propose(int64_t more) const {
     for (int64_t b = begin; b < end; b++) {
       l.first[b] = verifier.first(b, l.index[b]);
-      std::fill_n(l.proposals + b * l.room, s.size.width, l.first[b]);
+      std::fill_n(l.proposals + b * l.capacity, s.size.width, l.first[b]);
     }
     if (!more) return;
     ConfidentBlockSize size(s, l, begin, end);
     const int64_t made = propose_next(s, l, team, begin, end, more, l.block_costs.costs ? &size : nullptr);
     for (int64_t b = begin; b < end; b++)
-      std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, made * sizeof(int64_t));
+      std::memcpy(l.proposals + b * l.capacity + 1, l.next + b * more, made * sizeof(int64_t));
     if (l.block_costs.costs) size.settle();
   }
 };

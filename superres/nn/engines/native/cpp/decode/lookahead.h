@@ -65,7 +65,7 @@ struct LookaheadRow {
 
   // Fills the columns of the next step: the last token, candidates from the pool, the latest first, and the window.
   void fill_columns(int64_t first) const {
-    int64_t* next = l.proposals + b * l.room;
+    int64_t* next = l.proposals + b * l.capacity;
     *next++ = first;
     a.found[b] = 0;
     for (int64_t back = 1; back <= a.capacity && a.found[b] < a.candidates; back++) {
@@ -90,7 +90,7 @@ struct LookaheadRow {
 
 // Blockwise decoding whose step reads a tree.
 struct LookaheadDecoding : BlockwiseDecoding {
-  // Does one iteration, and writes its trace to record [B, 2 + room].
+  // Does one iteration, and writes its trace to record [B, 2 + capacity].
   void iterate(int64_t* record) const {
     read_pending(s, l, begin, end);
     step(s, team, begin, end, l.tokens, l.place, step_output(s, l));
@@ -98,9 +98,9 @@ struct LookaheadDecoding : BlockwiseDecoding {
       const LookaheadRow row{s, l, l.lookahead, b};
       const int64_t *path = nullptr, *tokens = l.tokens + b * s.size.width, size = l.lookahead.size;
       const int64_t longest = row.verify(path), first = row.best(path[longest - 1]);
-      int64_t *own = record + b * (2 + l.room), *block = own + 2;
+      int64_t *own = record + b * (2 + l.capacity), *block = own + 2;
       for (int64_t i = 0; i < size; i++) block[i] = tokens[path[i]];
-      const int64_t accepted = stop_at_end_token(b, block, std::min(longest, room(l, b)));
+      const int64_t accepted = stop_at_end_token(b, block, std::min(longest, missing(l, b)));
       own[0] = l.position[b], own[1] = accepted;
       commit(l, b, block, size, accepted);
       keep_columns(s, b, l.place[b], path, size);

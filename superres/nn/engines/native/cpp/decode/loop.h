@@ -18,11 +18,11 @@ void narrow(Session& s, LoopState& l, int64_t begin, int64_t end, int64_t width)
 
 // Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
 void run(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t following, int64_t* record) {
-  for (int64_t n = 0; n < count; n++, record += s.size.batch * (2 + l.room)) {
+  for (int64_t n = 0; n < count; n++, record += s.size.batch * (2 + l.capacity)) {
     bool complete = true;
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
     if (complete) {  // rows of other teams may not be complete yet
-      for (int64_t b = begin; b < end; b++) trace(l, b, 0, record + b * (2 + l.room));
+      for (int64_t b = begin; b < end; b++) trace(l, b, 0, record + b * (2 + l.capacity));
     } else if (l.lookahead.size) {
       LookaheadDecoding{{s, l, team, begin, end}}.iterate(record);
     } else if (l.block_costs.costs) {

@@ -31,7 +31,7 @@ struct ProposalChoice {
     if (greedy) return largest_of(scores, s.size.vocabulary);
     Choice choice(s.size.vocabulary, *l.sampling, b, l.position[b] + h + 1, scores);
     if (!is_speculative(l)) return choice.token();
-    const int64_t slot = b * l.room + h;
+    const int64_t slot = b * l.capacity + h;
     return choice.propose(l.sampling->q + slot * s.size.vocabulary, l.sampling->q_total + slot);
   }
 
@@ -127,7 +127,7 @@ void propose_lookup(const LoopState& l, int64_t b, int64_t count, int64_t* token
 // Records that row b's `count` proposals were not drawn: each has probability 1.
 void record_certain(const Session& s, const LoopState& l, int64_t b, int64_t count, const int64_t* tokens) {
   for (int64_t h = 0; h < count; h++) {
-    const int64_t slot = b * l.room + h;
+    const int64_t slot = b * l.capacity + h;
     int32_t* q = l.sampling->q + slot * s.size.vocabulary;
     std::memset(q, 0, s.size.vocabulary * sizeof(int32_t));
     q[tokens[h]] = 1;

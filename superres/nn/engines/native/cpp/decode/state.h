@@ -35,13 +35,13 @@ ALWAYS_INLINE int64_t best_at(const Session& s, const LoopState& l, int64_t b, i
 ALWAYS_INLINE int64_t block_size(const LoopState& l, int64_t b) { return l.block_costs.costs ? l.block_costs.sizes[b] : l.block_size; }
 
 // How many tokens row b may accept at most; a row that starts accepts the start alone.
-ALWAYS_INLINE int64_t room(const LoopState& l, int64_t b) { return l.position[b] < 0 ? 1 : l.limit[b] - l.position[b]; }
+ALWAYS_INLINE int64_t missing(const LoopState& l, int64_t b) { return l.position[b] < 0 ? 1 : l.limit[b] - l.position[b]; }
 
 // Lets the next step read the pending proposals of rows [begin, end).
 ALWAYS_INLINE void read_pending(const Session& s, LoopState& l, int64_t begin, int64_t end) {
   for (int64_t b = begin; b < end; b++) {
     l.place[b] = l.position[b] + 1;
-    std::memcpy(l.tokens + b * s.size.width, l.proposals + b * l.room, s.size.width * sizeof(int64_t));
+    std::memcpy(l.tokens + b * s.size.width, l.proposals + b * l.capacity, s.size.width * sizeof(int64_t));
   }
 }
 
@@ -56,8 +56,8 @@ ALWAYS_INLINE void commit(LoopState& l, int64_t b, const int64_t* tokens, int64_
 ALWAYS_INLINE void trace(const LoopState& l, int64_t b, int64_t accepted, int64_t* record) {
   record[0] = l.position[b];
   record[1] = accepted;
-  std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
-  if (l.block_costs.costs) std::fill(record + 2 + l.block_costs.sizes[b], record + 2 + l.room, -1);
+  std::memcpy(record + 2, l.proposals + b * l.capacity, l.capacity * sizeof(int64_t));
+  if (l.block_costs.costs) std::fill(record + 2 + l.block_costs.sizes[b], record + 2 + l.capacity, -1);
 }
 
 }  // namespace

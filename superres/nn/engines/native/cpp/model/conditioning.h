@@ -38,15 +38,15 @@ struct Conditioning {
   static Maps image(const Encoder& e, int64_t channels) { return {e.rows * e.height, e.columns * e.width, channels, nullptr}; }
 
   // Floats of memory that an image takes.
-  static int64_t room(const Encoder& e) {
+  static int64_t memory_size(const Encoder& e) {
     return 2 * e.length + image(e, input_channels(e)).size() + 2 * image(e, e.maps).size()
         + image(e, e.refinement.panels * PANEL).size();
   }
 
-  Conditioning(const Encoder& e, const int64_t* source, const float* states, float* room)
-      : e(e), source(source), states(states), large((double*)room), input(image(e, input_channels(e))), x(image(e, e.maps)),
+  Conditioning(const Encoder& e, const int64_t* source, const float* states, float* memory)
+      : e(e), source(source), states(states), large((double*)memory), input(image(e, input_channels(e))), x(image(e, e.maps)),
         inner(x), taps(image(e, e.refinement.panels * PANEL)) {
-    input.values = room + 2 * e.length;
+    input.values = memory + 2 * e.length;
     x.values = input.values + input.size();
     inner.values = x.values + x.size();
     taps.values = inner.values + inner.size();

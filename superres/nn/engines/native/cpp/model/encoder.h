@@ -22,10 +22,10 @@ struct Source {
   static int64_t slots(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
 
   // Floats that `projected`, `key` and `value` take.
-  static int64_t room(const Encoder& e, int64_t length) { return (3 * length + 2 * slots(length)) * e.size_d; }
+  static int64_t memory_size(const Encoder& e, int64_t length) { return (3 * length + 2 * slots(length)) * e.size_d; }
 
-  Source(const Encoder& e, int64_t length, float* x, const float* mask, float* room)
-      : e(e), length(length), x(x), mask(mask), projected(room), key(projected + 3 * length * e.size_d),
+  Source(const Encoder& e, int64_t length, float* x, const float* mask, float* memory)
+      : e(e), length(length), x(x), mask(mask), projected(memory), key(projected + 3 * length * e.size_d),
         value(key + slots() * e.size_d) {
     // Positions past the end have weight 0, and 0 times NaN would be NaN.
     std::memset(key, 0, 2 * slots() * e.size_d * sizeof(float));
@@ -92,15 +92,15 @@ struct Source {
 // Encodes source b of the batch: see `superres_encode`.
 void encode(const Encoder& e, const Encoded& out, Team& team, const int64_t* sources, int64_t b) {
   const int64_t S = out.lengths[b], D = e.size_d, *source = sources + b * out.stride;
-  const int64_t layers = Source::room(e, S), image = out.position_table ? Conditioning::room(e) : 0;
-  float *x = scratch<SHARED>(S * D + (layers > image ? layers : image)), *room = x + S * D;
+  const int64_t layers = Source::memory_size(e, S), image = out.position_table ? Conditioning::memory_size(e) : 0;
+  float *x = scratch<SHARED>(S * D + (layers > image ? layers : image)), *memory = x + S * D;
   float* states = out.states + b * out.positions * D;
   for (int64_t p = 0; p < S; p++) {
     const float* embedding = e.token_table + (source[p] + p % e.channels * e.vocabulary) * D;
     for (int64_t i = 0; i < D; i += LANES) store(x + p * D + i, load(embedding + i) + load(e.source_signal + p * D + i));
   }
-  Source(e, S, x, nullptr, room).encode(team, states);
-  if (out.position_table) Conditioning(e, source, states, room).run(
+  Source(e, S, x, nullptr, memory).encode(team, states);
+  if (out.position_table) Conditioning(e, source, states, memory).run(
       team, out.position_table + b * e.length * D, out.head_table ? out.head_table + b * e.length * D : nullptr,
       out.estimate + b * e.length, out.residual_sum ? out.residual_sum + b * S : nullptr);
 }

@@ -49,14 +49,14 @@ struct ParallelHeads {
   static int64_t adapted(const Heads& heads) { return heads.adapt.panels * PANEL; }  // outputs of `adapt`
 
   // Floats of memory per row.
-  static int64_t room(const Session& s, int64_t count) {
+  static int64_t memory_size(const Session& s, int64_t count) {
     return s.size.d + s.heads.count * s.heads.size + count * (s.size.d + adapted(s.heads) + s.size.stride) + s.size.vocabulary;
   }
 
   ParallelHeads(Session& s, Team& team, int64_t begin, int64_t end, const Proposals& request)
       : s(s), team(team), begin(begin), end(end), request(request) {
     const int64_t rows = end - begin, count = request.count;
-    here = request.memory + begin * room(s, count);
+    here = request.memory + begin * memory_size(s, count);
     inner = here + rows * s.size.d;
     states = inner + rows * s.heads.count * s.heads.size;
     linear = states + rows * count * s.size.d;
@@ -145,7 +145,7 @@ struct ParallelHeads {
 
 // Floats of memory per row that `propose` needs.
 int64_t propose_room(const Session& s, int64_t count) {
-  return s.heads.recurrent ? Recurrence::room(s) : ParallelHeads::room(s, count);
+  return s.heads.recurrent ? Recurrence::memory_size(s) : ParallelHeads::memory_size(s, count);
 }
 
 // Copies the states that heads read: of each row, that of the column at which it proposes.
@@ -157,7 +157,7 @@ void read_states(const Session& s, int64_t begin, int64_t end, const Proposals& 
 
 template <typename Choose>
 int64_t propose_in_turn(Session& s, Team& team, int64_t begin, int64_t end, const Proposals& request, const Choose& choose) {
-  const Recurrence heads{s, team, begin, end, request.memory + begin * Recurrence::room(s)};
+  const Recurrence heads{s, team, begin, end, request.memory + begin * Recurrence::memory_size(s)};
   read_states(s, begin, end, request, heads.state);
   if (!choose.more(1)) return 0;
   for (int64_t h = 0; h < request.count; h++) {
@@ -178,12 +178,12 @@ template <typename Choose>
 int64_t propose(Session& s, Team& team, int64_t begin, int64_t end, const Proposals& request, const Choose& choose) {
   if (s.heads.recurrent) return propose_in_turn(s, team, begin, end, request, choose);
   const ParallelHeads heads{s, team, begin, end, request};
-  const int64_t count = request.count, together = choose.judges ? team.size : count;  // heads
+  const int64_t count = request.count, at_once = choose.judges ? team.size : count;  // heads
   read_states(s, begin, end, request, heads.here);
   if (!choose.more(1)) return 0;
   if (s.heads.dense) heads.expand_all();
-  for (int64_t from = 0; from < count; from += together) {
-    const int64_t to = std::min(from + together, count);
+  for (int64_t from = 0; from < count; from += at_once) {
+    const int64_t to = std::min(from + at_once, count);
     heads.compute_states(from, to);
     if (s.weights.int8_filter.product.weight && choose.screens) {
       heads.screen(choose);

@@ -15,7 +15,7 @@ struct Recurrence {
   float *state, *read, *normed, *inner, *query, *attended, *projected, *scores;  // of the team's rows
 
   // Floats of memory per row.
-  static int64_t room(const Session& s) { return 6 * s.size.d + s.heads.size + s.size.stride + s.size.vocabulary; }
+  static int64_t memory_size(const Session& s) { return 6 * s.size.d + s.heads.size + s.size.stride + s.size.vocabulary; }
 
   Recurrence(Session& s, Team& team, int64_t begin, int64_t end, float* memory) : s(s), team(team), begin(begin), end(end) {
     const int64_t rows = end - begin, D = s.size.d;

@@ -278,7 +278,7 @@ struct Batch {
         first(rows), next(all), best(all), record(T * rows * (2 + W));
     std::vector<float> hidden(all * model.D), scores(all * model.V), scratch(rows * superres_propose_room(&s, model.k - 1));
     LoopState l{};
-    l.block_size = l.room = W, l.stride = stride, l.minimum = 1, l.rule = rule, l.bound = bound, l.end_token = -1;
+    l.block_size = l.capacity = W, l.stride = stride, l.minimum = 1, l.rule = rule, l.bound = bound, l.end_token = -1;
     l.position = position.data(), l.limit = limit.data(), l.store = store.data(), l.proposals = proposals.data();
     l.tokens = tokens.data(), l.place = place.data(), l.index = index.data(), l.first = first.data(), l.next = next.data();
     l.best_tokens = best.data(), l.hidden = hidden.data(), l.scores = scores.data(), l.scratch = scratch.data();
