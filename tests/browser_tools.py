@@ -5,6 +5,7 @@ import io
 
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
+from playwright.sync_api import TimeoutError
 
 WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
 
@@ -29,3 +30,15 @@ def check_wcag(page, name, selector=None):
     checked = Axe().run(page, selector, WCAG).response
     assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
+
+
+def begin_batch(page):
+    """Press the button until the batch begins: the page lists a file before its button sends it."""
+    for _ in range(20):
+        page.click("#run-batch")
+        try:
+            page.wait_for_selector("#batch-state .sr-progress", timeout=5000)
+        except TimeoutError:
+            continue
+        return
+    raise AssertionError("no batch has begun")

@@ -109,7 +109,8 @@ def test_a_notebook_shows_translations_as_text():
 def test_type_checkers_know_what_load_returns():
     found = [get_type_hints(one) for one in get_overloads(load)]
     assert [(one["name_or_dir"], one["return"]) for one in found] == [
-        (Literal["celeba-8to32"], Upscaler), (Literal["multi30k-en-de"], Translator), (str | Path, Any)]
+        (Literal["celeba-8to32", "celeba-32to64", "celeba-8to64"], Upscaler),
+        (Literal["multi30k-en-de"], Translator), (str | Path, Any)]
 
 
 def test_the_notebook_runs_and_its_outputs_are_committed_and_small(tmp_path):

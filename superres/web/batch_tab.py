@@ -174,10 +174,11 @@ def upscale_batch(decoder: Decoder, uploads: Value, settings: Sequence[Value]) -
             except InvalidInputError as error:
                 batch.fail(file, error)
             yield batch
-        waiting = list(sources)
-        for start in range(0, len(waiting), GROUP_SIZE):
-            group = {file: sources[file] for file in waiting[start:start + GROUP_SIZE]}
-            yield from _decode(decoder, group, options, deadline, batch)
+        for shape in dict.fromkeys(source.shape for source in sources.values()):  # a cascade reads several sizes
+            waiting = [file for file, source in sources.items() if source.shape == shape]
+            for start in range(0, len(waiting), GROUP_SIZE):
+                group = {file: sources[file] for file in waiting[start:start + GROUP_SIZE]}
+                yield from _decode(decoder, group, options, deadline, batch)
     except StoppedError as error:
         if decoder.is_closing:
             raise
@@ -262,10 +263,10 @@ def _decode(
         result = frames[""]
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
-            for file, image, trace in zip(group, result.images, result.traces, strict=True):
+            for row, (file, image) in enumerate(zip(group, result.images, strict=True)):
+                counts = drawing.counts_of(result.stage_traces(row))
                 batch.pictures.append((file.output, image, drawing.record_of(decoder.upscaler, options, 1)))
                 batch.rows.append(Row(
-                    file.name, file.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
-                    trace.mean_accepted_block_size, result.seconds / len(group), checkpoint, options.to_dict(),
-                    options.seed))
+                    file.name, file.output, "ok", None, **counts, seconds=result.seconds / len(group),
+                    checkpoint=checkpoint, config=options.to_dict(), seed=options.seed))
         yield batch

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig
-from superres.decoding.trace import RowTrace
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import CHANNELS
@@ -81,6 +81,13 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     fast, slow = sorted(frames, key=lambda name: frames[name].seconds)
     ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
     return f"{note} <b>{f'{fast} was {ratio:.1f} times as fast' if ratio >= 1.05 else 'Both took the same time'}.</b>"
+
+
+def counts_of(traces: list[RowTrace]) -> dict[str, Any]:
+    """Return the numbers of tokens, iterations and model calls of a picture's stages, and tokens per iteration."""
+    return {"tokens": sum(trace.tokens for trace in traces), "iterations": sum(trace.iterations for trace in traces),
+            "model_calls": sum(trace.model_calls for trace in traces),
+            "mean_accepted_block_size": mean_accepted_block_size(traces)}
 
 
 def proposals(trace: RowTrace) -> list[list[int]]:

@@ -14,7 +14,7 @@ import gradio as gr
 
 from superres.batch.image_files import encode_png
 from superres.config import DEFAULT_CHECKPOINT, FACES, DecodeConfig
-from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
@@ -136,18 +136,11 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
 
 def report_of(subject: photos.Subject, result: Upscaled) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per sample."""
-    samples = [{"sample": row, "key": image_key(subject.source, row), **counts_of(result.stage_traces(row - 1)),
-                "stages": [counts_of([trace]) for trace in result.stage_traces(row - 1)],
+    samples = [{"sample": row, "key": image_key(subject.source, row), **drawing.counts_of(result.stage_traces(row - 1)),
+                "stages": [drawing.counts_of([trace]) for trace in result.stage_traces(row - 1)],
                 **(scores(image, subject.truth) if result.is_complete else {})}
                for row, image in enumerate(result.images, 1)]
     return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}
-
-
-def counts_of(traces: list[RowTrace]) -> dict[str, float]:
-    """Return the numbers of tokens, iterations and model calls of a picture's stages, and tokens per iteration."""
-    return {"tokens": sum(trace.tokens for trace in traces), "iterations": sum(trace.iterations for trace in traces),
-            "model_calls": sum(trace.model_calls for trace in traces),
-            "mean_accepted_block_size": mean_accepted_block_size(traces)}
 
 
 def frames_html(frames: Mapping[str, Upscaled]) -> str:
@@ -157,7 +150,7 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
     parts = []
     for name, result in frames.items():
         for row in range(len(result.images)):
-            counts = counts_of(result.stage_traces(row))
+            counts = drawing.counts_of(result.stage_traces(row))
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.share[row])} %"
             below = "" if number else drawing.statistics([

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import picture
+from browser_tools import begin_batch, picture
 from web_demo import FACES, running, wait
 
 from superres.tasks.faces import image_key
@@ -158,7 +158,7 @@ def test_a_batch_names_the_bad_file_and_packs_the_others(visit, tmp_path):
         page.get_by_text("Click to Upload").last.click()
     chooser.value.set_files([FACES[0], FACES[1], tmp_path / "bad.png"])
     page.wait_for_selector("#files [aria-label='bad.png']")
-    page.click("#run-batch")
+    begin_batch(page)
     page.wait_for_selector("#gallery figure:nth-child(2)")
     page.wait_for_selector("#archive a[download]")
     assert "2 of 3 ready" in page.inner_text("#batch-state")
