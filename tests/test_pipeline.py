@@ -14,6 +14,7 @@ from fakes import BAD_KEYS, NATIVE, TINY, random_model
 import superres
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig
+from superres.decoding.batching import RefilledDecoder
 from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.pipeline.auto import load
 from superres.pipeline.base import at_intervals, pick_device
@@ -141,3 +142,11 @@ def test_an_absent_device_is_refused():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, superres, superres.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatch):
+    """Reading the tokens and traces of a step takes longer than the step."""
+    read = []
+    monkeypatch.setattr(RefilledDecoder, "so_far", lambda self: read.append(self))
+    upscaler(np.zeros((1, *upscaler.face_task.source_shape), np.uint8))
+    assert read == []

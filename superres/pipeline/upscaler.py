@@ -234,23 +234,24 @@ class Upscaler(Pipeline):
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
-        return self._batch(given, faces, options, width, progress or (lambda done, total: None))
+        return self._batch(given, faces, options, width, progress)
 
     def _batch(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
-        progress: Callable[[int, int], None],
+        progress: Callable[[int, int], None] | None,
     ) -> Upscaled:
         """Upscale a batch by all stages; arguments as for a call."""
         earlier, total = None, self.tokens_per_image
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            earlier = self.first._batch(given, faces, self._options_of_first(options), width,
-                                        lambda done, _: progress(done, total))
+            of_first = None if progress is None else lambda done, _: progress(done, total)
+            earlier = self.first._batch(given, faces, self._options_of_first(options), width, of_first)
             faces = self._enlarging(faces, earlier)
         # This may measure costs, which are no part of the decoding time.
         self.block_sizes.get(options, self.source_tokens(np.stack([face.source for face in faces])))
         started, before = time.perf_counter(), total - self.model_config.target_length
         for _, results in self._steps(faces, options, width):
-            progress(before + min(one.trace.tokens for one in results()), total)
+            if progress is not None:  # the results of a step take longer than the step
+                progress(before + min(one.trace.tokens for one in results()), total)
         return self._upscaled(results(), time.perf_counter() - started, given, earlier)
 
     def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
