@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.tasks.faces import area_reduce
-from superres.training.data import DistilBatches, ImageBatches, TextBatches
+from superres.training.data import DistilBatches, ImageBatches, TextBatches, changed_pair
 
 
 def batches(count=7, batch_size=4, seed=0, flip=False):
@@ -116,6 +116,47 @@ def test_crops_depend_on_seed_and_step_alone_and_leave_flips_as_they_were():
     assert_independent(lambda: crop_batches(0.5), 3)
     same = (crop_batches(0.5).batch(3).target == crop_batches(0.0).batch(3).target).all(1)
     assert 30 < int(same.sum()) < 60  # the standard crops, mirrored or not as before
+
+
+def augmented(drawn=0, noise=0.0):
+    """Pairs of smooth pictures, and `drawn` pictures that an earlier stage drew, which are darker."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(60, 200, (9, 4, 4, 3)).repeat(4, axis=1).repeat(4, axis=2)
+    high = (coarse + rng.integers(-20, 20, coarse.shape)).astype(np.uint8)
+    low = area_reduce(high, 8, 8, is_reduced=True)
+    return ImageBatches(low, high, 180, 4, flip=False, drawn=[low[:drawn] - 30] if drawn else [], input_noise=noise)
+
+
+@pytest.mark.parametrize(("drawn", "noise", "least", "most"), [
+    (0, 0.0, 0, 0), (0, 6.0, 60, 120), (9, 0.0, 60, 120), (9, 6.0, 60, 120), (3, 0.0, 15, 45)])
+def test_half_of_the_inputs_look_drawn_and_remain_reductions(drawn, noise, least, most):
+    whole = augmented(drawn, noise)
+    low, high = (images(part, size).numpy().astype(np.uint8) for part, size in zip(
+        whole.batch(1)[:2], (8, 16), strict=True))
+    changed = [not any(np.array_equal(one, true) for true in whole.high) for one in high]
+    assert least <= sum(changed) <= most
+    np.testing.assert_array_equal(area_reduce(high, 8, 8, is_reduced=True), low)
+    assert_independent(lambda: augmented(drawn, noise), 2)
+
+
+def test_an_input_lies_between_the_true_one_and_the_drawn_one():
+    whole = augmented(9)  # batch 0 is epochs 0 to 19
+    order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9) for epoch in range(20)])
+    means = images(whole.batch(0).source, 8).double().mean((1, 2, 3)).numpy()
+    darker = whole.low.mean((1, 2, 3))[order] - means
+    assert -1 < darker.min() < 1
+    assert 25 < darker.max() < 31
+
+
+def test_a_changed_picture_keeps_the_detail_that_its_reduction_lacks():
+    rng = np.random.default_rng(1)
+    high = rng.integers(80, 170, (16, 16, 3)).astype(np.uint8)
+    low, same = changed_pair(high, np.zeros((8, 8, 3)))
+    np.testing.assert_array_equal(same, high)
+    reduced, changed = changed_pair(high, np.full((8, 8, 3), 25.0))
+    np.testing.assert_array_equal(changed, high + 25)
+    np.testing.assert_array_equal(reduced, low + 25)
+    assert changed_pair(high, np.full((8, 8, 3), 500.0))[1].min() == 255
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))

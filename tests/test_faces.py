@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import runpy
 import sys
@@ -386,6 +387,21 @@ def test_random_crops_need_larger_pictures(photos, rng):
     for size, says in ((33, "size must be at least 40 for random crops of 32x32, not 33; 64"), (200, "least 200x200")):
         with pytest.raises(InvalidInputError, match=says):
             read_faces(photos, TASK, size=size)
+
+
+def test_drawn_inputs_belong_to_the_first_pictures_of_the_data(tmp_path, rng):
+    pairs, path = pairs_of(5, rng), tmp_path / "drawn.npz"
+    drawn = face_data.FacePairs(pairs.lr[:3], pairs.lr[:3, :4, :4], pairs.ids[:3])
+    face_data.write_npz(drawn, path)
+    read = face_data.read_drawn(path, pairs)
+    np.testing.assert_array_equal(read, pairs.lr[:3])
+    mixed = face_data.mixed_inputs(pairs, [read + 1, read + 2])
+    expected = pairs.lr + np.array([0, 1, 2, 0, 0], np.uint8).reshape(5, 1, 1, 1)
+    np.testing.assert_array_equal(mixed.lr, expected)
+    for wrong in (dataclasses.replace(drawn, ids=pairs.ids[1:4]), pairs):
+        face_data.write_npz(wrong, path)
+        with pytest.raises(InvalidInputError, match=r"must hold pictures of 8x8 of the data's images .* train decode"):
+            face_data.read_drawn(path, pairs)
 
 
 @pytest.mark.parametrize(("source", "target", "says"), [

@@ -34,7 +34,8 @@ BEAM = BeamConfig()
 FOREVER_RATE = 3e-4  # learning rate of an endless run; it stays constant after the warm-up
 FOREVER_EMA = 0.9995  # decay of the averaged weights of an endless run: an average over about 2,000 steps
 # Settings of training that get an option: in every command, in the stages, and in the stages that train heads.
-ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share")
+ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share",
+           "input_noise")
 STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps")
 HEADS = ("freeze_base", "head_positions", "head_target")
 
@@ -62,6 +63,9 @@ HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help=
 RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
 Crops = Annotated[Path | None, Option(metavar="PATH", help="Faces with larger pictures, for random crops. [default: "
                                       "--data]")]
+Drawn = Annotated[list[Path] | None, Option(metavar="PATH", help="Pictures that an earlier stage of a cascade drew, "
+                                           "from 'train decode' with the same --data, which half of the inputs come "
+                                           "close to; may be repeated.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
 Vocabulary = Annotated[Path | None, Option(metavar="FILE", help="Text: SentencePiece model to use instead of training "
                                            "one.")]
@@ -112,30 +116,32 @@ def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainCo
 def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
     preset: Preset = "base", limit: Limit = None, languages: Languages = None, vocabulary: Vocabulary = None,
-    crops: Crops = None,
+    crops: Crops = None, drawn: Drawn = None,
 ) -> None:
     """Train the base model p1 by teacher forcing.
 
     The result is DIR/checkpoint. The preset text learns to translate.
     """
     _train(context, "base", data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
-           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops)
+           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops,
+           drawn=tuple(drawn or ()))
 
 
 @training_command(*STAGE, *HEADS, "head_loss", "label_smoothing")
 def heads(
     context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
     prediction_heads: Heads = None, head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
+    drawn: Drawn = None,
 ) -> None:
     """Train prediction heads on a trained base model.
 
     The base model is fine-tuned or frozen. The result is DIR/checkpoint.
     """
     _train(context, "heads", data=data, output=output, dev=dev, start=start, limit=limit, crops=crops,
-           prediction_heads=prediction_heads, head_layer=head_layer)
+           drawn=tuple(drawn or ()), prediction_heads=prediction_heads, head_layer=head_layer)
 
 
-@opt.decoding_command(train_app, FACES, "block_size")
+@opt.decoding_command(train_app, FACES, "block_size", "temperature")
 def decode(
     context: typer.Context, data: TrainData, output: RunFolder, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT,
     limit: Limit = None, batch_size: opt.BatchSize = 64, device: opt.Device = "auto",
@@ -143,8 +149,9 @@ def decode(
 ) -> None:
     """Decode training inputs with a checkpoint, for distillation.
 
-    Faces are decoded greedily into DIR/faces.npz, for the stage distil. A translation checkpoint (the teacher)
-    translates by beam search into the parallel text DIR/pairs, which is the --data of a student.
+    Faces are decoded into DIR/faces.npz: greedily for the stage distil, or as the inputs that the next stage of a
+    cascade will see. A translation checkpoint (the teacher) translates by beam search into the parallel text DIR/pairs,
+    which is the --data of a student.
     """
     options, search = opt.decode_config(context), BeamConfig(beam, length_penalty)
 
@@ -156,6 +163,8 @@ def decode(
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
+        opt.refuse_ineffective(context, "on beam search, by which text is translated; leave it out", "block_size",
+                               "temperature")
         translator = opt.load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
         with _training_bar(len(text), "pair") as (bar, stop):
@@ -177,6 +186,7 @@ def decode(
 def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
+    drawn: Drawn = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
@@ -184,14 +194,14 @@ def distil(
     distributions on them. The result is DIR/checkpoint.
     """
     _train(context, "distil", data=data, own=own, output=output, dev=dev, start=start, limit=limit, crops=crops,
-           head_layer=head_layer)
+           drawn=tuple(drawn or ()), head_layer=head_layer)
 
 
 @training_command(*ENDLESS, called="continue", optimizer="muon", learning_rate=FOREVER_RATE)
 def continue_run(
     context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
     start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
-    limit: Limit = None, crops: Crops = None,
+    limit: Limit = None, crops: Crops = None, drawn: Drawn = None,
 ) -> None:
     """Train base and heads of a checkpoint further, without an end.
 
@@ -210,7 +220,8 @@ def continue_run(
     # On its own pictures no token is true, and without a teacher the heads' loss would change p1.
     stage, teacher = ("heads", None) if own is None else ("distil", str(start))
     settings = train_config(context, stage, endless=True, ema_decay=FOREVER_EMA, teacher=teacher)
-    run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops)
+    run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops,
+                drawn=tuple(drawn or ()))
     with _training_bar(None, "s") as (bar, stop):
         best = train_continuously(run, 60 * round_minutes, stop, lambda record: _show(bar, record, record["seconds"]))
     found = "no round has beaten the reference yet" if best is None else \
@@ -257,7 +268,8 @@ def shortlist(
 @train_app.command()
 def ladder(
     recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None,
-    start: MaybeStart = None, crops: Crops = None, piece_minutes: PieceMinutes = None,
+    start: MaybeStart = None, crops: Crops = None, drawn: Drawn = None,
+    piece_minutes: PieceMinutes = None,
 ) -> None:
     """Train all stages of a recipe.
 
@@ -275,7 +287,7 @@ def ladder(
             _show(bar, record)
 
         done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more,
-                            None if start is None else find_checkpoint(start), crops)
+                            None if start is None else find_checkpoint(start), crops, tuple(drawn or ()))
     _finish(output, done)
 
 

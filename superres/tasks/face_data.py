@@ -130,7 +130,40 @@ def read_faces(
     return _read_npz(path, task, limit)
 
 
+def read_drawn(path: Path, pairs: FacePairs) -> Pixels:
+    """Read the inputs that an earlier stage of a cascade drew (`superres train decode`) for the first of `pairs`.
+
+    Returns:
+        Pictures, uint8 [M, source, source, 3], with M at most the number of pairs.
+    """
+    drawn, _, ids = _read_arrays(path)
+    drawn, ids = drawn[: len(pairs)], ids[: len(pairs)]
+    side = pairs.task.source
+    if drawn.shape[1] != side or not np.array_equal(ids, pairs.ids[: len(ids)]):
+        raise InvalidInputError(f"{path} must hold pictures of {pairs.task.source_size} of the data's images in their "
+                                f"order, not of {drawn.shape[1]}x{drawn.shape[2]}; draw them with 'superres "
+                                "train decode' from the same data")
+    return drawn
+
+
+def mixed_inputs(pairs: FacePairs, drawn: Sequence[Pixels]) -> FacePairs:
+    """Return `pairs` whose inputs are in turn the true ones and those of each array of `drawn` (`read_drawn`)."""
+    inputs = pairs.lr.copy()
+    for turn, pictures in enumerate(drawn, 1):
+        inputs[turn : len(pictures) : len(drawn) + 1] = pictures[turn :: len(drawn) + 1]
+    return FacePairs(pairs.hr, inputs, pairs.ids)
+
+
 def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
+    hr, lr, ids = _read_arrays(path)
+    try:
+        return _fitted(hr[:limit], lr[:limit], ids[:limit], task)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from error
+
+
+def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
+    """Read `hr`, `lr` and `ids` of an `.npz`."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             keys = ("hr", "lr", "ids")
@@ -141,7 +174,7 @@ def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
             check_arrays(hr, lr, ids)
             if not len(ids):
                 raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
-            return _fitted(hr[:limit], lr[:limit], ids[:limit], task)
+            return hr, lr, ids
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
     except InvalidInputError as error:

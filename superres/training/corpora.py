@@ -20,7 +20,7 @@ from superres.pipeline.translator import Translator
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import say
 from superres.tasks import translation
-from superres.tasks.face_data import PREPARE, FacePairs, read_faces
+from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
 from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
@@ -50,6 +50,8 @@ class Stage:
         limit: number of examples of `data` to use, from the first on; all if None.
         own: faces, stage "distil": images that `start` decoded (`decode_own_faces`).
         crops: faces with larger pictures, for random crops; None uses those of `data` if it has any.
+        drawn: faces: pictures that an earlier stage of a cascade drew for the first images of `data`, for conditioning
+            augmentation: see `ImageBatches`.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in `start` if None.
         languages: text: source and target language; as in the preset or `start` if None.
         vocabulary: text: file of a SentencePiece model; None uses the vocabulary of `start` or of the teacher, or
@@ -70,6 +72,7 @@ class Stage:
     limit: int | None = None
     own: Path | None = None
     crops: Path | None = None
+    drawn: tuple[Path, ...] = ()
     head_layer: str | None = None
     languages: tuple[str, str] | None = None
     vocabulary: Path | None = None
@@ -151,7 +154,9 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             f"{stage.crops or stage.data} has; prepare them with {PREPARE} and --size {2 * task.target}, and name them "
             "with --crops")
     size = settings.batch_size if stage.own is None else settings.batch_size // 2
-    true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, large, share)
+    drawn = [read_drawn(path, pairs) for path in stage.drawn]
+    true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, large, share, drawn,
+                        settings.input_noise)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
@@ -181,6 +186,8 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "translate the training text with 'superres train decode' and train base or heads on that")
     require(settings.crop_share is None and stage.crops is None,
             "text has no crops; leave --crops and --crop-share out")
+    require(not stage.drawn and not settings.input_noise, "text has no pictures as inputs; leave --drawn and "
+            "--input-noise out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
     codec = _vocabulary(stage, pairs, network)

@@ -17,9 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from superres.config import require
-from superres.tasks.faces import FaceTask
+from superres.tasks.faces import FaceTask, area_reduce
+
+AUGMENTED_SHARE = 0.5
+"""Share of the inputs that conditioning augmentation changes."""
 
 
 class TokenBatch(NamedTuple):
@@ -48,6 +52,12 @@ class ImageBatches:
 
     `flip` mirrors half of the images. `crop_share`, in [0, 1], is the share of random crops (`FaceTask.random_crop`) of
     the pictures `large`, uint8 [M, S, S, 3].
+
+    With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
+    (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation", section
+    4): they lie between the true input and one of the pictures `drawn`, and have noise. An array of `drawn`, uint8
+    [M, h, w, C], has the pictures that were drawn for the first M images. `input_noise` is the noise's largest standard
+    deviation in grey levels.
     """
 
     low: np.ndarray
@@ -57,6 +67,8 @@ class ImageBatches:
     flip: bool = True
     large: np.ndarray | None = None
     crop_share: float = 0.0
+    drawn: Sequence[np.ndarray] = ()
+    input_noise: float = 0.0
     unit: str = "images"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
@@ -77,7 +89,7 @@ class ImageBatches:
 
     def digest(self) -> str:
         """Return a digest of the images."""
-        arrays = [array for array in (self.low, self.high, self.large) if array is not None]
+        arrays = [array for array in (self.low, self.high, self.large, *self.drawn) if array is not None]
         return digest_of(np.ascontiguousarray(array) for array in arrays)
 
     def _pair(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +99,31 @@ class ImageBatches:
         mirrored = self.flip and rng.random() < 0.5
         if self.large is not None and rng.random() < self.crop_share:
             high, low = FaceTask(len(low), len(high)).random_crop(self.large[index % len(self.large)], rng)
+        elif (self.drawn or self.input_noise) and rng.random() < AUGMENTED_SHARE:
+            low, high = self._augmented(low, high, index, rng)
         return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
+
+    def _augmented(
+        self, low: np.ndarray, high: np.ndarray, index: int, rng: np.random.Generator,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        change = rng.normal(0, self.input_noise * rng.random(), low.shape)
+        pictures = [array[index] for array in self.drawn if index < len(array)]
+        if pictures:
+            change += rng.random() * (pictures[rng.integers(len(pictures))] - low.astype(float))
+        return changed_pair(high, change)
+
+
+def changed_pair(high: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Change an image, uint8 [H, W, C], by float64 [h, w, C], enlarged; return it reduced to [h, w, C], and itself.
+
+    The finest detail of the image, which its reduction lacks, remains. The enlargement is smooth, since the edges of
+    cells would be new detail.
+    """
+    wide = functional.interpolate(
+        torch.from_numpy(change).permute(2, 0, 1).unsqueeze(0), high.shape[:2], mode="bicubic", align_corners=False)
+    changed = high + wide[0].permute(1, 2, 0).numpy()  # [H, W, C]
+    changed = np.clip(np.rint(changed), 0, 255).astype(np.uint8)
+    return area_reduce(changed, *change.shape[:2], is_reduced=True), changed
 
 
 class DistilBatches:

@@ -22,7 +22,7 @@ from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 from superres.tasks import translation
-from superres.tasks.face_data import read_faces
+from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.corpora import CORPORA, Corpus, Stage
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
@@ -175,7 +175,7 @@ def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str)
 def train_recipe(
     recipe: Recipe, data: Path, output: Path, dev: Path | None, stop: Stop,
     report: Callable[[str, dict[str, float]], None], more: Path | None = None, start: Path | None = None,
-    crops: Path | None = None,
+    crops: Path | None = None, drawn: tuple[Path, ...] = (),
 ) -> bool:
     """Train all stages of a recipe, each in the folder `output / <name of the stage>`; skip finished stages.
 
@@ -208,7 +208,8 @@ def train_recipe(
                       start if entry.start is None else output / entry.start / "checkpoint", recipe.preset, heads,
                       head_layer=entry.head_layer, vocabulary=vocabulary,
                       more=(more,) if more is not None and entry.reads_more else (), copies=entry.copies or 1,
-                      reverse=entry.reverse != (entry.start in backward), crops=crops, stages=dict(trained))
+                      reverse=entry.reverse != (entry.start in backward), crops=crops, drawn=drawn,
+                      stages=dict(trained))
         with processes.main_process_first():
             ready = _with_decoded(stage, entry, output, recipe.decode_batch, stop, entry_report)
         if ready is None or not train_stage(ready, stop, entry_report):
@@ -229,6 +230,7 @@ def _with_decoded(
         own = stage.output / "own"
         upscaler = Upscaler.load(stage.start)
         pairs = read_faces(stage.data, upscaler.face_task, "train", entry.own_images)
+        pairs = mixed_inputs(pairs, [read_drawn(path, pairs) for path in stage.drawn])
         exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -73,6 +74,8 @@ class TrainConfig(Config):
     crop_share: float | None = setting(
         None, "Share of random crops among the images, in [0, 1], for --data with larger pictures, or --crops.", "S",
         unset="0.5 with larger pictures, otherwise 0")
+    input_noise: float = setting(0.0, "Faces: largest standard deviation of noise on half of the inputs, in grey "
+                                 "levels; try 6 for a later stage of a cascade.", "L")
     weight_decay: float = 0.01
     clip: float = 1.0
     ema_decay: float = 0.999
@@ -100,6 +103,7 @@ class TrainConfig(Config):
                 "endless training has no length; leave steps and minutes out" if self.endless else
                 "give the length of training as either steps or minutes")
         require(all(length > 0 for length in lengths), f"the length of training must be positive, not {lengths}")
+        require(0 <= self.input_noise < math.inf, f"input_noise must be at least 0, not {self.input_noise!r}")
         require(self.crop_share is None or 0 <= self.crop_share <= 1,
                 f"crop_share must be in [0, 1], not {self.crop_share!r}")
         taught = self.stage in ("base", "distil") and self.trains_base and not self.label_smoothing

@@ -309,7 +309,7 @@ class Trainer:
                                       "repeat those or choose a new run folder")
         for name, now in self.origin.items():
             if (before := document.get(name, now)) != now:  # older states have no digests
-                options = {"start_digest": "--start", "data_digest": "--data, --own or --crops"}[name]
+                options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}[name]
                 raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, {now} "
                                       "now); repeat the first or choose a new run folder")
         for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
