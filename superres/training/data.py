@@ -55,7 +55,7 @@ class ImageBatches:
 
     With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
     (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation", section
-    4): they lie between the true input and one of the pictures `drawn`, and have noise. An array of `drawn`, uint8
+    3): they lie between the true input and one of the pictures `drawn`, and have noise. An array of `drawn`, uint8
     [M, h, w, C], has the pictures that were drawn for the first M images. `input_noise` is the noise's largest standard
     deviation in grey levels.
     """
