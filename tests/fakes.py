@@ -58,6 +58,10 @@ class FakeUpscaled:
     traces: list
     seconds: float
 
+    @property
+    def stages(self):
+        return [self]
+
 
 @dataclass(frozen=True)
 class Waiting:

@@ -143,7 +143,7 @@ def test_evaluate_prints_json_alone_on_standard_output_and_scores_the_likelihood
     whole = json.loads(captured.out)
     assert captured.err == ""
     assert whole["images"] == 2
-    assert set(whole["methods"]) == {"nearest", "bicubic", "greedy", "blockwise"}
+    assert set(whole["methods"]) == {"nearest", "bicubic", "lanczos", "greedy", "blockwise"}
     monkeypatch.setattr(FakeUpscaler, "__call__", None)  # nothing is decoded
     assert run([*words, "--likelihood-only", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -151,7 +151,9 @@ def test_evaluate_prints_json_alone_on_standard_output_and_scores_the_likelihood
     assert report["bits_per_dim"] > 0
     assert report.items() <= whole.items()
     assert run([*words, "--likelihood-only"]) == 0
-    assert f"bits/dim {report['bits_per_dim']:.3f} (95 % interval" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"bits/dim {report['bits_per_dim']:.3f} (95 % interval" in shown
+    assert "bytes per picture: p1" in shown
 
 
 def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):
@@ -161,7 +163,7 @@ def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, d
     assert captured.out == ""
     assert "bicubic" in captured.err
     with Image.open(sheet) as image:
-        assert image.size == (4 * 128, 3 * 128 + 16)  # input, bicubic, blockwise, truth
+        assert image.size == (5 * 128, 3 * 128 + 16)  # input, bicubic, Lanczos, blockwise, truth
 
 
 @pytest.mark.slow

@@ -1,13 +1,22 @@
+import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import TOKENS, FakeUpscaler
+import torch
+from fakes import TINY, TOKENS, FakeUpscaler, random_model
+from PIL import Image
 
+from superres import load
+from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.evaluation.compression import FORMATS, file_sizes, smallest_file
 from superres.evaluation.pictures import (
     agreement,
+    bytes_text,
+    compared_scores,
     consistency,
     consistency_scores,
     decode_interleaved,
@@ -15,8 +24,10 @@ from superres.evaluation.pictures import (
     evaluate_likelihood,
     half_width,
     likelihood_text,
+    picture_scores,
     psnr,
     report_table,
+    ssim,
 )
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce, enlarge
@@ -49,11 +60,40 @@ def test_consistency_is_zero_for_an_exact_enlargement_and_the_shift_in_grey_leve
 def test_lr_psnr_pools_all_inputs_and_is_absent_if_every_image_reduces_to_its_input():
     sources = np.full((2, 8, 8, 3), 50, np.uint8)
     assert consistency_scores(constant(50), sources) == {
-        "consistency_rmse": 0, "lr_psnr": None, "consistent_images": 1}
+        "consistency_rmse": 0, "consistency_rmse_half_width": 0, "lr_psnr": None, "lr_psnr_half_width": None,
+        "consistent_images": 1}
     sources[1] = 53
     scores = consistency_scores(constant(50), sources)
     assert scores["lr_psnr"] == pytest.approx(10 * np.log10(255**2 / 4.5))
     assert (scores["consistency_rmse"], scores["consistent_images"]) == (1.5, 0.5)
+
+
+def test_the_interval_of_lr_psnr_is_that_of_its_mean_squared_error():
+    sources = np.full((40, 8, 8, 3), 50, np.uint8)
+    sources += np.arange(40, dtype=np.uint8)[:, None, None, None] % 2
+    scores = consistency_scores(constant(53, 40), sources)  # squared errors 9 and 4
+    half = half_width(np.array([9.0, 4.0] * 20))
+    ends = [10 * np.log10(255**2 / (6.5 + sign * half)) for sign in (-1, 1)]
+    assert scores["lr_psnr_half_width"] == pytest.approx((ends[0] - ends[1]) / 2, rel=0.02)
+
+
+def test_differences_from_lanczos_are_paired_and_have_narrower_intervals_than_the_scores(pairs):
+    truth = np.stack([constant(value, 1)[0] for value in (20, 60, 100, 140, 180)])
+    noise = np.random.default_rng(1).integers(1, 40, (5, 1, 1, 1))
+    pictures = {"lanczos": (truth + noise).astype(np.uint8), "half the error": (truth + noise / 2).astype(np.uint8)}
+    scores = compared_scores(pictures, FacePairs(truth, area_reduce(truth, 8, 8), pairs.ids))
+    better, other = psnr(pictures["half the error"], truth), psnr(pictures["lanczos"], truth)
+    assert scores["half the error"]["psnr_above_lanczos"] == pytest.approx((better - other).mean())
+    assert scores["half the error"]["psnr_above_lanczos_half_width"] == half_width(better - other)
+    assert half_width(better - other) < half_width(better)
+    assert not any("above" in name for name in scores["lanczos"])
+
+
+def test_samples_of_the_same_input_do_not_narrow_the_interval(pairs):
+    images = enlarge(pairs.lr, "bicubic", 32)
+    often = FacePairs(pairs.hr.repeat(4, axis=0), pairs.lr.repeat(4, axis=0), pairs.ids.repeat(4))
+    assert picture_scores(images.repeat(4, axis=0), often, 4) == pytest.approx(picture_scores(images, pairs))
+    assert picture_scores(images, pairs)["ssim_half_width"] == half_width(ssim(images, pairs.hr))
 
 
 def test_agreement_pools_errors_so_that_one_identical_pair_does_not_hide_the_others():
@@ -81,7 +121,7 @@ def test_report_holds_every_score_and_is_strict_json(pairs):
     report, pictures = evaluate_images(pairs, FakeUpscaler(), decode, batch_size=3)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     methods, greedy = report["methods"], report["methods"]["greedy"]
-    assert list(pictures) == list(methods) == ["nearest", "bicubic", "greedy", "blockwise"]
+    assert list(pictures) == list(methods) == ["nearest", "bicubic", "lanczos", "greedy", "blockwise"]
     assert methods["blockwise"]["mean_accepted_block_size"] == TOKENS / 308
     assert (greedy["mean_accepted_block_size"], greedy["model_calls_per_image"]) == (1, TOKENS + 1)
     assert greedy["psnr"] == pytest.approx(psnr(pictures["nearest"], pairs.hr).mean())
@@ -90,7 +130,11 @@ def test_report_holds_every_score_and_is_strict_json(pairs):
     assert report["agreement"]["identical_images"] == 1
     assert report["bits_per_dim"] < report["bits_per_dim_wrong_input"]
     assert report["config"]["block_size"] == 10
-    assert all(method in report_table(report) for method in pictures)
+    assert "stages" not in report
+    table = report_table(report)
+    assert all(method in table for method in pictures)
+    assert f"{greedy['psnr']:.2f} +-{greedy['psnr_half_width']:.2f}" in table
+    assert max(len(line) for line in table.splitlines() if line not in report["left_out"]) <= 120
 
 
 class KnownLikelihood(FakeUpscaler):
@@ -111,6 +155,62 @@ def test_the_likelihood_is_scored_over_all_images_without_decoding(pairs):
     assert likelihood_text(report) == "bits/dim 3.000 (95 % interval +-1.963)"
     assert upscaler.batches == []
     assert half_width(np.array([1.0])) is None
+    assert half_width(np.array([1.0, np.inf])) is None
+    sizes = report["bytes_per_picture"]
+    assert sizes["p1"] == 3 * TOKENS / 8
+    assert sizes["p1_and_input"] == pytest.approx(3 * TOKENS / 8 + file_sizes(pairs.lr, "webp").mean())
+    assert f"p1 {sizes['p1']:,.0f} +-{sizes['p1_half_width']:,.0f}, and its input as WebP" in bytes_text(report)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_files_are_lossless_and_smaller_for_smooth_pictures(form, pairs):
+    smooth = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None], (32, 32, 3))
+    for image in (pairs.hr[0], smooth):
+        with Image.open(io.BytesIO(smallest_file(image, form))) as file:
+            np.testing.assert_array_equal(np.asarray(file), image)
+    assert len(smallest_file(smooth, form)) < 300 < TOKENS < file_sizes(pairs.hr, form).min()
+
+
+@pytest.fixture
+def cascade(tmp_path):
+    """A cascade of networks with random weights and several heads, from 3 to 6 to 12 pixels."""
+    for name, source, target in (("small", 3, 6), ("large", 6, 12)):
+        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
+        save_checkpoint(random_model(network, dtype=torch.float32), tmp_path / name)
+    (tmp_path / "cascade").mkdir()
+    (tmp_path / "cascade" / "config.json").write_text(
+        json.dumps({"format_version": 1, "stages": ["small", "large"]}))
+    return load(tmp_path / "cascade", device="cpu")
+
+
+def test_a_cascade_is_scored_whole_and_by_stage(cascade, rng):
+    hr = rng.integers(0, 256, (3, 12, 12, 3), np.uint8)
+    pairs = FacePairs(hr, area_reduce(hr, 3, 3), np.arange(3, dtype=np.int32))
+    report, pictures = evaluate_images(pairs, cascade, DecodeConfig(consistent=True), batch_size=2)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert list(pictures) == ["nearest", "bicubic", "lanczos", "greedy", "blockwise", "6x6 by lanczos"]
+    drawn = cascade(pairs.lr, DecodeConfig(consistent=True))
+    np.testing.assert_array_equal(pictures["6x6 by lanczos"], enlarge(drawn.earlier.images, "lanczos", 12))
+    assert (report["methods"]["blockwise"]["consistent_images"], report["agreement"]["identical_images"]) == (1, 1)
+    whole, stages = report["methods"]["greedy"], report["stages"]["greedy"]
+    calls = {size: stage["model_calls_per_image"] for size, stage in stages.items()}
+    assert calls == {"6x6": 6 * 6 * 3 + 1, "12x12": 12 * 12 * 3 + 1}
+    assert whole["model_calls_per_image"] == sum(calls.values())
+    assert whole["seconds_per_image"] == pytest.approx(sum(stage["seconds_per_image"] for stage in stages.values()))
+    assert all(stage["seconds_per_image"] > 0 for stage in stages.values())
+    table = report_table(report)
+    assert "greedy, 6x6" in table
+    assert max(len(line) for line in table.splitlines() if line not in report["left_out"]) <= 120
+
+
+def test_every_stage_of_a_cascade_uses_all_its_heads(cascade, rng):
+    hr = rng.integers(0, 256, (2, 12, 12, 3), np.uint8)
+    pairs = FacePairs(hr, area_reduce(hr, 3, 3), np.arange(2, dtype=np.int32))
+    everything = DecodeConfig(accept="distance", epsilon=255)
+    stages = evaluate_images(pairs, cascade, everything, greedy=False)[0]["stages"]["blockwise"]
+    heads = TINY.prediction_heads
+    assert {size: stage["mean_accepted_block_size"] for size, stage in stages.items()} == {
+        size: pytest.approx(tokens / np.ceil(tokens / heads)) for size, tokens in (("6x6", 108), ("12x12", 432))}
 
 
 def test_without_greedy_nothing_is_decoded_greedily(pairs):

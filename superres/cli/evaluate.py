@@ -42,7 +42,8 @@ Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs
 Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; samples of the same input are scored "
                                 "together.")]
 Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
-LikelihoodOnly = Annotated[bool, Option("--likelihood-only", help="Score bits/dim alone; decode nothing.")]
+LikelihoodOnly = Annotated[bool, Option("--likelihood-only", help="Score bits/dim and bytes per picture alone; "
+                               "decode nothing.")]
 Sheet = Annotated[Path | None, Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
 Beam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N hypotheses per "
                              "sentence; 0 leaves it out.")]
@@ -65,7 +66,8 @@ def images(
 ) -> None:
     """Score upscaling: quality, bits/dim, block size, speed.
 
-    The report compares blockwise decoding with nearest-neighbour and bicubic enlargement and with greedy decoding.
+    The report compares blockwise decoding with nearest-neighbour, bicubic and Lanczos enlargement and with greedy
+    decoding.
     """
     decode = opt.decode_config(context)
     check_split(context, data)
@@ -100,7 +102,7 @@ def images(
 
 def report_likelihood(context: typer.Context) -> None:
     """Run `superres evaluate images --likelihood-only`, which refuses options for decoding."""
-    from superres.evaluation.pictures import evaluate_likelihood, likelihood_text
+    from superres.evaluation.pictures import bytes_text, evaluate_likelihood, likelihood_text
     from superres.tasks.face_data import read_faces
 
     given = context.params
@@ -111,7 +113,7 @@ def report_likelihood(context: typer.Context) -> None:
     pairs = read_faces(given["data"], upscaler.face_task, given["split"], given["limit"])
     report = {**evaluate_likelihood(pairs, upscaler, given["batch_size"]), "device": given["device"]}
     _show(report, f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
-                  f"{likelihood_text(report)}", given["as_json"])
+                  f"{likelihood_text(report)}\n{bytes_text(report)}", given["as_json"])
 
 
 @opt.decoding_command(evaluate_app, TRANSLATION)

@@ -10,8 +10,15 @@ import numpy as np
 from tqdm import tqdm
 
 from superres.config import DecodeConfig
-from superres.evaluation.pictures import mean_squared_error, method_lines, picture_scores, psnr, ssim
-from superres.pipeline.options import resolve_options
+from superres.evaluation.pictures import (
+    mean_squared_error,
+    method_lines,
+    picture_scores,
+    psnr,
+    ssim,
+    stage_options,
+    with_interval,
+)
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
@@ -58,12 +65,11 @@ def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, floa
     count = samples.shape[1]
     every = FacePairs(pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0), pairs.ids.repeat(count))
     flat = samples.reshape(-1, *samples.shape[2:])
-    best = {name: float(measure(flat, every.hr).reshape(-1, count).max(axis=1).mean())
-            for name, measure in (("psnr", psnr), ("ssim", ssim))}
+    psnrs, ssims = (measure(flat, every.hr).reshape(-1, count).max(axis=1) for measure in (psnr, ssim))
     mean = np.rint(samples.mean(axis=1)).astype(np.uint8)
     return {
-        "one sample": picture_scores(flat, every),
-        f"best of {count}": {name: value if np.isfinite(value) else None for name, value in best.items()},
+        "one sample": picture_scores(flat, every, count),
+        f"best of {count}": with_interval("psnr", psnrs) | with_interval("ssim", ssims),
         f"mean of {count}": picture_scores(mean, pairs),
     }
 
@@ -90,7 +96,7 @@ def evaluate_samples(
     Raises:
         ConfigError: `decode` does not sample, or does not match the checkpoint.
     """
-    decode = resolve_options(decode, upscaler, samples)
+    decode = stage_options(decode, upscaler, samples)
     others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
     drawn = np.concatenate([first[:, None], others], axis=1)
     greedy = draw_samples(pairs.lr, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]

@@ -361,11 +361,17 @@ class Upscaler(Pipeline):
         return torch.from_numpy(self.network_task.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
-        """Return the bits per token that p1 needs for each target image, float64 [N].
+        """Return the bits per token of the target, its code length under p1, for each target image, float64 [N].
 
-        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together. A
-        cascade also needs bits for the reduced target, which its last stage enlarges.
+        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together.
+        The code is that of p1 without limits. With limits (`DecodeConfig.consistent`), a target that does not reduce to
+        exactly its source has probability 0, and true pictures seldom do.
 
+        A cascade codes the reduced target first, by its first stages, and then the target given the reduced one, by
+        its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over the tokens of the target. This code
+        can be decoded, so its length is an upper bound of -log2 p(target | source). That probability sums over all
+        pictures between the stages: without limits, the last stage may draw the target from others than the reduced
+        one, too.
         """
         if self.first is None:
             source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))

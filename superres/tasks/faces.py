@@ -26,7 +26,8 @@ Int64 = npt.NDArray[np.int64]
 CHANNELS = 3
 INTENSITIES = 256
 SOURCES = ("auto", "lowres", "photo")
-ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
+ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC,
+                "lanczos": Image.Resampling.LANCZOS}
 SMALLEST_CROP = 0.8  # side of a random crop, over the side of the picture
 CELEBA_ALIGNED = (218, 178)  # height and width of CelebA's aligned pictures
 
