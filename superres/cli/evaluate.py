@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -86,7 +87,8 @@ def images(
     check_samples(decode, samples)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
-    decode = combined(opt.DEFAULTS, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
+    default = dataclasses.replace(opt.DEFAULTS, consistent=upscaler.model_config.consistent)
+    decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.compression import picture_bytes
-from superres.evaluation.perceptual import Scores, perceptual_measures
+from superres.evaluation.perceptual import Scores, fsim
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
 from superres.tasks.face_data import FacePairs
@@ -124,9 +124,9 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def quality(images: Pixels, references: Pixels) -> dict[str, Scores]:
-    """Return each image's scores by name, float64 [N] each, from uint8 [N,H,W,3]: see `perceptual_measures`, too."""
-    measures = {"psnr": psnr, "ssim": ssim, **perceptual_measures()[0]}
-    return {name: measure(images, references) for name, measure in measures.items()}
+    """Return each image's PSNR, SSIM and, with the extra `scores`, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
+    measures = {"psnr": psnr, "ssim": ssim, "fsim": fsim()}
+    return {name: measure(images, references) for name, measure in measures.items() if measure is not None}
 
 
 def picture_scores(images: Pixels, pairs: FacePairs, count: int = 1) -> dict[str, float | None]:
@@ -335,7 +335,6 @@ def evaluate_images(
     pictures.update({f"{stage.size} by {BASELINE}": pairs.task.enlarge(stage.images, BASELINE)
                      for stage in decoded["blockwise"].stages[:-1]})
     report["methods"] = compared_scores(pictures, pairs)
-    report["left_out"] = perceptual_measures()[1]
     for variant, result in decoded.items():
         report["methods"][variant].update(result.statistics())
     if upscaler.face_task.between:
@@ -361,13 +360,13 @@ def report_table(report: dict[str, Any]) -> str:
                   f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}",
                   f"PSNR {score_text(scores, 'psnr_difference', '.3f')} dB above greedy's, "
                   f"PSNR to greedy {number_text(scores['psnr_to_greedy'], 2)} dB"]
-    return "\n".join([*lines, *report["left_out"]])
+    return "\n".join(lines)
 
 
 Methods = dict[str, dict[str, float | None]]
 """Scores by name, by method."""
 
-QUALITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "fsim": ("FSIM", ".4f"), "lpips": ("LPIPS", ".3f")}
+QUALITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "fsim": ("FSIM", ".4f")}
 """Title and form of the scores of `quality`."""
 
 
