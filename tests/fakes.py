@@ -157,9 +157,10 @@ class FakeUpscaler:
         if progress is not None:
             progress(TOKENS // 2, TOKENS)
             progress(TOKENS, TOKENS)
-        whole, rest = divmod(TOKENS, options.block_size)
-        accepted = [options.block_size] * whole + [rest] * (rest > 0)
-        return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources], self.seconds_per_call / options.block_size)
+        size = self.block_size(options)
+        whole, rest = divmod(TOKENS, size)
+        accepted = [size] * whole + [rest] * (rest > 0)
+        return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources], self.seconds_per_call / size)
 
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""

@@ -1,26 +1,32 @@
-"""A cascade: its stages draw what they draw alone, overlap over a stream, and reduce to exactly the input."""
+"""A cascade: its stages draw what they draw alone, take turns over a stream, and reduce to exactly the input."""
 
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
 from fakes import TINY, random_model
+from PIL import Image
+from survey_tools import vote_through
 
 from superres import load
 from superres.checkpoint import save_checkpoint
+from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
 from superres.decoding.sum_limits import Limits
+from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ScoresError
 from superres.pipeline.cascade import stage_traces
 from superres.pipeline.upscaler import Face, Upscaler
+from superres.survey.records import read_votes
+from superres.survey.store import Store
 from superres.tasks.consistency import cell_limits
-from superres.tasks.faces import FaceTask, area_reduce, encode
+from superres.tasks.faces import FaceTask, area_reduce, encode, enlarge
 from superres.web.drawing import unfinished
 from superres.web.photos import Subject
 from superres.web.upscale_tab import frames_html, report_of, results_html
@@ -144,12 +150,15 @@ def test_an_error_of_a_stage_loses_no_picture(stage, cascade, sources, monkeypat
     assert taken | rest == {face.key for face in faces}
 
 
-def test_closing_a_stream_ends_its_thread(cascade, sources):
-    before = threading.active_count()
-    results = cascade.refilled(feed_of(map(Face, sources, range(5))), DecodeConfig(1), 1).run()
-    next(results)
+@pytest.mark.parametrize("side", [2, 4])
+def test_a_stream_takes_few_pictures_ahead_of_those_that_are_complete(side, cascade, rng):
+    faces = iter([Face(one, 0) for one in rng.integers(0, 256, (40, side, side, 3), np.uint8)])
+    decoder = cascade.refilled(feed_of(faces), DecodeConfig(1), 2)
+    results = decoder.run()
+    while not next(results):
+        assert len(decoder.under_way) <= 8
     results.close()
-    assert threading.active_count() == before
+    assert len(list(faces)) >= 30
 
 
 @pytest.mark.parametrize(("stages", "message"), [
@@ -194,3 +203,49 @@ def test_the_page_shows_the_small_picture_and_the_large_one_growing_in_it(cascad
     sample, = report_of(subject, last)["samples"]
     assert [stage["tokens"] for stage in sample["stages"]] == [48, 192]
     assert sample["tokens"] == 240
+
+
+def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade, folder, tmp_path, rng, capsys):
+    photos = rng.integers(0, 256, (4, 8, 8, 3), np.uint8)
+    (tmp_path / "photos").mkdir()
+    for number, photo in enumerate(photos):
+        Image.fromarray(photo).save(tmp_path / "photos" / f"{number}.png")
+    store, votes = tmp_path / "survey.db", tmp_path / "votes.jsonl"
+    assert run(["survey", "create", "study", "--store", str(store), "--images", str(tmp_path / "photos"), "--device",
+                "cpu", "--interpolation", "lanczos", "--gold", "1", "--practice", "0", "--method-a",
+                f"name=large,checkpoint={folder}", "--method-a", f"name=small,checkpoint={folder},size=4", "--method-a",
+                "lanczos", "--method-b", "camera"]) == 0
+    assert "the pictures of small are enlarged to 8x8 by --interpolation lanczos" in capsys.readouterr().err
+    opened = Store(store)
+    study = opened.study("study")
+    expected = cascade(area_reduce(photos, 2, 2))
+    both = [trace for stage in expected.stages for trace in stage.traces]
+    record = study.methods["large"]
+    assert record["mean_accepted_block_size"] == mean_accepted_block_size(both)
+    assert record["stages"] == [{"size": stage.images.shape[1], "mean_accepted_block_size": mean_accepted_block_size(
+        stage.traces)} for stage in expected.stages]
+    assert study.methods["small"]["enlargement"] == "lanczos"
+    pictures = {"large": expected.images, "small": enlarge(expected.earlier.images, "lanczos", 8), "camera": photos,
+                "lanczos": enlarge(area_reduce(photos, 2, 2), "lanczos", 8)}
+    digests = {sha256(picture.tobytes()).hexdigest() for made in pictures.values() for picture in made}
+    vote_through(opened, study)
+    records = [one for one in read_votes(opened, study) if one["kind"] == "main"]
+    assert {one[f"sha256_{side}"] for one in records for side in "ab"} == digests
+    opened.close()
+    assert run(["survey", "export", "study", "--store", str(store), "--output", str(votes), "--format", "jsonl"]) == 0
+    assert run(["survey", "import", str(votes), "--store", str(tmp_path / "other.db")]) == 0
+    other = Store(tmp_path / "other.db")
+    assert other.study("study").methods == study.methods
+    other.close()
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("name=small,size=3,checkpoint={}/cascade", "the method 'small': cascade draws pictures of 4 or 8 pixels, not 3"),
+    ("name=other,checkpoint={}/large", "the method 'other' enlarges 4x4, 'both' 2x2; choose checkpoints of the same"),
+])
+def test_stages_that_cannot_be_compared_are_refused_in_one_line(spec, message, folder, tmp_path, capsys):
+    assert run(["survey", "create", "study", "--store", str(tmp_path / "survey.db"), "--images", str(tmp_path),
+                "--device", "cpu", "--method-a", f"name=both,checkpoint={folder}", "--method-b",
+                spec.format(folder.parent)]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -326,6 +326,21 @@ def test_the_fastest_number_of_threads_is_taken_and_a_busy_machine_forgotten():
     assert trials.rounds == session.ROUNDS
 
 
+def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_one():
+    now, rows = 0.0, 16
+
+    def step(threads):
+        nonlocal now
+        now += rows / threads + 2 * (threads - 1)
+
+    trials = ThreadTrials(2, lambda: now)
+    assert trials.fastest(step, rows) == 2
+    rows = 2
+    trials.fastest(step, rows)
+    rows = 16
+    assert trials.fastest(step, rows) == 2
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"identity_p1": False}, "p1"), ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
 ])

@@ -98,6 +98,17 @@ def test_a_notebook_shows_the_images_with_their_notes(rng, count, size):
     assert len(html) < 400_000
 
 
+def test_a_notebook_shows_the_pictures_of_every_stage_in_whole_pixels(rng):
+    small, large = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (32, 64))
+    html = Upscaled(large, [], 1.5, earlier=Upscaled(small, [], 1.0))._repr_html_()
+    shown = re.findall(r'base64,([^"]+)" width="(\d+)" alt="([^"]+)"', html)
+    assert [(width, alt) for _, width, alt in shown] == [
+        ("192", "2 upscaled pictures of 32x32"), ("256", "2 upscaled pictures of 64x64")]
+    for (png, *_), images in zip(shown, (small, large), strict=True):
+        with Image.open(io.BytesIO(base64.b64decode(png))) as sheet:
+            np.testing.assert_array_equal(np.asarray(sheet), np.concatenate(images, axis=1))
+
+
 def test_a_notebook_shows_translations_as_text():
     texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
     html = Translated(texts, [], [], [], [], 7, 0.25)._repr_html_()
@@ -123,6 +134,7 @@ def test_the_notebook_runs_and_its_outputs_are_committed_and_small(tmp_path):
         assert all(output.output_type != "error" and output.get("name") != "stderr" for output in cell.outputs)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output.data for cell in cells for output in cell.outputs if "data" in output]
-    assert sum("image/png" in data and "<img" in data.get("text/html", "") for data in shown) == 4
+    assert sum("image/png" in data and "<img" in data.get("text/html", "") for data in shown) == 5
     printed = "".join(output.text for cell in cells for output in cell.outputs if output.get("name") == "stdout")
     assert "the same picture: True" in printed
+    assert "the same small picture: True" in printed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,27 @@ def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoi
     assert killed
     assert (summary.done, summary.failed) == (local.done, local.failed) == (26, 1)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("size", [None, 32])
+def test_a_cascade_ends_as_it_does_without_ray(cluster, checkpoint, faces, tmp_path, size):
+    save_checkpoint(EncoderDecoder(replace(TINY, source_shape=(32, 32, 3), target_shape=(64, 64, 3))),
+                    checkpoint.parent / "large")
+    (checkpoint.parent / "both").mkdir(exist_ok=True)
+    stages = {"format_version": 1, "stages": [checkpoint.name, "large"]}
+    (checkpoint.parent / "both" / "config.json").write_text(json.dumps(stages))
+    whole = Upscaler.load(checkpoint.parent / "both", "cpu", "plain")
+    upscaler = whole if size is None else whole.at_size(size)
+    pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(faces / "1" / "between.png")
+    options, local = (BatchOptions(tmp_path / name, recursive=True, keep_tree=True) for name in ("out", "whole"))
+    upscale_files(plan([faces], local), upscaler, local, DECODE)
+    of_cascade = dataclasses.replace(cluster, checkpoint=str(checkpoint.parent / "both"))
+    summary = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, of_cascade, block=9)
+    assert (summary.done, summary.failed) == (27, 1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert {row["tokens"] for row in rows if "between" in row["input"]} == {3072 if size else 12288}
 
 
 def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, checkpoint, faces, tmp_path):

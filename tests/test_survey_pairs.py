@@ -91,7 +91,7 @@ def test_shuffled_tiles_are_the_same_pixels_in_another_order(rng):
             shuffle_tiles(np.full((size, size, 3), 7, np.uint8), rng)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bicubic", "lanczos"])
 def test_all_pictures_of_a_size_become_the_same_number_of_bytes_without_metadata(rng, interpolation):
     flat, noise = np.zeros((32, 32, 3), np.uint8), rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
     first, second = (display_png(encode_png(picture), 8, interpolation) for picture in (flat, noise))

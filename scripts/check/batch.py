@@ -4,10 +4,12 @@
     python scripts/check/batch.py points --faces 20        # decoding replaced by enlarging
     python scripts/check/batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check/batch.py ray    --faces 20000 --checkpoint tiny
+    python scripts/check/batch.py kills  --faces 1000 --checkpoint celeba-8to64 --start 10
     python scripts/check/batch.py disc                     # as root: mounts a small tmpfs
     python scripts/check/batch.py memory --faces 100000    # decoding replaced by enlarging
 
-The script creates the checkpoint "tiny", a random network. Every command exits with 1 if a check fails.
+The script creates the checkpoint "tiny", a random network. For a cascade, every tenth face has the size of the last
+stage's input. Every command exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -36,16 +38,17 @@ import psutil
 from PIL import Image
 
 from superres.config import ModelConfig
+from superres.tasks.faces import FaceTask
 
 RUN = [sys.executable, "-c", "from superres.cli.main import main; main()", "upscale"]
 TESTS = str(Path(__file__).resolve().parents[2] / "tests")
-SHAPE = ModelConfig().source_shape
+TASK = FaceTask.of(ModelConfig())
 BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
 
 
-def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) -> int:
-    """Write inputs of the network in a tree, with ten kinds of broken files, and return the number of inputs."""
-    draw = np.random.default_rng(seed)
+def make_faces(folder: Path, count: int, task: FaceTask = TASK, broken: float = 0.01, seed: int = 0) -> int:
+    """Write inputs of the stages in a tree, with ten kinds of broken files, and return the number of inputs."""
+    draw, sides = np.random.default_rng(seed), (task.source, *task.between)
     for number in range(count):
         place = folder / f"{number % 97:02d}" / f"ordner ä {number % 7}"
         if number % 1000 == 500:
@@ -58,7 +61,8 @@ def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) ->
             name = name + "ü" * 119 + "x"  # 246 bytes, 250 with the suffix
         elif number % 500 == 2:
             name += "日本語 'quoted' \\"
-        pixels = draw.integers(0, 256, SHAPE, np.uint8) if number % 50 else np.full(SHAPE, 90, np.uint8)
+        shape = (side := sides[-1] if number % 10 == 3 else task.source), side, 3
+        pixels = draw.integers(0, 256, shape, np.uint8) if number % 50 else np.full(shape, 90, np.uint8)
         path = place / f"{name}.png"
         if draw.random() < broken:
             break_face(path, BROKEN[number % len(BROKEN)], pixels)
@@ -91,7 +95,7 @@ def break_face(path: Path, kind: str, pixels: np.ndarray) -> None:
     elif kind == "small":
         Image.new("RGB", (3, 3)).save(path)
     elif kind == "float":
-        Image.fromarray(np.zeros(SHAPE[:2], np.float32)).save(path, "TIFF")
+        Image.fromarray(np.zeros(pixels.shape[:2], np.float32)).save(path, "TIFF")
     elif kind == "link":
         path.symlink_to(path.parent / "nowhere.png")
     else:
@@ -114,8 +118,8 @@ def make_checkpoint(folder: Path) -> str:
 
 
 def command(folder: Path, output: Path, checkpoint: str, *more: str) -> list[str]:
-    """Return the command of a run that accepts all proposals, so that "tiny" decodes in 12 iterations."""
-    accept = ["--accept", "distance", "--epsilon", "255"]
+    """Return the command of a run; "tiny" accepts all proposals, so that it decodes in 12 iterations."""
+    accept = ["--accept", "distance", "--epsilon", "255"] if Path(checkpoint).name == "tiny" else []
     return [*RUN, str(folder), "--recursive", "--keep-tree", "--output", str(output), "--checkpoint", checkpoint,
             *accept, *more]
 
@@ -146,6 +150,11 @@ def compare(wanted: dict[str, Any], found: dict[str, Any], inputs: int, what: st
     return same and rows and once
 
 
+def count_rows(manifest: Path) -> int:
+    """Return the number of rows of a manifest, 0 if there is none yet."""
+    return manifest.read_bytes().count(b"\n") if manifest.exists() else 0
+
+
 def watch(words: list[str], seconds: float | None = None, quiet: bool = True) -> tuple[int | None, list[float]]:
     """Run a command, kill it after `seconds` if given, and return its exit code and its memory over time."""
     with subprocess.Popen(words, stderr=subprocess.DEVNULL if quiet else None) as process:
@@ -169,8 +178,10 @@ def describe_memory(memory: list[float]) -> str:
 
 def undisturbed(work: Path, arguments: argparse.Namespace) -> tuple[int, str, dict[str, Any], float]:
     """Make the faces and upscale them once without interruption."""
-    inputs = make_faces(work / "faces", arguments.faces)
+    from superres.pipeline.auto import face_task
+
     checkpoint = make_checkpoint(work / "tiny") if arguments.checkpoint == "tiny" else arguments.checkpoint
+    inputs = make_faces(work / "faces", arguments.faces, face_task(checkpoint))
     started = time.monotonic()
     code, memory = watch(command(work / "faces", work / "whole", checkpoint))
     seconds = time.monotonic() - started
@@ -191,9 +202,7 @@ def kills(work: Path, arguments: argparse.Namespace) -> bool:
             shutil.rmtree(work / "out")
             continue
         done += 1
-        manifest = work / "out" / "manifest.jsonl"
-        rows = manifest.read_bytes().count(b"\n") if manifest.exists() else 0
-        print(f"kill {done}: {rows} rows", flush=True)
+        print(f"kill {done}: {count_rows(work / 'out' / 'manifest.jsonl')} rows", flush=True)
     code, memory = watch(words, quiet=False)
     print(f"the last run: code {code}, {describe_memory(memory)}")
     return compare(wanted, fingerprint(work / "out"), inputs, f"{done} kills")
@@ -219,7 +228,7 @@ def ray(work: Path, arguments: argparse.Namespace) -> bool:
         killed = None
         while process.poll() is None:
             manifest = work / "out" / "manifest.jsonl"
-            if killed is None and manifest.exists() and manifest.stat().st_size > 200_000:
+            if killed is None and count_rows(manifest) > inputs // 20:
                 killed = kill_actor(process.pid)
                 print(f"killed actor {killed}", flush=True)
             time.sleep(0.2)

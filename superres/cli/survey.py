@@ -32,9 +32,10 @@ SETTINGS = StudySettings()
 StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
 StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE, help="SQLite file, or a "
                                       "database URL such as postgresql://user@host/name.")]
-MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, bicubic, "
-                                      "nearest, or settings such as name=k6,accept=distance,epsilon=2,block_size=6 "
-                                      "(also checkpoint=DIR). Repeat the option for several comparisons.")]
+MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, lanczos, "
+                                      "bicubic, nearest, or settings such as name=k6,accept=distance,epsilon=2,"
+                                      "block_size=6 (also checkpoint=DIR, and size=N for a stage of a cascade). Repeat "
+                                      "the option for several comparisons.")]
 MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all.")]
 ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
                                            "camera: .npz, folder of images or CelebA root.")]
@@ -136,7 +137,8 @@ def create(
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     opened = Store(store, create=True)
     require(study not in opened.studies(), f"the study {study!r} exists in {store} already; choose another name")
-    compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device)
+    compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
+                                settings.interpolation)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     counts = Counter(pair.kind for pair in made)

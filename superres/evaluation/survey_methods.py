@@ -3,19 +3,22 @@
 One argument of the command line, SPEC, describes a method:
 
     camera                                            the photographs of --images
-    nearest | bicubic                                 enlargements of the inputs
+    nearest | bicubic | lanczos                       enlargements of the inputs
     FOLDER                                            finished pictures; the folder's name is the name of the method
     name=ours,folder=FOLDER                           finished pictures under another name
     name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
     name=both,checkpoint=DIR,block_size=6             pictures of another checkpoint
+    name=small,checkpoint=DIR,size=N                  those of the stage of a cascade that draws N x N pixels
 
-Colons join several numbers of a setting: temperature=0.9:0.7:0.7.
+Colons join several numbers of a setting: temperature=0.9:0.7:0.7. The pictures of a study have the size of the largest
+checkpoint's outputs. Smaller ones are enlarged to it as the study's page enlarges pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from superres.batch.inputs import list_inputs
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, resolve_options
 from superres.survey.pairs import ComparedMethods, Method, choose_images, compare_methods, same_size
@@ -40,15 +43,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a method: a folder, an enlargement ("nearest" or "bicubic"), `CAMERA`, or a checkpoint.
+    """Specification of a method: a folder, a name in ENLARGEMENTS, `CAMERA`, or a checkpoint.
 
-    `checkpoint` is a bundled name, folder or hub id. `settings` are decoding settings that differ from its defaults.
+    `checkpoint` is a bundled name, folder or hub id. `size` is the side of its pictures in pixels; None for that of its
+    last stage. `settings` are decoding settings that differ from its defaults.
     """
 
     name: str
     folder: Path | None = None
     enlargement: str | None = None
     checkpoint: str | None = None
+    size: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -62,7 +67,7 @@ def parse_spec(text: str) -> Spec:
         return Spec(Path(text).resolve().name, folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
     values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
-    known = ("name", "folder", "checkpoint", *SETTINGS)
+    known = ("name", "folder", "checkpoint", "size", *SETTINGS)
     unknown = sorted(set(values) - set(known))
     require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
                          "(join the numbers of one setting by colons)")
@@ -75,9 +80,10 @@ def parse_spec(text: str) -> Spec:
         return Spec(name or Path(folder).resolve().name, folder=Path(folder))
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
+    size = Setting("", kind=int).read("size", values.pop("size")) if "size" in values else None
     settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key, value in values.items()}
     DecodeConfig(**settings)
-    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, settings=settings)
+    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, size=size, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -132,12 +138,14 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
 
 def make_comparisons(
     specs_a: Sequence[Spec], specs_b: Sequence[Spec], path: Path | None, count: int | None, seed: int, batch_size: int,
-    device: str,
+    device: str, interpolation: str,
 ) -> list[ComparedMethods]:
     """Return the compared methods with their pictures; all specifications are checked before the first decoding.
 
     There are as many specifications a as b, or one list has a single method, with which all others are compared. `path`
     has the images for methods that are no folders. `count` is the size of a random sample of them; None for all.
+    Decoded pictures that are smaller than those of another checkpoint are enlarged by `interpolation`, a name in
+    ENLARGEMENTS.
 
     Raises:
         ConfigError: the comparisons or their settings are not valid, or a method needs `path`.
@@ -151,12 +159,12 @@ def make_comparisons(
                 f"two different methods are named {spec.name!r}; tell them apart with name=")
         require(spec.folder is not None or path is not None,
                 f"the method {spec.name!r} makes pictures of images; give --images")
-    task = _task_of(specs.values())
+    loaded: dict[str, Upscaler] = {}
+    decoders = {spec.name: _load(spec, device, loaded) for spec in specs.values() if spec.checkpoint is not None}
+    task = _common_task({name: upscaler.face_task for name, (upscaler, _) in decoders.items()})
     images = Images({}, {}, task) if path is None else read_images(path, task)
     folders = {spec.name: read_folder(spec.folder) for spec in specs.values() if spec.folder is not None}
     names = _shared_names(folders, images.sources if len(folders) < len(specs) else None)
-    loaded: dict[str, Upscaler] = {}
-    decoders = {spec.name: _load(spec, task, device, loaded) for spec in specs.values() if spec.checkpoint is not None}
     chosen = names if count is None else choose_images(names, count, seed)
 
     def render(spec: Spec) -> Method:
@@ -171,20 +179,29 @@ def make_comparisons(
                 made, record = [*task.enlarge(sources, spec.enlargement)], {"enlargement": spec.enlargement}
             else:
                 made, record = _decode(spec.name, *decoders[spec.name], sources, batch_size)
+                if len(made[0]) != task.target:
+                    made, record["enlargement"] = [*task.enlarge(np.stack(made), interpolation)], interpolation
+                    say(f"the pictures of {spec.name} are enlarged to {task.target_size} by --interpolation "
+                        f"{interpolation}")
         return Method(spec.name, dict(zip(chosen, made, strict=True)), record)
 
     methods = {name: render(spec) for name, spec in specs.items()}
     return compare_methods([methods[spec.name] for spec in specs_a], [methods[spec.name] for spec in specs_b])
 
 
-def _task_of(specs: Iterable[Spec]) -> FaceTask:
-    """Return the sizes of the first checkpoint; those of a network by default if there is none."""
-    for spec in specs:
-        if spec.checkpoint is not None:
-            from superres.pipeline.auto import face_task
+def _common_task(tasks: dict[str, FaceTask]) -> FaceTask:
+    """Return the sizes of a study's images, those of the largest outputs in `tasks`, the sizes of each checkpoint.
 
-            return face_task(spec.checkpoint)
-    return FaceTask.of(ModelConfig())
+    Without a checkpoint, they are those of a network by default. Even pictures of the size between two stages are
+    reduced to the input, so that all images are of one kind.
+    """
+    if not tasks:
+        return FaceTask.of(ModelConfig())
+    name, largest = max(tasks.items(), key=lambda item: item[1].target)
+    for other, task in tasks.items():
+        require(task.source == largest.source, f"the method {other!r} enlarges {task.source_size}, {name!r} "
+                f"{largest.source_size}; choose checkpoints of the same input size")
+    return replace(largest, between=())
 
 
 def _shared_names(folders: dict[str, dict[str, Pixels]], sources: dict[str, Pixels] | None) -> list[str]:
@@ -214,33 +231,40 @@ def _photographs(images: Images, names: Sequence[str]) -> list[Pixels]:
     return [images.photographs[name] for name in names]
 
 
-def _load(spec: Spec, task: FaceTask, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscaler, DecodeConfig]:
-    """Return the checkpoint of a method, from `loaded` if it is there, and its complete decoding settings."""
+def _load(spec: Spec, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscaler, DecodeConfig]:
+    """Return the checkpoint of a method, from `loaded` if it is there, and its decoding settings."""
     from superres.pipeline.upscaler import Upscaler
 
     name = str(spec.checkpoint)
     if name not in loaded:
         loaded[name] = Upscaler.load(name, device)
-    here = loaded[name].face_task
-    require(here == task, f"the method {spec.name!r} enlarges {here.source_size} to {here.target_size}, another "
-                          f"{task.source_size} to {task.target_size}; choose checkpoints of the same sizes")
     try:
-        options = loaded[name].options(**spec.settings)
+        upscaler = loaded[name] if spec.size is None else loaded[name].at_size(spec.size)
+        options = upscaler.options(**spec.settings)
+        resolve_options(options, upscaler)  # refuses what the checkpoint does not support
+        return upscaler, options
     except ConfigError as error:
         raise ConfigError(f"the method {spec.name!r}: {error}") from error
-    return loaded[name], resolve_options(options, loaded[name])
 
 
 def _decode(
     name: str, upscaler: Upscaler, options: DecodeConfig, sources: Pixels, batch_size: int,
 ) -> tuple[list[Pixels], dict[str, Any]]:
-    """Decode `sources`, uint8 [N, source, source, 3]; return the pictures and their record."""
+    """Decode `sources`, uint8 [N, source, source, 3]; return the pictures and their record.
+
+    The record has the mean accepted block size of all stages together, and in "stages" that of each.
+    """
     from superres.decoding.trace import mean_accepted_block_size
 
     starts = tqdm(range(0, len(sources), batch_size), f"decoding {printable(name)}", unit="batch", disable=None)
     batches = (sources[start:start + batch_size] for start in starts)
     results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) for batch in batches]
-    traces = [trace for result in results for trace in result.traces]
-    record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "config": options.to_dict(),
-              "mean_accepted_block_size": mean_accepted_block_size(traces)}
+    stages = [[trace for result in parts for trace in result.traces]
+              for parts in zip(*(result.stages for result in results), strict=True)]
+    record = {"checkpoint": upscaler.name, "revision": upscaler.revision,
+              "config": resolve_options(options, upscaler).to_dict(),
+              "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
+    if len(stages) > 1:
+        record["stages"] = [{"size": part.images.shape[1], "mean_accepted_block_size": mean_accepted_block_size(traces)}
+                            for part, traces in zip(results[0].stages, stages, strict=True)]
     return [picture for result in results for picture in result.images], record

@@ -1,8 +1,8 @@
-"""Cascades: the network of an upscaler enlarges the pictures that another upscaler draws, in two threads."""
+"""Cascades: the network of an upscaler enlarges the pictures that another upscaler draws, in turns."""
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,6 @@ import torch
 from superres.decoding.batching import Feed, RefilledDecoder, Result
 from superres.decoding.noise import part_keys
 from superres.decoding.trace import RowTrace
-from superres.pipeline.feed_queue import FeedQueue
 from superres.tasks.faces import FaceTask
 
 
@@ -62,7 +61,11 @@ def next_keys(keys: Sequence[int]) -> list[int]:
 
 
 class CascadeDecoder:
-    """A `StreamDecoder` of two stages; the first one decodes in a thread of its own, ahead of the last one."""
+    """A `StreamDecoder` of two stages that decode in turns, each with all threads of the machine.
+
+    Two stages at the same time would share the threads, and need different shares in the course of a batch. Whenever no
+    picture waits for the last stage, the first stage draws the next ones.
+    """
 
     def __init__(
         self, feed: Feed[Any], first: Callable[[Feed[Any]], StreamDecoder],
@@ -73,68 +76,67 @@ class CascadeDecoder:
         Args:
             feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`. Those whose pictures have
                 the size of the first stage's outputs go to the last stage at once.
-            first: makes the decoder of the first stage for a feed.
+            first: makes the decoder of the first stage for a feed, once per turn.
             last: makes the decoder of the last stage for a feed.
             task: the sizes of the first stage.
-            rows: largest number of pictures that wait for the last stage.
+            rows: number of pictures that end a turn of the first stage as soon as they wait for the last stage.
         """
-        self.task = task
-        self._given, self._queue = feed, FeedQueue[Enlarging](rows)
-        self._between = dict[int, Enlarging]()  # what the last stage has not taken yet
+        self.task, self.rows = task, rows
+        self._given, self._more = feed, True
+        self._waiting = deque[Enlarging]()  # what the last stage has not taken yet
+        self._make_first = first
         self.first, self.last = first(self._small), last(self._large)
 
     @property
     def under_way(self) -> list[Any]:
-        """See `StreamDecoder.under_way`; the first stage must have ended."""
-        return [one.item for one in (*self.last.under_way, *self._between.values())] + self.first.under_way
+        """See `StreamDecoder.under_way`."""
+        return [one.item for one in (*self.last.under_way, *self._waiting)] + self.first.under_way
 
     @property
     def tokens_under_way(self) -> int:
         """See `StreamDecoder.tokens_under_way`."""
-        drawn = [one.earlier.trace.tokens for one in (*self.last.under_way, *list(self._between.values()))
-                 if one.earlier is not None]
+        drawn = [one.earlier.trace.tokens for one in (*self.last.under_way, *self._waiting) if one.earlier is not None]
         return self.first.tokens_under_way + sum(drawn) + self.last.tokens_under_way
 
     def run(self) -> Iterator[list[Result[Any]]]:
         """See `StreamDecoder.run`; the results are of type `StageResult`."""
-        thread = threading.Thread(target=self._queue.fill, args=(self._drawn(),), name="first stage", daemon=True)
-        thread.start()
-        try:
-            for finished in self.last.run():
-                yield [StageResult(one.item.item, one.tokens, one.trace, one.seconds + (
-                    0.0 if one.item.earlier is None else one.item.earlier.seconds), one.item.earlier)
-                    for one in finished]
-        finally:
-            self._queue.close()
-            thread.join()
+        last = self.last.run()
+        while True:
+            if self._more and not self._waiting:
+                yield from self._turn()
+            finished = next(last, None)
+            if finished is None:
+                return
+            yield [StageResult(one.item.item, one.tokens, one.trace, one.seconds + (
+                0.0 if one.item.earlier is None else one.item.earlier.seconds), one.item.earlier) for one in finished]
 
-    def _small(self, limit: int, wait: bool) -> Sequence[Any] | None:
-        """Provide pictures for the first stage; pass those of the first stage's output size on."""
-        while (items := self._given(limit, wait)) is not None:
-            small = [item for item in items if item.source.shape == self.task.source_shape]
-            large = [Enlarging(item.source, item.key, item, None) for item in items
-                     if item.source.shape != self.task.source_shape]
-            self._between.update((id(one), one) for one in large)
-            if not all(self._queue.put(one) for one in large):
-                return None
-            if small or not wait:
-                return small
-        return None
-
-    def _drawn(self) -> Iterator[Enlarging]:
-        """Decode the first stage, and yield its pictures."""
+    def _turn(self) -> Iterator[list[Result[Any]]]:
+        """Let the first stage draw pictures until enough of them wait for the last stage."""
         for finished in self.first.run():
             if finished:
                 images = self.task.decode(torch.stack([one.tokens for one in finished]).numpy())
                 keys = next_keys([one.item.key for one in finished])
-                drawn = [Enlarging(*one) for one in zip(
-                    images, keys, [one.item for one in finished], finished, strict=True)]
-                self._between.update((id(one), one) for one in drawn)
-                yield from drawn
+                self._waiting.extend(Enlarging(*one) for one in zip(
+                    images, keys, [one.item for one in finished], finished, strict=True))
+            yield []
+        self.first = self._make_first(self._small)
+
+    def _small(self, limit: int, wait: bool) -> Sequence[Any] | None:
+        """Provide pictures for the first stage's turn; pass those of the first stage's output size on."""
+        while len(self._waiting) < self.rows:
+            items = self._given(limit, wait)
+            if items is None:
+                self._more = False
+                break
+            small = [item for item in items if item.source.shape == self.task.source_shape]
+            self._waiting.extend(Enlarging(item.source, item.key, item, None) for item in items
+                                 if item.source.shape != self.task.source_shape)
+            if small or not wait:
+                return small
+        return None
 
     def _large(self, limit: int, wait: bool) -> Sequence[Enlarging] | None:
-        """Provide pictures for the last stage."""
-        taken = self._queue.take(limit, wait)
-        for one in taken or ():
-            del self._between[id(one)]
-        return taken
+        """Provide pictures for the last stage; one waits if the first stage can draw more."""
+        if not self._waiting and not self._more:
+            return None
+        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]

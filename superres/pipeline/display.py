@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-ENLARGED = 96  # side of a picture in a notebook, in pixels of the page
+ENLARGED = 96  # smallest side of a picture in a notebook, in pixels of the page
 MOST_SHOWN = 64  # largest number of pictures or texts that are shown
 COLUMNS = 8  # pictures per row of a contact sheet
 
@@ -31,17 +31,22 @@ def images_png(images: np.ndarray) -> bytes | None:
     return buffer.getvalue()
 
 
-def images_html(images: np.ndarray, lines: Sequence[str]) -> str:
-    """Return a contact sheet with sharp pixels, enlarged three times, and `lines` below it, as HTML."""
+def images_html(stages: Sequence[np.ndarray], lines: Sequence[str]) -> str:
+    """Return a contact sheet of the pictures of each stage, uint8 [N, H, W, 3], and `lines` below them, as HTML."""
+    below = [*lines, *_more(len(stages[-1]), "image")]
+    return "".join(map(_sheet_html, stages)) + "".join(f"<div>{html.escape(line)}</div>" for line in below)
+
+
+def _sheet_html(images: np.ndarray) -> str:
+    """Return a contact sheet whose pixels are sharp, and all have the same whole number of the page's pixels."""
     png = images_png(images)
-    below = [*lines, *_more(len(images), "image")]
-    text = "".join(f"<div>{html.escape(line)}</div>" for line in below)
     if png is None:
-        return text
-    columns = min(len(images), COLUMNS)
-    encoded = base64.b64encode(png).decode()
-    return (f'<img src="data:image/png;base64,{encoded}" width="{ENLARGED * columns}" alt="'
-            f'{counted(len(images), "upscaled picture")}" style="image-rendering: pixelated; max-width: 100%">{text}')
+        return ""
+    _, height, width, _ = images.shape
+    shown = -(-ENLARGED // width) * width * min(len(images), COLUMNS)
+    alt = f"{counted(len(images), 'upscaled picture')} of {width}x{height}"
+    return (f'<img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{shown}" alt="{alt}" '
+            'style="image-rendering: pixelated; max-width: 100%">')
 
 
 def texts_html(texts: Sequence[str], line: str) -> str:

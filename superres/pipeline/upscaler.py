@@ -39,7 +39,7 @@ USEFUL_ROWS = {"cpu": 16, "cuda": 512}  # batch size beyond which a device hardl
 
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images.
+    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images of every stage.
 
     Attributes:
         images: uint8 [N, target, target, 3], RGB; 0 where no token is decoded yet.
@@ -104,7 +104,7 @@ class Upscaled:
         return images_png(self.images)
 
     def _repr_html_(self) -> str:
-        return images_html(self.images, self._lines)
+        return images_html([stage.images for stage in self.stages], self._lines)
 
 
 class Face(NamedTuple):
@@ -304,9 +304,9 @@ class Upscaler(Pipeline):
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
         An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
-        of `Face`, and `face_task.decode` converts the decoder's tokens to images. A cascade also takes images of the
-        size of its last stage's input, and its stages overlap. `options` are as for a call; raises ConfigError if the
-        checkpoint does not support them.
+        of `Face`, and `face_task.decode` converts the decoder's tokens to images. The stages of a cascade take turns,
+        and it also takes images of the size of its last stage's input. `options` are as for a call; raises ConfigError
+        if the checkpoint does not support them.
         """
         options = options or self.default
 

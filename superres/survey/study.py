@@ -49,7 +49,8 @@ class StudySettings(Config):
     practice: int = setting(4, "Practice pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
                             most=100)
     allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".')
-    interpolation: str = setting("nearest", "How the server enlarges pictures.", choices=("nearest", "bicubic"))
+    interpolation: str = setting("nearest", "How the server enlarges pictures.",
+                                 choices=("nearest", "bicubic", "lanczos"))
     thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT")
     completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE")
     completion_url: str = setting("", "Link on the last page.", "URL")

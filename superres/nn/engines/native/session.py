@@ -52,22 +52,25 @@ class ThreadTrials:
     """Timings of a step with each number of threads: the powers of two below `threads`, and `threads` itself.
 
     `clock` returns seconds; `rounds` is the number of rounds of timings done so far, and `least` holds the shortest
-    seconds of a step for each number of threads.
+    seconds of a step per row for each number of threads.
     """
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rounds, self.clock = 0, clock
         self.least = {2**power: math.inf for power in range((threads - 1).bit_length())} | {threads: math.inf}
 
-    def fastest(self, step: Callable[[int], None]) -> int:
-        """Return the number of threads with the fastest step, after timing `step`, which takes this number."""
+    def fastest(self, step: Callable[[int], None], rows: int = 1) -> int:
+        """Return the number of threads with the fastest step, after timing `step` of `rows`, which takes this number.
+
+        Timings per row are kept, since those of a large batch would never be shorter than those of a small one.
+        """
         more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
         self.rounds += more
         for threads in (*self.least,) * more:
             for _ in range(IN_A_ROW):
                 started = self.clock()
                 step(threads)
-                self.least[threads] = min(self.least[threads], self.clock() - started)
+                self.least[threads] = min(self.least[threads], (self.clock() - started) / rows)
         best = 1
         for threads, seconds in self.least.items():
             if seconds < 0.95 * self.least[best]:  # more threads must save at least 5 %
@@ -221,7 +224,7 @@ class NativeModel(StepModel):
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
             kind = min(session.batch, threads), session.width, threads
             trials = self.trials.setdefault(kind, ThreadTrials(threads))
-            session.choose_threads(trials.fastest)
+            session.choose_threads(partial(trials.fastest, rows=session.batch))
         return session
 
     def _most_threads(self) -> int:
