@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from superres.pipeline.translator import Translator
     from superres.survey.store import Store
+    from superres.tasks.pictures import Pixels
     from superres.web.decoding import Decoder
 
 FACES = Path(__file__).parent / "scripts" / "faces"
@@ -52,17 +53,24 @@ Survey = Annotated[str | None, typer.Option(
 def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, root_path: str = "") -> gr.Blocks:
     """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
     from PIL import Image
-    from skimage import data
 
     from superres.web.files import new_folder
     from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
-    Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "astronaut.png")  # its centre is framed as in CelebA
+    Image.fromarray(first_example()).save(folder / "astronaut.png")
     least = decoder.upscaler.face_task.source
     faces = [path for path in sorted(FACES.glob("*.png")) if min(Image.open(path).size) >= least]
     examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in faces)]
     return build_page(decoder, examples, max_queue, with_survey, root_path)
+
+
+def first_example() -> Pixels:
+    """Return scikit-image's astronaut, uint8 [H, W, 3], with her face in the centre as in CelebA."""
+    from skimage import data
+
+    face: Pixels = data.astronaut()[:210, 140:310]
+    return face
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
@@ -148,11 +156,12 @@ def main(
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
         from superres.web.decoding import Decoder
+        from superres.web.photos import take
         from superres.web.serving import build_server, serve
 
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        decoder.warm_up()
+        decoder.warm_up(take(first_example(), decoder.upscaler.face_task).source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, visitors, root_path, pages)
         announce(host, listening.getsockname()[1], root_path, survey, location)

@@ -23,6 +23,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.pictures import contact_sheet
 from superres.pipeline.base import fastest_exact
+from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
@@ -34,7 +35,7 @@ ASTRONAUT_FACE = np.s_[20:190, 140:310]
 
 @dataclass
 class Variant:
-    """A way to decode, and its results: pictures and traces of the first round, and seconds per image of every round.
+    """A way to decode, its results of the first round, one per image, and the seconds per image of every round.
 
     `reference` is the name of the variant that makes the same choices one token per step.
     """
@@ -43,9 +44,18 @@ class Variant:
     upscaler: Upscaler
     options: DecodeConfig
     reference: str
-    images: list[Pixels] = field(default_factory=list)
-    traces: list[RowTrace] = field(default_factory=list)
+    results: list[Upscaled] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)
+
+    @property
+    def images(self) -> list[Pixels]:
+        """The picture of each image."""
+        return [result.images[0] for result in self.results]
+
+    @property
+    def traces(self) -> list[RowTrace]:
+        """The traces of all stages of all images."""
+        return [trace for result in self.results for trace in result.stage_traces(0)]
 
     @property
     def seconds(self) -> float:
@@ -93,10 +103,17 @@ def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
                 result = variant.upscaler(source[None], variant.options, keys=[image_key(source, 1)])
                 seconds[name] += result.seconds
                 if number == 0:
-                    variant.images.append(result.images[0])
-                    variant.traces += result.traces
+                    variant.results.append(result)
         for name, variant in variants.items():
             variant.rounds.append(seconds[name] / len(sources))
+
+
+def earlier_stages(variant: Variant) -> dict[str, Pixels]:
+    """Return the pictures that the stages before the last one drew, uint8 [N, target, target, 3], by their size."""
+    task = variant.upscaler.face_task
+    by_stage = zip(*(result.stages[:-1] for result in variant.results), strict=True)
+    drawn = (np.concatenate([result.images for result in stage]) for stage in by_stage)
+    return {f"{images.shape[2]}x{images.shape[1]}": task.enlarge(images, "nearest") for images in drawn}
 
 
 def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
@@ -131,7 +148,7 @@ def main(
             record = variants[name].options.to_dict()
             write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
     enlarged = {method: upscaler.face_task.enlarge(sources, method) for method in ("nearest", "bicubic")}
-    columns = {"input": enlarged["nearest"], "bicubic": enlarged["bicubic"],
+    columns = {"input": enlarged["nearest"], "bicubic": enlarged["bicubic"], **earlier_stages(variants["greedy"]),
                **{name: np.stack(variants[name].images) for name in ("greedy", "epsilon 2", "sample")}}
     write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
     print(f"\nOne image at a time, {upscaler.name}@{upscaler.revision}, {upscaler.device}, engine {upscaler.engine}:")

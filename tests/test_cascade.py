@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fakes import TINY, random_model
 from PIL import Image
+from skimage import data
 from survey_tools import vote_through
 
 from superres import load
@@ -20,13 +22,14 @@ from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
 from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import mean_accepted_block_size
-from superres.errors import CheckpointError, ScoresError
+from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.pipeline.cascade import stage_traces
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, area_reduce, encode, enlarge
+from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.web.drawing import unfinished
 from superres.web.photos import Subject
 from superres.web.upscale_tab import frames_html, report_of, results_html
@@ -48,9 +51,9 @@ def folder(tmp_path_factory):
     return folder / "cascade"
 
 
-def write(folder, stages):
-    (folder / "cascade").mkdir(exist_ok=True)
-    (folder / "cascade" / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
+def write(folder, stages, name="cascade"):
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,64 @@ def test_pictures_of_the_size_between_the_stages_are_enlarged_by_the_last_one_al
     assert sum(map(len, only.run())) == 2
 
 
+def test_the_stages_from_a_size_on_are_the_cascade_of_them_alone(cascade, folder, rng):
+    network = replace(TINY, source_shape=(8, 8, 3), target_shape=(16, 16, 3))
+    save_checkpoint(random_model(network, dtype=torch.float32), folder.parent / "huge")
+    write(folder.parent, ["small", "large", "huge"], "three")
+    write(folder.parent, ["large", "huge"], "two")
+    three, two = (Upscaler.load(folder.parent / name, "cpu") for name in ("three", "two"))
+    inputs, later = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (4, 8))
+    for options in (DecodeConfig(3, consistent=True), DecodeConfig(3, temperature=0.9)):
+        assert (three.from_size(4)(inputs, options).images == two(inputs, options).images).all()
+        alone = Upscaler.load(folder.parent / "huge", "cpu")(later, options).images
+        assert (three.from_size(8)(later, options).images == alone).all()
+        assert (two.from_size(8)(later, options).images == alone).all()
+    assert three.from_size(2) is three
+    assert three.from_size(4).face_task == two.face_task == FaceTask(4, 16, (8,))
+    assert three.from_size(4).revision == two.revision
+    with pytest.raises(ConfigError, match="drawn from inputs of 2 or 4 or 8 pixels, not 16; choose another --start"):
+        three.from_size(16)
+
+
+def test_a_run_from_a_later_stage_records_it_and_refuses_inputs_that_are_too_small(folder, tmp_path, rng, capsys):
+    pictures = {"photo": data.astronaut(), "small": rng.integers(0, 256, (2, 2, 3), np.uint8),
+                "middle": rng.integers(0, 256, (4, 4, 3), np.uint8)}
+    (tmp_path / "in").mkdir()
+    for name, pixels in pictures.items():
+        Image.fromarray(pixels).save(tmp_path / "in" / f"{name}.png")
+    words = ["upscale", str(tmp_path / "in"), "--checkpoint", str(folder), "--device", "cpu", "--output"]
+    assert run([*words, str(tmp_path / "out"), "--start", "4"]) == 1
+    assert "small.png is too small: 2x2; provide an image of at least 4x4\n" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert {Path(row["input"]).stem: (row["status"], row["tokens"], row["options"]["start"]) for row in rows} == {
+        "photo": ("ok", 192, 4), "middle": ("ok", 192, 4), "small": ("failed", None, 4)}
+    upscaler = Upscaler.load(folder, "cpu").from_size(4)
+    (crop,) = choose_crops(data.astronaut(), upscaler.face_task)
+    expected = upscaler(area_reduce(crop.take(data.astronaut()), 4, 4)[None], keys=[0]).images[0]
+    assert (np.asarray(Image.open(tmp_path / "out" / "photo.png")) == expected).all()
+    assert run([*words, str(tmp_path / "out")]) == 2
+    assert "start 4 there, 2 now" in capsys.readouterr().err
+    assert run([*words, str(tmp_path / "other"), "--start", "8"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "inputs of 2 or 4 pixels, not 8; choose another --start" in line
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_line_about_a_photo_names_the_latest_start_that_its_crops_allow():
+    task, photo = FaceTask(2, 16, (4, 8)), data.astronaut()
+    for sides, end in (((30, 7), "of each face; --start 4 keeps more of what the photo really shows"),
+                       ((8,), "only 2x2; --start 8 keeps more of what the photo really shows"), ((3,), "only 2x2")):
+        crops = [Crop(0, 0, side, "face", faces=len(sides)) for side in sides]
+        assert crop_note("a.png", photo, crops, task).endswith(end)
+
+
+def test_a_face_with_fewer_pixels_than_the_start_is_refused(monkeypatch):
+    monkeypatch.setattr("superres.tasks.photos.find_faces", lambda _: np.array([[50.0, 40, 20], [90, 90, 40]]))
+    assert len(choose_crops(data.astronaut(), FaceTask(8, 64, (32,)))) == 2
+    with pytest.raises(InvalidInputError, match=r"found at \(40, 30\) has 20x20 pixels, fewer than .* 32x32; give"):
+        choose_crops(data.astronaut(), FaceTask(32, 64))
+
+
 @pytest.mark.parametrize("stage", ["first", "last"])
 def test_an_error_of_a_stage_loses_no_picture(stage, cascade, sources, monkeypatch):
     faces = list(map(Face, sources, range(5)))
@@ -199,7 +260,7 @@ def test_the_page_shows_the_small_picture_and_the_large_one_growing_in_it(cascad
     subject = Subject(sources[0])
     page = results_html(cascade, subject, DecodeConfig(3), {"": last})
     assert page.count("<superres-stepper") == 2
-    assert "Stage of 4 pixels" in page
+    assert "Stage 1 of 2, 4x4" in page
     sample, = report_of(subject, last)["samples"]
     assert [stage["tokens"] for stage in sample["stages"]] == [48, 192]
     assert sample["tokens"] == 240

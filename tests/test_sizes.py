@@ -137,14 +137,14 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     photo = data.astronaut()
     Image.fromarray(photo).save(tmp_path / "photo.png")
-    element, preview, square = crop_of(str(tmp_path / "photo.png"), TASK)
+    element, preview, square, _ = crop_of(str(tmp_path / "photo.png"), TASK, 6)
     assert "&quot;least&quot;: 6" in element
     assert "6x6: the model&#x27;s input" in preview
     assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
     assert CropShare(size=1).of(photo[:100, :100], TASK).size == 6
     decoder = Decoder(toy, frame_seconds=0)
     upload = {"path": str(tmp_path / "photo.png")}
-    subject = subject_of(decoder, upload, lambda image, task: choose_crops(image, task)[0])
+    subject = subject_of(TASK, upload, lambda task, image: take(image, task))
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
     views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}))
     assert 'viewBox="0 0 18 18"' in views[0]

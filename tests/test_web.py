@@ -39,6 +39,9 @@ class FakeStream:
         self.default, self.face_task = DecodeConfig(), TASK
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
 
+    def from_size(self, side):
+        return self
+
     def block_size(self, options):
         return check_options(options, self.model_config.prediction_heads, TOKENS)
 
@@ -177,7 +180,7 @@ def uploads(tmp_path, monkeypatch):
 
 def batch(paths, decoder=None):
     uploads = [{"path": str(path)} for path in paths]
-    return list(upscale_batch(decoder or Decoder(FakeStream()), uploads, list(VALUES.values())))[-1]
+    return list(upscale_batch(decoder or Decoder(FakeStream()), uploads, 8, list(VALUES.values())))[-1]
 
 
 def failed(progress):

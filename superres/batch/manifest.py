@@ -39,7 +39,8 @@ class Row:
         seconds: the image's share of the decoding time.
         checkpoint: name@revision.
         config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
-        options: the other options that determine the output: `BatchOptions.content_options`.
+        options: the other options that determine the output: `BatchOptions.content_options`, and as `start` the side
+            of the model's input.
         sha256: digest of the output file.
         crop: the square of a photo, with the attributes of `superres.tasks.photos.Crop`; None for other pictures.
     """

@@ -69,7 +69,7 @@ class Worker:
         self.settings, self.count = settings, count
         self.error: BaseException | None = None
         loaded = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
-        self.upscaler = loaded.at_size(settings.task.target)
+        self.upscaler = loaded.at_size(settings.task.target).from_size(settings.task.source)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
             raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; copy "

@@ -130,7 +130,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         self.options.check_crop(self.task.source)
-        self.config, self.content_options = self.decode.to_dict(), self.options.content_options()
+        self.config = self.decode.to_dict()
+        self.content_options = {**self.options.content_options(), "start": self.task.source}
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
         self.row_fields: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config,
@@ -140,8 +141,9 @@ class RunSettings:
         """Return the settings in which a row differs, as text; exact tokens do not depend on an adaptive block size."""
         # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
-        # Outputs that are older than the setting `crop` are from the centre.
-        there = {"checkpoint": row.checkpoint, **config, "crop": CENTRE, **(row.options or {})}
+        # Outputs that are older than the setting `crop` are from the centre, and `checkpoint` determines their start.
+        older = {"crop": CENTRE, "start": self.task.source}
+        there = {"checkpoint": row.checkpoint, **config, **older, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
 

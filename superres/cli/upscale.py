@@ -40,6 +40,9 @@ Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, h
                                        "the model. [default: one per GPU, or one per two CPUs]")]
 Size = Annotated[int | None, Option(metavar="PIXELS", help="Side of the results, for a checkpoint of several stages. "
                                     "[default: that of its last stage]")]
+Start = Annotated[int | None, Option(metavar="PIXELS", help="Side to which inputs are reduced, for a checkpoint of "
+                                     "several stages: that of a later stage's input keeps more of what a photo shows. "
+                                     "[default: that of its first stage]")]
 Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is above 1; N "
                                 "above 1 needs a temperature above 0.")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
@@ -64,7 +67,7 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
+    size: Size = None, start: Start = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
     metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
@@ -101,6 +104,7 @@ def upscale(
     jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
+    upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     if ray is None:
         summary = upscale_files(jobs, upscaler, options, decode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -126,11 +127,13 @@ class Upscaler(Pipeline):
 
     Attributes:
         first: draws the inputs of this upscaler's network, in a cascade.
+        last: the last stage alone, in a cascade.
     """
 
     task = FaceTask.name
     bundled = DEFAULT_CHECKPOINT
     first: Upscaler | None = None
+    last: Upscaler | None = None
 
     @classmethod
     def load(
@@ -141,17 +144,20 @@ class Upscaler(Pipeline):
         upscaler, *following = (
             super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder) or [folder])
         for stage in following:
-            stage._follow(upscaler, folder)
-            upscaler = stage
+            upscaler = stage._after(upscaler, folder.resolve().name)
         return upscaler
 
-    def _follow(self, first: Upscaler, folder: Path) -> None:
-        """Become the last stage of the cascade in `folder`."""
+    def _after(self, first: Upscaler, name: str) -> Upscaler:
+        """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
         if first.face_task.target != self.face_task.source:
-            raise CheckpointError(f"the stages of {folder} do not fit: {first.name} draws {first.face_task.target_size}"
+            raise CheckpointError(f"the stages of {name} do not fit: {first.name} draws {first.face_task.target_size}"
                                   f", {self.name} enlarges {self.face_task.source_size}")
-        self.first, self.name, self.revision = first, folder.resolve().name, f"{first.revision}+{self.revision}"
-        vars(self).pop("limits", None)
+        cascade = copy.copy(self)
+        vars(cascade).pop("limits", None)  # those of a cascade are narrower
+        cascade.first, cascade.last, cascade.name = first, self, name
+        cascade.revision = f"{first.revision}+{self.revision}"
+        cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
+        return cascade
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
@@ -189,6 +195,15 @@ class Upscaler(Pipeline):
                 raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} pixels, not {side}; "
                                   "choose another --size or --checkpoint")
             upscaler = upscaler.first
+
+    def from_size(self, side: int) -> Upscaler:
+        """Return the upscaler of the stages from the one whose inputs have `side` pixels; ConfigError if none has."""
+        self.face_task.from_size(side)  # refuses other sides
+        if self.first is None or self.last is None or side == self.face_task.source:
+            return self
+        if side == self.network_task.source:
+            return self.last
+        return self.last._after(self.first.from_size(side), self.name)
 
     @property
     def tokens_per_image(self) -> int:

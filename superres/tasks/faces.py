@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.config import FACES, ModelConfig, is_whole, require
-from superres.errors import InvalidInputError
+from superres.errors import InvalidInputError, shown
 from superres.tasks.consistency import CellLimits, cell_limits
 from superres.tasks.pictures import Pixels
 
@@ -118,6 +118,18 @@ class FaceTask:
         return cls(network.source_shape[0], network.target_shape[0])
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """Sides of the inputs of all stages."""
+        return self.source, *self.between
+
+    def from_size(self, side: int) -> FaceTask:
+        """Return the sizes of the stages from the one whose inputs have `side` pixels; ConfigError if none has."""
+        require(side in self.starts, f"pictures of {self.target_size} are drawn from inputs of "
+                f"{' or '.join(map(str, self.starts))} pixels, not {shown(side)}; choose another --start or "
+                "--checkpoint")
+        return FaceTask(int(side), self.target, tuple(other for other in self.between if other > side))
+
+    @property
     def source_shape(self) -> tuple[int, int, int]:
         """Shape of an input."""
         return self.source, self.source, CHANNELS
@@ -170,7 +182,7 @@ class FaceTask:
 
     def is_source(self, image: Pixels) -> bool:
         """Return whether a picture [H, W, C] has the input's size, or that of a later stage's input."""
-        return image.shape[0] == image.shape[1] and len(image) in (self.source, *self.between)
+        return image.shape[0] == image.shape[1] and len(image) in self.starts
 
     def to_source(self, image: Pixels) -> Pixels:
         """Return a picture, uint8 [H, W, 3], that has the input's size; raise InvalidInputError if it has another."""

@@ -90,7 +90,8 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
 
     Raises:
         ConfigError: the setting is unknown.
-        InvalidInputError: the picture cannot be used, or a given square does not lie inside it.
+        InvalidInputError: the picture cannot be used, a found face has fewer pixels than the model's input, or a given
+            square does not lie inside the picture.
     """
     given, image = parse_crop(setting, task.source), to_pixels(image, task.source)
     height, width = image.shape[:2]
@@ -103,6 +104,11 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
     found = find_faces(image).tolist() if searched else []
     if found:
         faces = [_inside(x, y, side, width, height) for x, y, side in found]
+        smallest = min(faces, key=lambda crop: crop.size)
+        if smallest.size < task.source:
+            raise InvalidInputError(f"the face found at ({smallest.left}, {smallest.top}) has {smallest.size}x"
+                                    f"{smallest.size} pixels, fewer than the model's input of {task.source_size}; give "
+                                    "a smaller --start, a larger photo or --crop X,Y,SIZE")
         return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
                 for number, crop in enumerate(faces, 1)]
     if (height, width) == CELEBA_ALIGNED:
@@ -121,6 +127,7 @@ def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
 def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:
     """Return a line with the squares of the photo `name`, uint8 [H, W, 3], that are used, and the size of the input.
 
+    For a cascade, the line says whether the squares have enough pixels to start from a later stage.
     `crops` are those of `choose_crops`. The result is None for a picture that is no photo, unless its square is given.
     """
     (height, width), first = image.shape[:2], crops[0]
@@ -136,8 +143,10 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
         "aligned": "CelebA's crop of aligned pictures", "given": "crop as given",
     }[first.kind]
     each = " of each face" if len(crops) > 1 else ""
+    later = [side for side in task.between if side <= min(crop.size for crop in crops)]
+    more = f"; --start {later[-1]} keeps more of what the photo really shows" if later else ""
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
-            f"{task.source_size}{each}")
+            f"{task.source_size}{each}{more}")
 
 
 def to_pixels(image: PictureLike, least: int) -> Pixels:

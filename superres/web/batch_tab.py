@@ -31,7 +31,7 @@ from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
-from superres.web.photos import MAX_PIXELS, reduce_picture, take
+from superres.web.photos import MAX_PIXELS, input_sizes, reduce_picture, start_control, take
 
 MAX_FILES = 100  # in a batch, including files inside zip files
 MAX_ENTRIES = 10 * MAX_FILES  # in a zip file, including folders and metadata
@@ -96,11 +96,12 @@ class Batch:
 def batch_tab(decoder: Decoder) -> None:
     """Lay out the tab."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
+    gr.Markdown(INTRODUCTION.format(source=input_sizes(task), target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
                             label=f"Images or zip files (at most {MAX_FILES})")
+            start = start_control(task, "start-batch", len(task.starts) > 1)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
@@ -111,17 +112,17 @@ def batch_tab(decoder: Decoder) -> None:
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
                               elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, *settings], gallery,
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, *settings], gallery,
                        [state, gallery, archive], stop)
-    controls.note_changes(gallery, [files, *settings])
+    controls.note_changes(gallery, [files, start, *settings])
     endpoint(decoder, settings)
 
 
-def batch_for_page(decoder: Decoder, uploads: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
+def batch_for_page(decoder: Decoder, uploads: Value, start: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
     finished = -1
-    for batch in upscale_batch(decoder, uploads, settings):
+    for batch in upscale_batch(decoder, uploads, start, settings):
         if len(batch.rows) == finished:
             yield state_html(batch), gr.skip(), gr.skip()
             continue
@@ -142,35 +143,39 @@ def state_html(batch: Batch) -> str:
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
-    def upscale_files(files: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    def upscale_files(files: Value, start: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
         finished = -1
-        for batch in upscale_batch(decoder, files, values):
+        for batch in upscale_batch(decoder, files, start, values):
             if len(batch.rows) > finished:
                 finished = len(batch.rows)
                 yield batch.save(), {"total": batch.total, "finished": finished, "rows": batch.manifest()}
 
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
+        start = gr.Number(decoder.upscaler.face_task.source, label="start")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
-                                         **controls.QUEUED)
+        gr.Button("upscale_batch").click(handler, [files, start, *settings], [archive, report],
+                                         api_name="upscale_batch", **controls.QUEUED)
 
 
-def upscale_batch(decoder: Decoder, uploads: Value, settings: Sequence[Value]) -> Iterator[Batch]:
+def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequence[Value]) -> Iterator[Batch]:
     """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a row with its error.
+
+    Photos are reduced to the side `start`, that of the input of one of the stages.
 
     Raises InvalidInputError without a file or for too many files, ConfigError if the settings do not fit the
     checkpoint, and StoppedError if the server is stopping.
     """
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
+    task = decoder.upscaler.face_task.from_size(start)
     deadline, files = decoder.deadline(), find_files([path_of(upload) for upload in uploads or []])
     batch, sources = Batch(len(files), MAX_BATCH_BYTES, MAX_BATCH_PIXELS), dict[File, Pixels]()
     try:
         for file in files:
             decoder.check_time(deadline)
             try:
-                sources[file] = _read(file, batch, decoder.upscaler.face_task)
+                sources[file] = _read(file, batch, task)
             except InvalidInputError as error:
                 batch.fail(file, error)
             yield batch
@@ -258,15 +263,16 @@ def _decode(
     decoder: Decoder, group: dict[File, Pixels], options: DecodeConfig, deadline: float, batch: Batch,
 ) -> Iterator[Batch]:
     """Decode a group of sources into `batch`, and yield it after each frame."""
-    before, checkpoint = batch.done, f"{decoder.upscaler.name}@{decoder.upscaler.revision}"
-    for frames in decoder.upscale("batch", np.stack(list(group.values())), {"": options}, deadline=deadline):
+    sources = np.stack(list(group.values()))
+    before, upscaler = batch.done, decoder.upscaler.from_size(sources.shape[1])
+    for frames in decoder.upscale("batch", sources, {"": options}, deadline=deadline):
         result = frames[""]
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
             for row, (file, image) in enumerate(zip(group, result.images, strict=True)):
                 counts = drawing.counts_of(result.stage_traces(row))
-                batch.pictures.append((file.output, image, drawing.record_of(decoder.upscaler, options, 1)))
+                batch.pictures.append((file.output, image, drawing.record_of(upscaler, options, 1)))
                 batch.rows.append(Row(
                     file.name, file.output, "ok", None, **counts, seconds=result.seconds / len(group),
-                    checkpoint=checkpoint, config=options.to_dict(), seed=options.seed))
+                    checkpoint=f"{upscaler.name}@{upscaler.revision}", config=options.to_dict(), seed=options.seed))
         yield batch

@@ -43,16 +43,21 @@ class Decoder:
     time_limit: float = 120.0
     translator: Translator | None = None
     frame_seconds: float = FRAME_SECONDS
+    example: Upscaled | None = field(default=None, init=False)
     is_busy: bool = field(default=False, init=False)
     is_closing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
-    def warm_up(self) -> None:
-        """Decode once, so that the first visitor does not wait for one-time preparations."""
-        sources = np.full((1, *self.upscaler.face_task.source_shape), 128, np.uint8)
-        deque(self.upscale("warm-up", sources, {"": self.upscaler.default}), 0)
+    def warm_up(self, source: Pixels | None = None) -> None:
+        """Decode once, so that the first visitor does not wait for one-time preparations.
+
+        The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which the page shows first.
+        """
+        given = np.full(self.upscaler.face_task.source_shape, 128, np.uint8) if source is None else source
+        (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
+        self.example = None if source is None else frames[""]
         if self.translator is not None:
             deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)
 
@@ -68,8 +73,9 @@ class Decoder:
         self, purpose: str, sources: Pixels, variants: Mapping[str, DecodeConfig], samples: int = 1,
         deadline: float | None = None,
     ) -> Iterator[dict[str, Upscaled]]:
-        """Upscale images, uint8 [N, source, source, 3]; the samples of a source are neighbours in the frames.
+        """Upscale images, uint8 [N, source, source, 3], by the stages from their size on.
 
+        The samples of a source are neighbours in the frames.
         Yield the latest frame of every variant; the last frames are complete. The log names the purpose.
 
         Raises:
@@ -77,9 +83,10 @@ class Decoder:
             StoppedError: the deadline (by default `deadline()`) has passed, or the server is stopping.
         """
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
-        resolved = {name: resolve_options(options, self.upscaler, samples) for name, options in variants.items()}
+        upscaler = self.upscaler.from_size(sources.shape[1])
+        resolved = {name: resolve_options(options, upscaler, samples) for name, options in variants.items()}
         yield from self._run(purpose, deadline, {
-            name: self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
+            name: upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
             for name, options in resolved.items()})
 
     def translate(

@@ -52,9 +52,10 @@ def figure(image: Pixels, caption: str, alt: str, overlay: str = "", below: str 
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
 
 
-def figures(parts: Sequence[str], label: str) -> str:
-    """Return figures side by side, wrapped to the width of the page."""
-    return f'<div class="sr-figures" role="group" aria-label="{escape(label)}">{"".join(parts)}</div>'
+def figures(parts: Sequence[str], label: str, size: str = "") -> str:
+    """Return figures side by side, wrapped to the width of the page; `size` is "compared" for two large ones a row."""
+    return (f'<div class="sr-figures{f" sr-{size}" if size else ""}" role="group" aria-label="{escape(label)}">'
+            f'{"".join(parts)}</div>')
 
 
 def message(text: str) -> str:
@@ -161,8 +162,9 @@ def histogram(traces: Sequence[RowTrace], block_size: int) -> str:
                     f'<text x="{left + 12}" y="{108 - height:.1f}">{share:.0f}</text>'
                     f'<text x="{left + 12}" y="126">{index + 1}</text>')
     words = ", ".join(f"{size}: {share:.0f} %" for size, share in enumerate(shares, 1))
-    return (f'<figure class="sr-figure"><svg class="sr-histogram" viewBox="0 -6 {24 * block_size} 140" role="img" '
-            f'aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
+    width = 24 * block_size
+    return (f'<figure class="sr-figure"><svg class="sr-histogram" width="{width}" viewBox="0 -6 {width} 140" '
+            f'role="img" aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
             f"<figcaption>Accepted block size and its share of the steps, %; mean {accepted.mean():.2f}</figcaption>"
             "</figure>")
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import gradio as gr
 import numpy as np
@@ -100,6 +100,12 @@ def largest(crops: Sequence[Crop]) -> Crop:
     return max(crops, key=lambda crop: crop.size)
 
 
+def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:
+    """Return the sizes of a decode that starts from `start` pixels, or from fewer if the crop is smaller."""
+    most = min(task.from_size(start).source, crop.size)
+    return task.from_size(max(side for side in task.starts if side <= most))
+
+
 def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
     """Crop a picture, uint8 [H, W, 3], by default as `superres upscale` does; one of the input's size is the source."""
     if task.is_source(image):
@@ -109,29 +115,47 @@ def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
     return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
 
 
-def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> gr.HTML:
+def input_sizes(task: FaceTask) -> str:
+    """Return the sizes of the pictures that are inputs as they are."""
+    return " or ".join(f"{side}x{side}" for side in task.starts)
+
+
+def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
+    """Lay out the choice of the side from which a decode starts."""
+    more = [(f"{side}x{side}: more of what the photo really shows", side) for side in task.between]
+    return gr.Radio([(task.source_size, task.source), *more], value=task.source, label="Start from",
+                    visible=is_visible, elem_id=elem_id)
+
+
+def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> tuple[gr.HTML, gr.Radio]:
     """Lay out the crop of an upload, which is `first` initially, and the network's input.
 
-    Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels; "" is the default crop.
+    Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels, where "" is the default crop, and the
+    choice of the start, which is visible where the crop allows several.
     """
-    element, preview, setting = crop_of(str(first), task)
+    element, preview, setting, is_visible = crop_of(str(first), task, task.source)
     crop = gr.HTML(element, elem_id="crop")
+    start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
     square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
     # Until the server has seen a new picture, a decode takes that picture's default crop, not the last one's square.
     upload.change(None, None, square, js="() => ''", **controls.INSTANT)
-    upload.change(functools.partial(offer_crop, task), upload, [crop, shown, square], api_name="offer_crop",
-                  **controls.INSTANT, **controls.RAW)
-    square.input(functools.partial(show_crop, task), [upload, square], shown, trigger_mode="always_last",
-                 api_name="show_crop", **controls.INSTANT, **controls.RAW)
-    return square
+    upload.change(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
+                  api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+    gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start], [shown, start],
+          trigger_mode="always_last", api_name="show_crop", **controls.INSTANT, **controls.RAW)
+    return square, start
 
 
-def crop_of(path: str, task: FaceTask) -> tuple[str, str, str]:
-    """Return the element that moves a photo's crop, from the largest one; the view of its input; its first square."""
-    def offer(image: Pixels) -> tuple[str, str, str]:
+def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, bool]:
+    """Return the views of a picture.
+
+    They are the element that moves a photo's crop, from the largest one; the view of its input for a chosen start; its
+    first square; and whether it allows several starts.
+    """
+    def offer(image: Pixels) -> tuple[str, str, str, bool]:
         if task.is_source(image):
-            return "", preview_html(image, task), ""
+            return "", preview_html(Subject(image), task), "", False
         crops, small = choose_crops(image, task), Image.fromarray(image)
         chosen = largest(crops)
         small.thumbnail((PHOTO_SIZE, PHOTO_SIZE))
@@ -141,32 +165,49 @@ def crop_of(path: str, task: FaceTask) -> tuple[str, str, str]:
             "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
         photo = f'<img src="{drawing.data_uri(np.asarray(small))}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(image, task, chosen), setting_of(chosen))
+                preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
+                has_choice(task, chosen))
 
     return reduce_picture(path, offer, task.source)
 
 
-def offer_crop(task: FaceTask, upload: Value) -> tuple[str, str, str]:
-    """Return the element of a new upload, the view of its input, and its first square."""
+def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:
+    """Return the element of a new upload, the view of its input, its first square, and the choice of the start."""
+    element, preview, square, is_visible = "", "", "", False
     try:
-        return ("", "", "") if upload is None else crop_of(path_of(upload), task)
+        if upload is not None:
+            element, preview, square, is_visible = crop_of(path_of(upload), task, start)
     except SuperresError as error:
-        return "", drawing.message(str(error)), ""
+        preview = drawing.message(str(error))
+    return element, preview, square, gr.update(visible=is_visible)
 
 
-def show_crop(task: FaceTask, upload: Value, square: Value) -> str:
-    """Return the view of an upload's input with another square."""
+def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tuple[str, dict[str, Any]]:
+    """Return the view of an upload's input with another square or start, and the choice of the start."""
+    def show(image: Pixels) -> tuple[str, bool]:
+        subject = chosen(square, start, task, image)
+        return preview_html(subject, task, image), subject.crop is not None and has_choice(task, subject.crop)
+
+    preview, is_visible = "", False
     try:
-        return "" if upload is None else reduce_picture(
-            path_of(upload), lambda image: preview_html(image, task, chosen_crop(image, square, task)),
-            task.source)
+        if upload is not None:
+            preview, is_visible = reduce_picture(path_of(upload), show, task.source)
     except SuperresError as error:
-        return drawing.message(str(error))
+        preview = drawing.message(str(error))
+    return preview, gr.update(visible=is_visible)
 
 
-def chosen_crop(image: Pixels, square: Value, task: FaceTask) -> Crop:
-    """Return the crop of a picture for the value of the component of the square, which `choose_crops` checks."""
-    return largest(choose_crops(image, task, DEFAULT_CROP if task.is_source(image) else square or DEFAULT_CROP))
+def has_choice(task: FaceTask, crop: Crop) -> bool:
+    """Return whether a decode of a crop can start from several sides."""
+    return any(side <= crop.size for side in task.between)
+
+
+def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subject:
+    """Return the input from a picture for values of the square, which `choose_crops` checks, and of the start."""
+    if task.is_source(image):
+        return Subject(image)
+    crop = largest(choose_crops(image, task, square or DEFAULT_CROP))
+    return take(image, started(task, start, crop), crop)
 
 
 def setting_of(crop: Crop) -> str:
@@ -189,9 +230,12 @@ def names_of(crop: Crop) -> dict[str, str]:
     return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre", "button": "Centre"}
 
 
-def preview_html(image: Pixels, task: FaceTask, crop: Crop | None = None) -> str:
-    """Return the model's input from a picture and the square of a photo."""
-    source = drawing.figure(take(image, task, crop).source, f"{task.source_size}: the model's input",
-                            f"The {task.source_size} input, enlarged")
-    square = f' data-photo="{photo_key(image)}" data-square="{setting_of(crop)}"' if crop else ""
-    return f'<div class="sr-input"{square}>{source}</div>'
+def preview_html(subject: Subject, task: FaceTask, photo: Pixels | None = None) -> str:
+    """Return the model's input, and for a crop of a photo which one it is from."""
+    size = f"{len(subject.source)}x{len(subject.source)}"
+    alone = "; only the last stage draws" if len(subject.source) > task.source else ""
+    caption = f"{size}: the model's input" + (f", all that it sees{alone}" if photo is not None else alone)
+    square = "" if photo is None or subject.crop is None else (
+        f' data-photo="{photo_key(photo)}" data-square="{setting_of(subject.crop)}"')
+    figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged")
+    return f'<div class="sr-input"{square}>{figure}</div>'

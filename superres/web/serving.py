@@ -40,7 +40,7 @@ THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monos
     button_cancel_text_color="white", button_cancel_text_color_dark="white")
 STATIC = Path(__file__).with_name("static")  # the page's scripts and styles, all of which it loads
 SURVEY_PATH = "/survey"  # of the voting page
-FACE_WIDTHS = (64, 96, 128, 256, 320, 512)  # largest widths of faces, in pixels of the screen
+FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels of the screen
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
 MAX_CONNECTIONS = 512  # an open page uses two or three

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
-from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.photos import Crop
+from superres.tasks.faces import FaceTask, enlarge, image_key
 from superres.tasks.pictures import Picture, Pixels
 from superres.web import controls, drawing, photos
 from superres.web.controls import Value
@@ -39,16 +38,18 @@ SHEET_TEMPERATURE = 0.7
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
+    between = "".join(f" by way of {side}x{side}" for side in task.between)
+    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size + between),
+                elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            upload = gr.Image(str(examples[0]), label=f"Face: a photo, or a picture of {task.source_size} pixels",
-                              type="filepath", format="png", sources=["upload", "webcam", "clipboard"], height=220,
-                              buttons=[], elem_id="photo")
+            label = f"Face: a photo, or a picture of {photos.input_sizes(task)} pixels"
+            upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
+                              sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
                            for path in examples]
-            square = photos.crop_controls(upload, examples[0], task)
+            square, start = photos.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
@@ -56,37 +57,50 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             race = gr.Checkbox(label="Race against greedy decoding", elem_id="race")
         with gr.Column(scale=3, min_width=300):
             (run, draw, other), stop = controls.buttons_of("", "Upscale", "Draw samples", "Other samples")
-            results = gr.HTML(HINT, elem_id="results", padding=False)
+            results = gr.HTML(HINT + example_html(decoder), elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     for button, path in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
-    controls.decode_on([run.click], functools.partial(upscale_for_page, decoder), [upload, square, race, *settings],
-                       results, [results], stop)
+    controls.decode_on([run.click], functools.partial(upscale_for_page, decoder),
+                       [upload, square, start, race, *settings], results, [results], stop)
     next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
                             **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
-                       functools.partial(sheet_for_page, decoder), [upload, square, samples, *settings],
+                       functools.partial(sheet_for_page, decoder), [upload, square, start, samples, *settings],
                        results, [results], stop)
-    controls.note_changes(results, [upload, square, race, samples, *settings])
+    controls.note_changes(results, [upload, square, start, race, samples, *settings])
     endpoint(decoder, settings)
 
 
-def upscale_for_page(decoder: Decoder, upload: Value, square: Value, race: bool, *settings: Value) -> Iterator[str]:
+def example_html(decoder: Decoder) -> str:
+    """Return the pictures of the decoder's warm-up; nothing without one."""
+    if decoder.example is None or decoder.example.sources is None:
+        return ""
+    subject = photos.Subject(decoder.example.sources[0])
+    pictures = pictures_html(subject, decoder.example)
+    return f'<div class="sr-example"><p class="sr-hint">An example, from the input to the result:</p>{pictures}</div>'
+
+
+def upscale_for_page(
+    decoder: Decoder, upload: Value, square: Value, start: Value, race: bool, *settings: Value,
+) -> Iterator[str]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
-    subject = subject_of(decoder, upload, lambda image, task: photos.chosen_crop(image, square, task))
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
     yield from views_of(decoder, "race" if race else "upscale", subject, variants)
 
 
-def sheet_for_page(decoder: Decoder, upload: Value, square: Value, samples: float, *settings: Value) -> Iterator[str]:
+def sheet_for_page(
+    decoder: Decoder, upload: Value, square: Value, start: Value, samples: float, *settings: Value,
+) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
     options = controls.options_of(decoder.upscaler.default, settings)
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
-    subject = subject_of(decoder, upload, lambda image, task: photos.chosen_crop(image, square, task))
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
     count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
     yield from views_of(decoder, "samples", subject, variants, count)
 
@@ -101,36 +115,38 @@ def views_of(
         yield f'<div class="sr-result">{shown}</div>'
 
 
-def subject_of(decoder: Decoder, upload: Value, choose: Callable[[Pixels, FaceTask], Crop]) -> photos.Subject:
-    """Return the input of a decoding for an upload, whose crop `choose` returns."""
-    task = decoder.upscaler.face_task
-    return photos.reduce_picture(
-        path_of(upload), lambda image: photos.take(image, task, choose(image, task)), task.source)
+def subject_of(task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], photos.Subject]) -> photos.Subject:
+    """Return the input of a decoding for an upload, which `take` reduces."""
+    return photos.reduce_picture(path_of(upload), functools.partial(take, task), task.source)
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
     def upscale(
-        image: Value, crop_x: float, crop_y: float, crop_size: float, samples: float, *values: Value,
+        image: Value, crop_x: float, crop_y: float, crop_size: float, start: float, samples: float, *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        subject = subject_of(decoder, image, photos.CropShare(crop_x, crop_y, crop_size).of)
+        share = photos.CropShare(crop_x, crop_y, crop_size)
+        task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
+        subject = subject_of(task, image, lambda task, image: photos.take(image, task, share.of(image, task)))
+        upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count):
             result, folder = frames[""], new_folder()
             paths = [folder / f"face-{sample}.png" for sample in range(1, count + 1)]
             for row, path in enumerate(paths):
-                record = drawing.record_of(decoder.upscaler, options, row + 1)
+                record = drawing.record_of(upscaler, options, row + 1)
                 path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
             yield list(map(str, paths)), report_of(subject, result)
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
         crop = [gr.Number(getattr(photos.CropShare(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
+        start = gr.Number(decoder.upscaler.face_task.source, label="start")
         samples = gr.Number(1, label="samples")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale").click(handler, [image, *crop, samples, *settings], [files, report],
+        gr.Button("upscale").click(handler, [image, *crop, start, samples, *settings], [files, report],
                                    api_name="upscale", **controls.QUEUED)
 
 
@@ -152,7 +168,7 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
         for row in range(len(result.images)):
             counts = drawing.counts_of(result.stage_traces(row))
             number = f" {row + 1}" if len(result.traces) > 1 else ""
-            caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.share[row])} %"
+            caption = f"{name or 'Decoding'}{number}{stage_under_way(result)}: {math.floor(100 * result.share[row])} %"
             below = "" if number else drawing.statistics([
                 ("iterations", f"{counts['iterations']:,}"), ("model calls", f"{counts['model_calls']:,}"),
                 ("tokens per step", f"{counts['mean_accepted_block_size']:.2f}"), ("seconds", f"{result.seconds:.2f}")])
@@ -166,46 +182,99 @@ def results_html(
     upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
-    result = list(frames.values())[-1]
-    count, traces = len(result.traces), [trace for stage in result.stages for trace in stage.traces]
+    result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
+    count, traces = len(result.traces), [trace for one in result.stages for trace in one.traces]
     tokens, iterations = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
-    names = ["superres"] if count == 1 else [f"Sample {row}" for row in range(1, count + 1)]
     faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
+    sizes = " and ".join(f"{mean_accepted_block_size(one.traces):.2f}" for one in result.stages)
     summary = (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
-               f"{tokens // count:,}, {mean_accepted_block_size(traces):.2f} tokens per step.")
-    plain = [(name, upscaler.face_task.enlarge(subject.source[None], method)[0])
-             for name, method in ((f"Input, {upscaler.face_task.source_size}", "nearest"), ("Bicubic", "bicubic"))]
-    if count == 1:
-        plain += [(f"Stage of {len(stage.images[0])} pixels", upscaler.face_task.enlarge(stage.images, "nearest")[0])
-                  for stage in result.stages[:-1]]
-    truth = [] if subject.truth is None else [("Truth", subject.truth)]
-    pictures = drawing.figures([
-        drawing.figure(image, caption_of(name, image, None if name == "Truth" else subject.truth), name)
-        for name, image in [*plain, *zip(names, result.images, strict=True), *truth]], "Side by side")
+               f"{tokens // count:,}, {sizes} tokens per step.")
+    pictures = pictures_html(subject, result)
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
-            f"{viewer_html(upscaler, subject, options, result, names, [*plain, *truth])}"
+            f"{viewer_html(stage, subject, options, result)}"
             f'<p class="sr-hint" role="status">{summary}</p>'
-            f"{drawing.fold('Step through it', ''.join(map(faces_stepper, result.stages)))}"
-            f"{drawing.fold('Side by side, with scores', pictures)}"
-            f"{drawing.fold('Where blocks were accepted', ''.join(map(blocks_html, result.stages)))}"
+            f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
+            f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"
+            f"{drawing.fold('Where blocks were accepted', per_stage(result, blocks_html))}"
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
+def compared(subject: photos.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
+    """Return pictures by name: the input, its enlargement, of one face its earlier stages, the results, the truth."""
+    stages = earlier_pictures(result, 0) if len(result.images) == 1 else []
+    faces = zip(names_of(result), result.images, strict=True)
+    return [*baselines(subject, result), *stages, *faces, *truth_of(subject)]
+
+
+def baselines(subject: photos.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
+    """Return the input by name, and an enlargement without a network, both of the result's size."""
+    names = (f"Input, {size_of(subject.source)}", "nearest"), ("Lanczos", "lanczos")
+    return [(name, enlarge(subject.source[None], method, result.images.shape[1])[0]) for name, method in names]
+
+
+def earlier_pictures(result: Upscaled, row: int) -> list[tuple[str, Pixels]]:
+    """Return the pictures by name that the stages before the last one drew of a face, of the result's size."""
+    return [(name, enlarge(stage.images[row:row + 1], "nearest", result.images.shape[1])[0])
+            for name, stage in list(stages_of(result))[:-1]]
+
+
+def truth_of(subject: photos.Subject) -> list[tuple[str, Pixels]]:
+    """Return the truth by name, if there is one."""
+    return [] if subject.truth is None else [("Truth", subject.truth)]
+
+
+def names_of(result: Upscaled) -> list[str]:
+    """Return the names of the pictures of a result."""
+    if len(result.images) == 1:
+        return [f"superres, {size_of(result.images[0])}"]
+    return [f"Sample {row}" for row in range(1, len(result.images) + 1)]
+
+
+def size_of(image: Pixels) -> str:
+    """Return the size of a picture [H, W, C] in captions."""
+    return f"{image.shape[1]}x{image.shape[0]}"
+
+
+def pictures_html(subject: photos.Subject, result: Upscaled) -> str:
+    """Return the pictures of `compared` with their scores."""
+    return drawing.figures([
+        drawing.figure(image, caption_of(name, image, None if image is subject.truth else subject.truth), name)
+        for name, image in compared(subject, result)], "Side by side", "compared")
+
+
+def stage_under_way(result: Upscaled) -> str:
+    """Return which stage of a cascade is decoding, as part of a caption."""
+    number = next((number for number, stage in enumerate(result.stages, 1) if not stage.is_complete), 0)
+    return f", stage {number} of {len(result.stages)}" if number and result.earlier is not None else ""
+
+
+def stages_of(result: Upscaled) -> Iterator[tuple[str, Upscaled]]:
+    """Yield the name and the result of each stage."""
+    for number, stage in enumerate(result.stages, 1):
+        yield f"Stage {number} of {len(result.stages)}, {size_of(stage.images[0])}", stage
+
+
+def per_stage(result: Upscaled, draw: Callable[[Upscaled], str]) -> str:
+    """Return what `draw` makes of each stage, with a heading if there are several."""
+    if result.earlier is None:
+        return draw(result)
+    return "".join(f"<h3>{name}</h3>{draw(stage)}" for name, stage in stages_of(result))
+
+
 def viewer_html(
-    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled, names: Sequence[str],
-    others: Sequence[tuple[str, Pixels]],
+    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled,
 ) -> str:
-    """Return the element that shows a picture large, beside `others`; of several samples, also their sheet.
+    """Return the element that shows a picture large, beside others; of several samples, also their sheet.
 
     With the sheet are the mean of the samples, and a map of how much they differ.
     """
     faces, sheet = [], ""
-    for row, (name, image) in enumerate(zip(names, result.images, strict=True), 1):
+    for row, (name, image) in enumerate(zip(names_of(result), result.images, strict=True), 1):
         kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
         faces.append({"name": name, "note": caption_of("", image, subject.truth), "kept": kept,
-                      "file": f"face-{row}.png",
+                      "file": f"face-{row}.png", "before": uris(earlier_pictures(result, row - 1)),
                       "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, row))})
-    before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others]
+    before = uris([*baselines(subject, result), *truth_of(subject)])
     if len(faces) > 1:
         mean, spread, highest = drawing.mean_and_difference(result.images)
         before.append({"name": f"Mean of {len(faces)}", "uri": drawing.data_uri(mean)})
@@ -217,12 +286,20 @@ def viewer_html(
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
 
 
+def uris(pictures: Iterable[tuple[str, Pixels]]) -> list[dict[str, str]]:
+    """Return named pictures for the page's scripts."""
+    return [{"name": name, "uri": drawing.data_uri(image)} for name, image in pictures]
+
+
 def faces_stepper(result: Upscaled) -> str:
     """Return the element that steps through finished pictures."""
+    below, seconds = [""] * len(result.traces), result.seconds
+    if result.earlier is not None:  # pixels that are not decoded show the picture of the stage before
+        below, seconds = list(map(drawing.data_uri, result.earlier.images)), seconds - result.earlier.seconds
     return drawing.stepper("face", [
-        {"name": f"Sample {number}", "seconds": result.seconds,
+        {"name": f"Sample {number}", "seconds": seconds, "below": uri,
          "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}
-        for number, trace in enumerate(result.traces, 1)], side=result.images.shape[2])
+        for number, (trace, uri) in enumerate(zip(result.traces, below, strict=True), 1)], side=result.images.shape[2])
 
 
 def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
@@ -246,7 +323,7 @@ def blocks_html(result: Upscaled) -> str:
     """Return the heat map of the first picture, and the histogram over all pictures, of one stage."""
     block_size = max(trace.proposed.shape[1] for trace in result.traces)
     if block_size == 1:
-        return f'<p class="sr-hint">{result.images.shape[1]} pixels: every step accepted one token.</p>'
+        return '<p class="sr-hint">Every step accepted one token.</p>'
     heat = drawing.figure(
         drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
         "Heat map of the accepted block sizes over the face",
@@ -262,6 +339,8 @@ def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeCon
     parts = ["superres upscale face.png --output faces"]
     if upscaler.name != DEFAULT_CHECKPOINT:
         parts.append(f"--checkpoint {upscaler.name}")
+    if len(subject.source) != upscaler.face_task.source:
+        parts.append(f"--start {len(subject.source)}")
     if subject.crop is not None:
         parts.append(f"--crop {photos.setting_of(subject.crop)}")
     if len(result.images) > 1:

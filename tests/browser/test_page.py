@@ -95,7 +95,7 @@ def test_a_photo_is_compared_with_its_truth_in_whole_pixels_and_everything_has_a
         summary.click()
     captions = page.locator("#results [aria-label='Side by side'] figcaption").all_inner_texts()
     names = [caption.split(":")[0].split("\n")[0] for caption in captions[:4]]
-    assert names == ["Input, 8x8", "Bicubic", "superres", "Truth"]
+    assert names == ["Input, 8x8", "Lanczos", "superres, 32x32", "Truth"]
     assert all("dB, SSIM" in caption for caption in captions[:3])
     pictures = page.evaluate("""[...document.querySelectorAll('#results img')].map(image => [
         getComputedStyle(image).imageRendering, image.clientWidth % image.naturalWidth, image.alt])""")

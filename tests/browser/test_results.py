@@ -71,7 +71,7 @@ def samples_of(demo, path, count, seed):
 
 
 def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
-    page, side = visit(viewport={"width": 1400, "height": 900}, has_touch=True), 512
+    page, side = visit(viewport={"width": 1400, "height": 900}, has_touch=True), 640
     upscale(page)
     frame = page.locator(".sr-split")
     frame.scroll_into_view_if_needed()
@@ -110,12 +110,12 @@ def test_the_divider_shows_each_picture_on_its_side(visit):
     names = page.locator(".sr-name, .sr-divider").count()
     assert names == 2
     page.evaluate("document.querySelectorAll('.sr-name').forEach(name => name.hidden = true)")
-    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[8::16, 8::16]
+    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[10::20, 10::20]
     away = np.ones((32, 32), bool)  # from the divider and its handle
     away[:, :3] = False
     np.testing.assert_array_equal(seen[away], image[away])
     page.get_by_label(DIVIDER).press("End")
-    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[8::16, 8::16]
+    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[10::20, 10::20]
     source = read_image(FACES[1]).repeat(4, axis=0).repeat(4, axis=1)
     away = away[:, ::-1]
     np.testing.assert_array_equal(seen[away], source[away])

@@ -104,8 +104,7 @@
       this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", at === found));
       this.frame.setAttribute("aria-valuenow", side);
       this.frame.setAttribute("aria-valuetext", place);
-      this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}. ` +
-        `${least}x${least} is all that the model sees.`;
+      this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}.`;
       this.compare();
       clearTimeout(this.timer);
       if (ask === "rest") this.timer = setTimeout(() => this.ask(), REST);

@@ -45,6 +45,12 @@
       this.small = make("canvas", {width: side, height: side});
     }
 
+    // Take the picture that pixels without all their colours show, if there is one, and call `drawn` when it is there.
+    begin({below}, drawn) {
+      this.below = below ? make("img", {src: below}) : null;
+      this.below?.decode().then(drawn);
+    }
+
     name(step, index) {
       return `${COLOURS[(step.position + index) % CHANNELS][0].toUpperCase()} ${step.proposed[index]}`;
     }
@@ -70,10 +76,11 @@
         for (let channel = 0; channel < CHANNELS; channel++) {
           pixels.data[4 * pixel + channel] = whole ? known[CHANNELS * pixel + channel] : empty;
         }
-        pixels.data[4 * pixel + 3] = 255;
+        pixels.data[4 * pixel + 3] = whole || !this.below ? 255 : 0;
       }
       small.putImageData(pixels, 0, 0);
       context.imageSmoothingEnabled = false;
+      if (this.below) context.drawImage(this.below, 0, 0, side * CELL, side * CELL);
       context.drawImage(this.small, 0, 0, side * CELL, side * CELL);
       this.canvas.setAttribute("aria-label", label);
       if (step) this.mark(context, step, known);
@@ -137,6 +144,8 @@
     constructor(language) {
       this.element = make("p", {class: "sr-stage sr-sentence", lang: language});
     }
+
+    begin() {}
 
     name(step, index) {
       return step.proposed[index];
@@ -226,6 +235,7 @@
       this.scrubber.max = this.steps.length;
       this.seconds = this.data.decodes[index].seconds;
       this.setSpeed();
+      this.view.begin(this.data.decodes[index], () => this.show(this.shown));
       this.show(this.steps.length);
     }
 

@@ -11,7 +11,7 @@
 
   class Viewer extends Drawn {
     draw(view) {
-      const {before, faces} = this.view = view;
+      const {faces} = this.view = view;
       this.after = make("img", {class: "sr-after"});
       this.before = make("img", {class: "sr-before"});
       this.names = [make("span", {class: "sr-name sr-left"}), make("span", {class: "sr-name sr-right"})];
@@ -28,16 +28,15 @@
       this.frame.addEventListener("pointermove", event => {
         if (this.frame.hasPointerCapture(event.pointerId)) this.follow(event);
       });
-      this.select = make("select", {}, ...before.map(({name}, at) => make("option", {value: at}, name)));
+      this.select = make("select", {});
       this.select.addEventListener("change", () => this.uncover(Number(this.select.value)));
       this.caption = make("p", {class: "sr-chosen"});
       this.actions = make("span", {class: "sr-links"});
       this.append(this.frame,
         make("div", {class: "sr-under"}, make("label", {}, "Left side ", this.select), this.actions), this.caption);
       if (faces.length > 1) this.append(this.sheet());
+      this.divider.value = FIRST;
       this.choose(0);
-      this.uncover(0);
-      this.move(FIRST);
     }
 
     sheet() {
@@ -51,9 +50,13 @@
       return make("fieldset", {class: "sr-sheet"}, make("legend", {}, "Choose a sample"), ...choices);
     }
 
-    // Show the face with this index.
+    // Show the face with this index; the left side keeps its kind of picture.
     choose(index) {
-      const face = this.view.faces[index];
+      const face = this.view.faces[index], kept = Math.max(this.select.selectedIndex, 0);
+      this.others = [...this.view.before, ...face.before];
+      this.select.replaceChildren(...this.others.map(({name}, at) => make("option", {value: at}, name)));
+      this.select.value = kept;
+      this.uncover(kept);
       this.after.src = face.uri;
       this.after.alt = face.name;
       this.names[1].textContent = face.name;
@@ -68,7 +71,7 @@
 
     // Show the picture with this index on the left side.
     uncover(index) {
-      const {name, uri} = this.view.before[index];
+      const {name, uri} = this.others[index];
       this.before.src = uri;
       this.before.alt = `${name}, left of the divider`;
       this.names[0].textContent = name;

@@ -1,0 +1,137 @@
+"""Draw the pictures of `docs/web-demo.md`: the page with a checkpoint, as Chromium shows it.
+
+    python scripts/draw_page.py --checkpoint celeba-8to64
+
+The faces are scikit-image's astronaut and those of `scripts/faces`. Chromium must be installed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from superres.config import DEFAULT_CHECKPOINT
+from superres.errors import ConfigError, SuperresError
+from superres.system.output import prepare_folder, write_result
+
+ROOT = Path(__file__).parent.parent
+FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+SENTENCES = "A small dog runs through deep snow.\nTwo women are sitting on a bench in the park."
+BROKEN = """() => {
+    for (const stepper of [...document.querySelectorAll("#results superres-stepper")].reverse()) {
+        const middle = stepper.steps.length >> 1;
+        const step = stepper.steps.findIndex((one, at) => at > middle && one.accepted === 2 && one.broken);
+        if (step >= 0) {
+            stepper.show(step + 1);
+            return stepper;
+        }
+    }
+    return document.querySelector("#results superres-stepper");
+}"""
+"""Shows a step in the middle of a decode that accepts two tokens and rejects a third one; returns its element."""
+
+
+@contextmanager
+def served(checkpoint: str) -> Iterator[str]:
+    """Serve the page, and yield its address."""
+    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--checkpoint", checkpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            found = re.search(r"open (\S+) ", process.stdout.readline() if process.stdout else "")
+            if found is None:
+                raise ConfigError(f"the page with the checkpoint {checkpoint} cannot be served; see the message above")
+            yield found[1]
+        finally:
+            process.terminate()
+
+
+def decode(page: Page, button: str) -> None:
+    """Press a button, and wait until its decoding has ended and the page shows its results."""
+    page.evaluate("""() => { window.ended = 0; const end = superres.end;
+        superres.end = view => { end(view); ended++; }; }""")
+    page.click(button)
+    page.wait_for_function("ended > 0")
+
+
+def draw_faces(page: Page, output: Path) -> None:
+    """Draw the tab Upscale: a result, samples, a race, and a step."""
+    page.wait_for_selector("#preview figure")
+    decode(page, "#run")
+    save(page.screenshot(full_page=True), output / "demo-upscale.webp")
+    page.locator("#results summary", has_text="Step through it").click()
+    save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
+    page.locator("#results summary", has_text="Step through it").click()
+    decode(page, "#draw")
+    save(page.screenshot(full_page=True), output / "demo-samples.webp")
+    page.check("#race input")
+    decode(page, "#run")
+    save(page.screenshot(), output / "demo-race.webp")
+
+
+def draw_batch(page: Page, output: Path) -> None:
+    """Draw the tab Batch with two faces, and a file that is no picture."""
+    page.get_by_role("tab", name="Batch").click()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_text("Click to Upload").last.click()
+    chooser.value.set_files([*({"name": path.name, "mimeType": "image/png", "buffer": path.read_bytes()}
+                               for path in FACES[:2]),
+                             {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture"}])
+    page.wait_for_selector("#files [aria-label='notes.png']")
+    decode(page, "#run-batch")
+    page.wait_for_selector("#archive a[download]")
+    save(page.screenshot(), output / "demo-batch.webp")
+
+
+def draw_translation(page: Page, output: Path) -> None:
+    """Draw the tab Translate, if the page has it."""
+    if page.get_by_role("tab", name="Translate").count():
+        page.get_by_role("tab", name="Translate").click()
+        page.fill("#text textarea", SENTENCES)
+        decode(page, "#run-text")
+        save(page.screenshot(), output / "demo-translate.webp")
+
+
+def save(png: bytes, path: Path) -> None:
+    """Write a screenshot as WebP."""
+    content = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6)
+    write_result(path, content.getvalue())
+    print(path, flush=True)
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs" / "pictures",
+) -> None:
+    """Draw the pictures of the web demo."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        raise ConfigError("there is no Chromium; apt-get install chromium")
+    prepare_folder(output)
+    with served(checkpoint) as address, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 1280, "height": 1100}, reduced_motion="reduce")
+        page.goto(address)
+        draw_faces(page, output)
+        page.set_viewport_size({"width": 1280, "height": 720})
+        draw_batch(page, output)
+        draw_translation(page, output)
+        chromium.close()
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"draw_page: {error}")

@@ -1,0 +1,117 @@
+"""The web demo with a cascade: where a decode starts, what the page says of its stages, and the endpoints' `start`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import TINY, random_model
+from gradio_client import Client, handle_file
+from PIL import Image
+from skimage import data
+from web_demo import running
+
+import stress_demo
+from superres.config import DecodeConfig
+from superres.errors import ConfigError
+from superres.pipeline.upscaler import Upscaler
+from superres.tasks.faces import FaceTask, area_reduce, image_key
+from superres.tasks.photos import Crop, choose_crops
+from superres.web.decoding import Decoder
+from superres.web.photos import chosen, offer_crop, show_crop, started
+from superres.web.upscale_tab import example_html, views_of
+
+TASK = FaceTask(4, 16, (8,))
+FAST = DecodeConfig(accept="distance", epsilon=255)
+
+
+@pytest.fixture(scope="module")
+def cascade():
+    """A cascade of networks with random weights, from 4 to 8 to 16 pixels."""
+    def stage(name, source, target):
+        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
+        return Upscaler(random_model(network, dtype=torch.float32), name, device="cpu")
+
+    return stage("large", 8, 16)._after(stage("small", 4, 8), "both")
+
+
+@pytest.fixture
+def photo(tmp_path, monkeypatch):
+    """The path of a photo among the uploads."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    Image.fromarray(data.astronaut()).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.mark.parametrize(("start", "size", "side"), [(4, 100, 4), (8, 100, 8), (8, 8, 8), (8, 7, 4)])
+def test_a_decode_starts_where_the_visitor_asks_if_the_crop_has_the_pixels(start, size, side):
+    assert started(TASK, start, Crop(0, 0, size)).source == side
+
+
+def test_the_choice_is_offered_for_large_crops_only_and_the_view_of_the_input_follows_it(photo):
+    upload = {"path": str(photo)}
+    assert offer_crop(TASK, upload, 4)[3]["visible"]
+    assert not offer_crop(FaceTask(4, 16), upload, 4)[3]["visible"]
+    for square, start, caption, is_visible in (
+            ("10,20,40", 4, "4x4: the model&#x27;s input, all that it sees<", True),
+            ("10,20,40", 8, "8x8: the model&#x27;s input, all that it sees; only the last stage draws", True),
+            ("10,20,7", 8, "4x4: the model&#x27;s input, all that it sees<", False)):
+        view, update = show_crop(TASK, upload, square, start)
+        assert caption in view
+        assert update["visible"] == is_visible
+    Image.fromarray(data.astronaut()[:8, :8]).save(photo)
+    _, view, _, update = offer_crop(TASK, upload, 4)
+    assert "8x8: the model&#x27;s input; only the last stage draws" in view
+    assert not update["visible"]
+    with pytest.raises(ConfigError, match="not 'x'; choose another --start"):
+        chosen("", "x", TASK, data.astronaut())
+
+
+def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command_says_so(cascade):
+    image = data.astronaut()
+    (crop,) = choose_crops(image, TASK)
+    subject = chosen("", 8, TASK, image)
+    assert (subject.source == area_reduce(crop.take(image), 8, 8)).all()
+    assert (subject.truth == area_reduce(crop.take(image), 16, 16)).all()
+    decoder = Decoder(cascade, frame_seconds=0)
+    *_, page = views_of(decoder, "upscale", subject, {"": replace(FAST, block_size=8)})
+    decoder.close()
+    assert "--checkpoint both --start 8 --crop" in page
+    assert "Input, 8x8" in page
+    assert "Stage 1" not in page
+
+
+def test_the_example_shows_the_input_its_enlargement_and_each_stage(cascade, rng):
+    decoder = Decoder(cascade)
+    assert example_html(decoder) == ""
+    decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
+    page = example_html(decoder)
+    names = "Input, 4x4", "Lanczos", "Stage 1 of 2, 8x8", "superres, 16x16"
+    places = [page.index(f"<figcaption>{name}") for name in names]
+    assert places == sorted(places)
+    assert page.count("<figure") == 4
+
+
+def test_the_endpoints_start_where_a_program_asks(cascade, tmp_path, rng):
+    picture, small = rng.integers(0, 256, (30, 30, 3), np.uint8), rng.integers(0, 256, (4, 4, 3), np.uint8)
+    for name, pixels in (("picture", picture), ("small", small)):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    settings = {"accept": "distance", "epsilon": 255, "block_size": 8}
+    with running(cascade, frame_seconds=0) as demo:
+        client = Client(demo.url, verbose=False)
+        files, report = client.predict(handle_file(tmp_path / "picture.png"), start=8, **settings, api_name="/upscale")
+        source = area_reduce(picture, 8, 8)
+        options = replace(FAST, block_size=8)
+        expected = cascade.from_size(8)(source[None], options, keys=[image_key(source, 1)]).images[0]
+        np.testing.assert_array_equal(np.asarray(Image.open(files[0])), expected)
+        assert [stage["tokens"] for stage in report["samples"][0]["stages"]] == [768]
+        _, report = client.predict([handle_file(tmp_path / f"{name}.png") for name in ("picture", "small")], start=8,
+                                   **settings, api_name="/upscale_batch")
+        assert [row["status"] for row in report["rows"]] == ["failed", "ok"]
+        assert "small.png is too small: 4x4; provide an image of at least 8x8" in report["rows"][0]["error"]
+        assert report["rows"][1]["checkpoint"].startswith("large@")
+        upload = demo.upload("a.png", (tmp_path / "picture.png").read_bytes())
+        _, error = stress_demo.call(demo.url, "upscale", {"image": upload, "start": 5})
+        assert "inputs of 4 or 8 pixels, not 5" in error
