@@ -17,7 +17,7 @@ import typer
 
 from superres.cli.options import DEVICES, Checkpoint, Device
 from superres.cli.survey import StoreLocation, results_line
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
+from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
@@ -127,7 +127,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
-    max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CASCADE,
     device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
     store: StoreLocation = DEFAULT_STORE,
 ) -> None:

@@ -108,12 +108,11 @@ def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
             variant.rounds.append(seconds[name] / len(sources))
 
 
-def earlier_stages(variant: Variant) -> dict[str, Pixels]:
-    """Return the pictures that the stages before the last one drew, uint8 [N, target, target, 3], by their size."""
-    task = variant.upscaler.face_task
+def earlier_stages(variant: Variant) -> list[Pixels]:
+    """Return the pictures that each stage before the last one drew, uint8 [N, target, target, 3]."""
     by_stage = zip(*(result.stages[:-1] for result in variant.results), strict=True)
-    drawn = (np.concatenate([result.images for result in stage]) for stage in by_stage)
-    return {f"{images.shape[2]}x{images.shape[1]}": task.enlarge(images, "nearest") for images in drawn}
+    drawn = [np.concatenate([result.images for result in stage]) for stage in by_stage]
+    return [variant.upscaler.face_task.enlarge(images, "nearest") for images in drawn]
 
 
 def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
@@ -131,7 +130,7 @@ def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
 @training_paused()
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to64",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement; their medians are printed.")] = 3,
 ) -> None:
@@ -147,13 +146,15 @@ def main(
         for face, image in zip(inputs, variants[name].images, strict=True):
             record = variants[name].options.to_dict()
             write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
-    enlarged = {method: upscaler.face_task.enlarge(sources, method) for method in ("nearest", "bicubic")}
-    columns = {"input": enlarged["nearest"], "bicubic": enlarged["bicubic"], **earlier_stages(variants["greedy"]),
-               **{name: np.stack(variants[name].images) for name in ("greedy", "epsilon 2", "sample")}}
-    write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
+    enlarged = [upscaler.face_task.enlarge(sources, method) for method in ("nearest", "lanczos")]
+    rows = [*enlarged, *earlier_stages(variants["greedy"]),
+            *(variants[name].images for name in ("greedy", "epsilon 2", "sample"))]
+    sheet = contact_sheet({face: np.stack(pictures) for face, *pictures in zip(inputs, *rows, strict=True)}, scale=3)
+    write_result(output / "sheet.png", encode_png(Picture(sheet), {"checkpoint": upscaler.name}))
     print(f"\nOne image at a time, {upscaler.name}@{upscaler.revision}, {upscaler.device}, engine {upscaler.engine}:")
     print("\n".join(table_lines(variants)))
-    print(f"\nPictures: {output}/*.png; all side by side: {output / 'sheet.png'}")
+    print(f"\nPictures: {output}/*.png; side by side: {output / 'sheet.png'}, from top to bottom the input,"
+          " Lanczos, earlier stages, greedy, epsilon 2 and sample")
 
 
 if __name__ == "__main__":

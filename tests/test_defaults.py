@@ -77,7 +77,8 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     assert len({*api.traces[0].accepted}) > 1
 
     for words in ([], ["--batch-size", "1"]):
-        assert run(["upscale", str(FACE), "--output", str(tmp_path), "--on-existing", "overwrite", *words]) == 0
+        assert run(["upscale", str(FACE), "--checkpoint", upscaler.name, "--output", str(tmp_path), "--on-existing",
+                    "overwrite", *words]) == 0
         row = json.loads((tmp_path / "manifest.jsonl").read_text())
         assert DecodeConfig.from_dict(row["config"]) == resolve_options(fastest, upscaler)
         assert row["iterations"] == api.traces[0].iterations

@@ -52,7 +52,7 @@ def test_a_new_criterion_proposer_or_engine_is_a_choice_of_the_command_and_exact
     Image.fromarray(SOURCE).save(tmp_path / "face.png")
     ways = {"criterion": ["--accept", "every-second"], "proposer": ["--proposer", "repeat", "--block-size", "4"],
             "engine": ["--engine", "counting", "--accept", "distance", "--epsilon", "0"]}
-    commands = [["upscale", "face.png", "--output", way, *words] for way, words in ways.items()]
+    commands = [["upscale", "face.png", "--size", "32", "--output", way, *words] for way, words in ways.items()]
     code = ("import newcomer; from superres.cli.main import run; "
             f"raise SystemExit(max([run(command) for command in {commands!r}]))")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

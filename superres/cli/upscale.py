@@ -12,7 +12,7 @@ from superres.batch.image_files import FORMATS
 from superres.batch.inputs import read_list
 from superres.batch.plan import METADATA, ON_EXISTING, BatchOptions, parse_batch_size, parse_shard, plan
 from superres.cli import options as opt
-from superres.config import DEFAULT_CHECKPOINT, require
+from superres.config import DEFAULT_CASCADE, require
 from superres.pipeline.options import combined
 from superres.system.progress import say
 from superres.tasks.faces import SOURCES
@@ -66,7 +66,7 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
-    checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", crop: Crop = DEFAULT_CROP,
+    checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
     size: Size = None, start: Start = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
     metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,

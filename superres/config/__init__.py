@@ -2,6 +2,7 @@
 
 from superres.config.decoding import (
     CRITERION_NAMES,
+    DEFAULT_CASCADE,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     ENGINE_NAMES,
@@ -35,8 +36,8 @@ from superres.config.settings import (
 )
 
 __all__ = [
-    "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
-    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "PRESETS",
+    "CRITERION_NAMES", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES",
+    "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "PRESETS",
     "PROPOSER_NAMES", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config",
     "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
     "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",

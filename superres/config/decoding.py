@@ -21,8 +21,8 @@ from superres.config.settings import (
 )
 from superres.errors import ConfigError, shown
 
-DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
-"""Default checkpoints for faces and for translation, both bundled."""
+DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeba-8to64", "multi30k-en-de"
+"""Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
 
 ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph", "graph-bf16"]
 """Engines that compute the decoding step, implemented in `superres.nn.engines.ENGINES`.

@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from superres.batch.image_files import encode_png
-from superres.config import DEFAULT_CHECKPOINT, FACES, DecodeConfig
+from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
@@ -337,7 +337,7 @@ def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeCon
     if options.block_size == upscaler.block_size(default):
         unused.append("block_size")
     parts = ["superres upscale face.png --output faces"]
-    if upscaler.name != DEFAULT_CHECKPOINT:
+    if upscaler.name != DEFAULT_CASCADE:
         parts.append(f"--checkpoint {upscaler.name}")
     if len(subject.source) != upscaler.face_task.source:
         parts.append(f"--start {len(subject.source)}")
