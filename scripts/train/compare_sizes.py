@@ -8,6 +8,7 @@ folder per size. The same command resumes a comparison that was killed, and with
 turns it continues a finished one. Training pauses while another process measures times.
 
     python scripts/train/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
+    python scripts/train/compare_sizes.py --data faces64.npz --dev dev64.npz --output runs/sizes64 --preset face-64
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ DECODED = 4
 """Number of pictures whose decoding is timed."""
 
 
-def network(width: int, layers: int) -> ModelConfig:
-    """Return the preset `base` with another width, in the same proportions, and number of decoder layers."""
-    base = PRESETS["base"]
+def network(width: int, layers: int, preset: str = "base") -> ModelConfig:
+    """Return a preset with another width, in the same proportions, and number of decoder layers."""
+    base = PRESETS[preset]
     maps = MAPS * round(width * base.conditioning_width / base.width / MAPS)
     return dataclasses.replace(
         base, width=width, filter_size=width * base.filter_size // base.width, attention_heads=width // HEAD_SIZE,
@@ -214,22 +215,25 @@ def main(
     batch_size: Annotated[int, typer.Option(min=1, help="Images per training step.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Timings of decoding.")] = 5,
     sizes: Annotated[str, typer.Option(help="Comma-separated sizes.")] = ",".join(SIZES),
+    preset: Annotated[str, typer.Option(help="Network for faces whose width and layers are changed.")] = "base",
 ) -> None:
     """Train the sizes in turns, score them, time their decoding, and write the measurements."""
     require(0 < minutes < float("inf"), f"--minutes must be positive and finite, not {minutes}")
     names = sizes.split(",")
     for name in names:
         require(name in SIZES, f"unknown size {name!r}; known: {', '.join(SIZES)}")
-    task = FaceTask.of(network(*SIZES[names[0]]))
+    require(preset in PRESETS and PRESETS[preset].task == FaceTask.name,
+            f"--preset must be that of a network for faces, not {preset!r}")
+    task = FaceTask.of(PRESETS[preset])
     pairs, true = read_faces(dev, task, "valid", limit), read_faces(data, task)
     with run_folder(output):
         check_study(output, {
             "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()),
-            "minutes_per_turn": round(minutes / turns, 6)})
+            "minutes_per_turn": round(minutes / turns, 6), "preset": preset})
         batches = ImageBatches(true.lr, true.hr, batch_size, 0)
         trainers: dict[str, Trainer] = {}
         for name in names:
-            config = network(*SIZES[name])
+            config = network(*SIZES[name], preset)
             settings = TrainConfig(endless=True, batch_size=batch_size, optimizer="muon",
                                    learning_rate=learning_rate(config.width))
             model = build_model(config, settings)
