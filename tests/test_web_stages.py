@@ -52,19 +52,19 @@ def test_a_decode_starts_where_the_visitor_asks_if_the_crop_has_the_pixels(start
 
 def test_the_choice_is_offered_for_large_crops_only_and_the_view_of_the_input_follows_it(photo):
     upload = {"path": str(photo)}
-    assert offer_crop(TASK, upload, 4)[3]["visible"]
-    assert not offer_crop(FaceTask(4, 16), upload, 4)[3]["visible"]
+    assert offer_crop(TASK, upload, 4)[3]["visible"] is True
+    assert offer_crop(FaceTask(4, 16), upload, 4)[3]["visible"] == "hidden"
     for square, start, caption, is_visible in (
             ("10,20,40", 4, "4x4: the model&#x27;s input, all that it sees<", True),
             ("10,20,40", 8, "8x8: the model&#x27;s input, all that it sees; only the last stage draws", True),
             ("10,20,7", 8, "4x4: the model&#x27;s input, all that it sees<", False)):
         view, update = show_crop(TASK, upload, square, start)
         assert caption in view
-        assert update["visible"] == is_visible
+        assert (update["visible"] is True) == is_visible
     Image.fromarray(data.astronaut()[:8, :8]).save(photo)
     _, view, _, update = offer_crop(TASK, upload, 4)
     assert "8x8: the model&#x27;s input; only the last stage draws" in view
-    assert not update["visible"]
+    assert update["visible"] == "hidden"
     with pytest.raises(ConfigError, match="not 'x'; choose another --start"):
         chosen("", "x", TASK, data.astronaut())
 

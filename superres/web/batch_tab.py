@@ -109,8 +109,8 @@ def batch_tab(decoder: Decoder) -> None:
             state = gr.HTML('<p class="sr-hint">Photos are cropped at their largest face, or to their central square '
                             "if no face is found. If a file cannot be read, the page names it and continues with the "
                             "others.</p>", elem_id="batch-state")
-            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
-                              elem_id="archive")
+            archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
+                              visible=controls.visibility(False), elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
     controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, *settings], gallery,
                        [state, gallery, archive], stop)
@@ -120,16 +120,19 @@ def batch_tab(decoder: Decoder) -> None:
 
 def batch_for_page(decoder: Decoder, uploads: Value, start: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
-    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
-    finished = -1
+    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=controls.visibility(False))
+    finished, path = -1, None
     for batch in upscale_batch(decoder, uploads, start, settings):
         if len(batch.rows) == finished:
-            yield state_html(batch), gr.skip(), gr.skip()
+            # The file is sent again: the page may have lost it in a fast sequence of updates.
+            yield state_html(batch), gr.skip(), gr.update(
+                value=path, visible=controls.visibility(path is not None))
             continue
         finished, path = len(batch.rows), batch.save()
         parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in batch.pictures]
         gallery = f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
-        yield state_html(batch), gallery, gr.update(value=path, visible=path is not None)
+        yield state_html(batch), gallery, gr.update(
+            value=path, visible=controls.visibility(path is not None))
 
 
 def state_html(batch: Batch) -> str:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import gradio as gr
 from gradio.exceptions import InvalidPathError
@@ -137,6 +137,11 @@ def note_changes(view: gr.components.Component, inputs: Iterable[gr.components.C
         # The server changes settings, too, for example the seed; uploads and texts are new whoever changes them.
         is_new = isinstance(component, (gr.Image, gr.File)) or component.elem_id == "text"
         getattr(component, "change" if is_new else "input")(None, None, None, **script("stale", view))
+
+
+def visibility(is_visible: bool) -> bool | Literal["hidden"]:
+    """Return the `visible` of a component that stays in the page: Gradio may lose an update that first adds one."""
+    return is_visible or "hidden"
 
 
 def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:

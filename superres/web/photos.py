@@ -124,7 +124,7 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
     """Lay out the choice of the side from which a decode starts."""
     more = [(f"{side}x{side}: more of what the photo really shows", side) for side in task.between]
     return gr.Radio([(task.source_size, task.source), *more], value=task.source, label="Start from",
-                    visible=is_visible, elem_id=elem_id)
+                    visible=controls.visibility(is_visible), elem_id=elem_id)
 
 
 def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> tuple[gr.HTML, gr.Radio]:
@@ -179,7 +179,7 @@ def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, s
             element, preview, square, is_visible = crop_of(path_of(upload), task, start)
     except SuperresError as error:
         preview = drawing.message(str(error))
-    return element, preview, square, gr.update(visible=is_visible)
+    return element, preview, square, gr.update(visible=controls.visibility(is_visible))
 
 
 def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tuple[str, dict[str, Any]]:
@@ -194,7 +194,7 @@ def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tup
             preview, is_visible = reduce_picture(path_of(upload), show, task.source)
     except SuperresError as error:
         preview = drawing.message(str(error))
-    return preview, gr.update(visible=is_visible)
+    return preview, gr.update(visible=controls.visibility(is_visible))
 
 
 def has_choice(task: FaceTask, crop: Crop) -> bool:
