@@ -30,7 +30,7 @@ from superres.tasks.face_data import read_faces
 from superres.tasks.faces import image_key
 from superres.tasks.translation import read_pairs
 
-BLOCK_SIZES = (2, 4, 6, 8, 10)
+BLOCK_SIZES = (2, 4, 6, 8, 10, 16, 24)
 
 Decode = Callable[[DecodeConfig], list[RowTrace]]
 
