@@ -57,7 +57,8 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "tokens": TOKENS, "iterations": 308, "model_calls": 309, "mean_accepted_block_size": TOKENS / 308,
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7, "crop": None,
         "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
-        "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png"},
+        "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png",
+                    "start": 8},
     }
     assert summary.line().endswith(" images/s, mean accepted block size 9.97")
     with Image.open(out / "b.png") as image:

@@ -73,7 +73,7 @@ def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
     ({"settings": replace(SETTINGS, learning_rate=0.5)}, "0.5"), ({"settings": replace(SETTINGS, seed=3)}, "seed"),
     ({"start": "0123"}, r"started with other --start \(SHA-256 None there, 0123 now\)"),
-    ({"count": 4}, "started with other --data, --own or --crops"),
+    ({"count": 4}, "started with other --data, --own, --crops or --drawn"),
 ])
 def test_a_run_is_not_resumed_with_other_settings_or_another_start_or_other_data(change, message, tmp_path):
     begun(tmp_path, 1)
