@@ -32,9 +32,11 @@ def input_becomes(page, side):
     page.wait_for_function(f"{INPUT_SIDE} === {side}")
 
 
-def decode(page, button="#run"):
-    page.click(button)
-    page.wait_for_selector("#stop", state="visible")
+def decode(page):
+    """Decode, and wait for another viewer than the present one; a decode may be faster than the page shows it."""
+    page.evaluate("document.querySelector('#results superres-viewer')?.setAttribute('data-old', '')")
+    page.click("#run")
+    page.wait_for_selector("#results superres-viewer:not([data-old]) img")
     page.wait_for_selector("#stop", state="hidden")
 
 
