@@ -95,6 +95,23 @@ def recipe(tmp_path):
     return path
 
 
+def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe, data, tmp_path):
+    document = json.loads(recipe.read_text())
+    document["network"] = {"width": 16, "ordinal_output": False}
+    document["rungs"] = [{"name": "base", "settings": {**SHORT, "steps": 5, "snapshots": 2}}]
+    recipe.write_text(json.dumps(document))
+    assert train_recipe(Recipe.read(recipe), data, tmp_path / "run", None, never, ignore)
+    base = tmp_path / "run" / "base"
+    network = load_checkpoint(base / "checkpoint")
+    assert (network.config.width, network.config.ordinal_output, network.config.cell_remainder) == (16, False, True)
+    kept = {int(folder.name): folder for folder in (base / "snapshots").iterdir()}
+    assert sorted(kept) == [3, 5]
+    assert read_training(kept[3])[-1]["steps"] == 3
+    states = [load_checkpoint(folder).state_dict() for folder in (kept[3], kept[5])]
+    assert any(not torch.equal(states[0][name], weight) for name, weight in states[1].items())
+    assert all(torch.equal(states[1][name], weight) for name, weight in network.state_dict().items())
+
+
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
     ladder, output = Recipe.read(recipe), tmp_path / "run"
     assert not train_recipe(ladder, data, output, data, lambda: True, ignore)
@@ -120,6 +137,8 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
     (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
     (lambda d: d.update(colour="red"), "not a training recipe"),
+    (lambda d: d.update(network={"widht": 8}), "unknown setting widht"),
+    (lambda d: d["rungs"][0]["settings"].update(snapshots=2), "snapshots must be 0, or at most the number of steps"),
     (lambda d: d["rungs"][1].update(head_layer="round"), "head_layer 'round' must be one of per-head, dense"),
     (lambda d: d["rungs"][0].update(head_layer="dense"), "head_layer 'dense' must be one of per-head, dense"),
 ])
@@ -143,7 +162,7 @@ def test_the_bundled_recipes_can_be_read():
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
     document = json.loads((bundled_folder().parent / "scripts" / "train" / "recipes" / "table2.json").read_text())
     for rung in document["rungs"]:
-        rung["settings"] |= {"steps": 1, "batch_size": 2, "precision": "no", "head_positions": 4, "seed": 5}
+        rung["settings"] |= {"steps": 1, "batch_size": 2, "precision": "no", "head_positions": 4, "seed": 5, "snapshots": 0}
         if rung.get("head_layer") == "sequential":
             rung["head_layer"] = "per-head"  # the checkpoint's, whose trained heads must not be taken
     (tmp_path / "recipe.json").write_text(json.dumps({**document, "prediction_heads": 3}))

@@ -170,5 +170,10 @@ def test_networks_that_differ_only_in_their_names_are_compared_and_no_others():
     others["fine-tuned"][0] = {**others["fine-tuned"][0], "steps": 10}
     with pytest.raises(ConfigError, match="do not start from the same base"):
         check_ladder(others)
+    seen = records()
+    for rows in seen.values():
+        rows.insert(1, {**rows[0], "stage": "distil"})
+    with pytest.raises(ConfigError, match=r"base of --regular was trained with heads before \(stage distil\)"):
+        check_ladder(seen)
     with pytest.raises(ConfigError, match="has no training"):
         check_ladder({"regular": []})

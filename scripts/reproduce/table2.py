@@ -80,6 +80,8 @@ VARIED = ("freeze_base", "head_loss", "head_target")
 def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
     """Check that networks differ only in their heads' kind and loss, and in whether the base was frozen.
 
+    Their base must never have been trained together with heads, or it would know how to serve them, frozen or not.
+
     `records` has the rows of the networks' training, from `superres.checkpoint.read_training`, by role.
 
     Raises:
@@ -89,6 +91,9 @@ def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
     one, first = next(iter(records.items()))
     for role, rows in records.items():
         require(bool(rows), f"the checkpoint for --{role} has no training.jsonl; train it {remedy}")
+        with_heads = [row["stage"] for row in rows[:-1] if row["stage"] != "base"]
+        require(not with_heads, f"the base of --{role} was trained with heads before (stage "
+                                f"{', '.join(with_heads)}); train it from random weights {remedy}")
         require(rows[:-1] == first[:-1], f"--{role} and --{one} do not start from the same base; train them {remedy}")
         here, there = ({name: row.get(name) for name in COMMON} | row["settings"] for row in (rows[-1], first[-1]))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here

@@ -37,6 +37,11 @@ DEV_PAIRS = 256
 Score = Callable[[EncoderDecoder], dict[str, float]]
 
 
+def changed_preset(name: str, changes: Mapping[str, object]) -> ModelConfig:
+    """Return the preset `name` with other values of the fields `changes`; ConfigError if they do not fit together."""
+    return ModelConfig.from_dict({**PRESETS[name].to_dict(), **changes})
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of training, as given on the command line: training data, and the folder of the run, which is resumed.
@@ -45,6 +50,7 @@ class Stage:
     scores during training.
 
     Attributes:
+        changes: fields of the network that differ from the preset's.
         prediction_heads: K; None keeps the heads of `start`, or makes PREDICTION_HEADS heads if heads are trained. The
             stage "base" trains no heads: 1 leaves those of `start` out.
         limit: number of examples of `data` to use, from the first on; all if None.
@@ -69,6 +75,7 @@ class Stage:
     start: Path | None = None
     preset: str = "base"
     prediction_heads: int | None = None
+    changes: Mapping[str, object] = field(default_factory=dict)
     limit: int | None = None
     own: Path | None = None
     crops: Path | None = None
@@ -105,7 +112,7 @@ class Stage:
         require(not self.settings.trains_heads,
                 f"stage {self.settings.stage} needs a trained base; name its folder with --start")
         require(self.preset in PRESETS, f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
-        network = PRESETS[self.preset]
+        network = changed_preset(self.preset, self.changes)
         if not network.identity_p1:
             # p1's part of the head layer is added together with the other heads, after the base is trained.
             network = dataclasses.replace(network, one_head_layer=False)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
-from superres.training.corpora import CORPORA, Corpus, Stage
+from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -120,7 +120,7 @@ class Recipe:
 
     `decode_batch` is the number of images that a model decodes together for self-distillation, or of sentences
     translated together. With `keep_heads`, stages "base" keep the heads of a given checkpoint, untrained, for later
-    stages to go on with.
+    stages to go on with. `network` has the fields of `ModelConfig` that differ from the preset's.
     """
 
     preset: str
@@ -128,6 +128,7 @@ class Recipe:
     decode_batch: int
     stages: list[RecipeStage]
     keep_heads: bool = False
+    network: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
@@ -143,6 +144,8 @@ class Recipe:
             recipe = cls(stages=stages, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/train/recipes") from error
+        if recipe.network and recipe.preset in PRESETS:
+            changed_preset(recipe.preset, recipe.network)
         for number, entry in enumerate(stages):
             _check_stage(entry, {one.name: one for one in stages[:number]}, f"{path}: rung {entry.name!r}")
         return recipe
@@ -206,7 +209,7 @@ def train_recipe(
         vocabulary = next(iter(trained.values())) / translation.VOCABULARY_FILE if is_text and trained else None
         stage = Stage(settings, data, output / entry.name, dev,
                       start if entry.start is None else output / entry.start / "checkpoint", recipe.preset, heads,
-                      head_layer=entry.head_layer, vocabulary=vocabulary,
+                      changes=recipe.network, head_layer=entry.head_layer, vocabulary=vocabulary,
                       more=(more,) if more is not None and entry.reads_more else (), copies=entry.copies or 1,
                       reverse=entry.reverse != (entry.start in backward), crops=crops, drawn=drawn,
                       stages=dict(trained))

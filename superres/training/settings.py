@@ -38,6 +38,7 @@ class TrainConfig(Config):
     - flip: mirror half of the images.
     - estimate_weight: weight of the estimate's mean absolute error, in nats per grey level.
     - head_weight: weight of the proposal heads' loss relative to p1's.
+    - snapshots: number of checkpoints of the averaged weights to keep at equal distances of steps, the last one included.
     - distance_weight: weight of log(1 + |d|) in the loss of heads that learn from p1, d being the difference of the
       expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails exact
       acceptance, which the divergence of two wide distributions hardly notices.
@@ -84,6 +85,7 @@ class TrainConfig(Config):
     estimate_weight: float = 0.02
     head_weight: float = 1.0
     distance_weight: float = 1.0
+    snapshots: int = 0
 
     def __post_init__(self) -> None:
         for name, about in settings_of(TrainConfig).items():
@@ -103,6 +105,8 @@ class TrainConfig(Config):
                 "endless training has no length; leave steps and minutes out" if self.endless else
                 "give the length of training as either steps or minutes")
         require(all(length > 0 for length in lengths), f"the length of training must be positive, not {lengths}")
+        require(self.snapshots == 0 or (self.steps or 0) >= self.snapshots > 0,
+                f"snapshots must be 0, or at most the number of steps, not {self.snapshots!r}")
         require(0 <= self.input_noise < math.inf, f"input_noise must be at least 0, not {self.input_noise!r}")
         require(self.crop_share is None or 0 <= self.crop_share <= 1,
                 f"crop_share must be in [0, 1], not {self.crop_share!r}")

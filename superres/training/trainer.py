@@ -191,6 +191,8 @@ class Trainer:
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
                 evaluated = time.monotonic()
+            if self._is_snapshot() and self.accelerator.is_main_process:
+                self.write_checkpoint(self.folder / "snapshots" / str(self.step))
             if now - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
@@ -204,6 +206,11 @@ class Trainer:
 
     def _finished(self) -> bool:
         return schedule_share(self.settings, self.step, self.seconds) >= 1
+
+    def _is_snapshot(self) -> bool:
+        """Return whether the weights after this step are kept (`TrainConfig.snapshots`)."""
+        count, steps = self.settings.snapshots, self.settings.steps or 0
+        return count > 0 and self.step * count // steps > (self.step - 1) * count // steps
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write the averaged weights, and the stages that led to them; raise OutputError if that is not possible."""
