@@ -162,7 +162,7 @@ def test_the_bundled_recipes_can_be_read():
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
     document = json.loads((bundled_folder().parent / "scripts" / "train" / "recipes" / "table2.json").read_text())
     for rung in document["rungs"]:
-        rung["settings"] |= {"steps": 1, "batch_size": 2, "precision": "no", "head_positions": 4, "seed": 5, "snapshots": 0}
+        rung["settings"] |= {**SHORT, "head_positions": 4, "seed": 5, "snapshots": 0}
         if rung.get("head_layer") == "sequential":
             rung["head_layer"] = "per-head"  # the checkpoint's, whose trained heads must not be taken
     (tmp_path / "recipe.json").write_text(json.dumps({**document, "prediction_heads": 3}))

@@ -38,7 +38,7 @@ class TrainConfig(Config):
     - flip: mirror half of the images.
     - estimate_weight: weight of the estimate's mean absolute error, in nats per grey level.
     - head_weight: weight of the proposal heads' loss relative to p1's.
-    - snapshots: number of checkpoints of the averaged weights to keep at equal distances of steps, the last one included.
+    - snapshots: number of checkpoints of the averaged weights to keep, at equal distances of steps up to the last.
     - distance_weight: weight of log(1 + |d|) in the loss of heads that learn from p1, d being the difference of the
       expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails exact
       acceptance, which the divergence of two wide distributions hardly notices.
