@@ -119,6 +119,7 @@ class FakeUpscaler:
     default: DecodeConfig = field(default_factory=DecodeConfig)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     revision: str = "0123abcd"
+    engine: str = "fake"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
     called: list = field(default_factory=list)

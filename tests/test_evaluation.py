@@ -13,6 +13,7 @@ from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation.compression import FORMATS, file_sizes, smallest_file
+from superres.evaluation.intervals import half_width
 from superres.evaluation.pictures import (
     agreement,
     bytes_text,
@@ -22,7 +23,6 @@ from superres.evaluation.pictures import (
     decode_interleaved,
     evaluate_images,
     evaluate_likelihood,
-    half_width,
     likelihood_text,
     picture_scores,
     psnr,

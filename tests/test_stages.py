@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ladder import check_ladder
 from superres.checkpoint import bundled_folder, load_checkpoint, read_config, read_training, save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
@@ -20,7 +21,7 @@ from superres.tasks.faces import FaceTask
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
-from table2 import CHECKPOINTS, check_ladder
+from table2 import CHECKPOINTS
 
 GREEDY = DecodeConfig(block_size=1)
 SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}

@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 from PIL import Image
-from textual import learned, sentences, write_checkpoint, write_pairs
+from textual import learned, sentences, write_pairs
 
 import tables
+from series import ACCEPTED, BLOCK_SIZES
+from superres.checkpoint import read_training
 from superres.errors import ConfigError
 from superres.tasks.translation import TextPairs
-from table1 import BLOCK_SIZES, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
+from table1 import CHECKPOINTS, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
 
 DEV, TEST = sentences(6), sentences(3, seed=1)
 
@@ -32,7 +34,8 @@ def saved(table):
 
 
 def test_the_papers_figures_are_those_of_its_tables():
-    best = {name: max(size for _, size in series.paper.values()) for name, series in SERIES.items() if series.paper}
+    best = {name: max(one[ACCEPTED] for one in series.paper.values())
+            for name, series in SERIES.items() if series.paper}
     assert best == {"regular": 1.76, "distillation": 1.91, "fine-tuning": 3.01, "both": 4.95,
                     "both, top-2": 5.67, "both, top-3": 5.91}
     assert all(set(series.paper) <= set(series.block_sizes) for series in SERIES.values())
@@ -88,7 +91,7 @@ def test_the_views_hold_ours_beside_the_papers(opened, toy):
         table.add(name, toy)
     table.add_test("both", toy)
     paths = table.write_views()
-    assert [path.name for path in paths] == ["table1.md", "table4.md", "table1.png", "wall_clock.png"]
+    assert [path.name for path in paths] == ["table1.md", "table4.md", "table1.png", "figure4.png", "curves.png"]
     first, fourth = table1_markdown(table.document), table4_markdown(table.document)
     assert "| Both, paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / 4.95 |" in first
     assert "| **Regular** | " in first
@@ -100,10 +103,23 @@ def test_the_views_hold_ours_beside_the_papers(opened, toy):
     assert Image.open(paths[2]).size == (1100, 500)
 
 
-def test_the_script_measures_what_it_is_given(tmp_path, capsys):
-    checkpoint = write_checkpoint(tmp_path / "both")
-    dev, test = write_pairs(DEV, tmp_path / "dev"), write_pairs(TEST, tmp_path / "test")
-    words = ["table1", "--data", str(dev), "--test", str(test), "--output", str(tmp_path / "tables"), "--device", "cpu"]
-    tables.app([*words, "--both", str(checkpoint)], standalone_mode=False)
+def test_one_command_trains_the_ladder_and_measures_it(tmp_path, capsys):
+    paths = {name: write_pairs(sentences(count, seed), tmp_path / name)
+             for name, count, seed in (("train", 200, 2), ("val", 3, 0), ("test", 2, 1))}
+    output = tmp_path / "tables"
+    words = ["table1", "--train", str(paths["train"]), "--data", str(paths["val"]), "--test", str(paths["test"]),
+             "--output", str(output), "--device", "cpu", "--quick"]
+    tables.app(words, standalone_mode=False)
     printed = capsys.readouterr().out
-    assert all(part in printed for part in ("# Table 1", "# Table 4", "Missing: regular, distillation, fine-tuning."))
+    assert all(part in printed for part in ("# Table 1", "# Table 4", "## The paper's conclusions", "## Training"))
+    assert "Missing" not in printed
+    assert str(tmp_path) not in (output / "table1.md").read_text()
+    document = json.loads((output / "table1.json").read_text())
+    assert set(document["series"]) == {*SERIES, *(f"test, {role}" for role in CHECKPOINTS)}
+    assert all([point["step"] for point in points] == [1, 2] for points in document["curves"].values())
+    assert [row["rung"] for row in document["costs"]] == ["teacher", "base", "student", *CHECKPOINTS]
+    bases = {name: read_training(output / "ladder" / name / "checkpoint")[-1]
+             for name in ("teacher", "base", "student")}
+    assert bases["teacher"]["settings"]["seed"] != bases["base"]["settings"]["seed"]
+    assert bases["base"]["settings"] == bases["student"]["settings"]
+    assert bases["base"]["data_digest"] == bases["teacher"]["data_digest"] != bases["student"]["data_digest"]

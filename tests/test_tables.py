@@ -13,11 +13,13 @@ from fakes import TINY, TOKENS, FakeUpscaler, random_model
 from PIL import Image
 
 import tables
+from ladder import check_ladder
+from series import ACCEPTED, BLOCK_SIZES, Claim
 from superres.errors import ConfigError, OutputError
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.face_data import FacePairs
+from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
-from table2 import BLOCK_SIZES, PLOTS, SERIES, Table2, check_ladder, table2_markdown
+from table2 import CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ def saved(table):
 
 
 def test_the_papers_figures_are_those_of_its_table():
-    best = {name: max(series.paper.values()) for name, series in SERIES.items() if series.paper}
+    best = {name: max(one[ACCEPTED] for one in series.paper.values())
+            for name, series in SERIES.items() if series.paper}
     assert best == {"regular": 1.10, "approximate": 1.49, "fine-tuned": 2.23, "both": 6.79}
     assert all(set(series.paper) - {1} == set(BLOCK_SIZES) - {1} for series in SERIES.values() if series.paper)
 
@@ -119,11 +122,12 @@ def test_markdown_has_the_papers_row_below_ours_and_names_what_is_missing(opened
     table.add("fine-tuned", FakeUpscaler())
     lines = table2_markdown(table.document).splitlines()
     ours = next(i for i, line in enumerate(lines) if line.startswith("| **fine-tuned** |"))
-    assert lines[ours] == "| **fine-tuned** | 1.00 | 2.00 | 4.00 | 6.00 | 8.00 | 9.97 |"
+    assert lines[ours] == ("| **fine-tuned** | 1.00 +-0.00 | 2.00 +-0.00 | 4.00 +-0.00 | 6.00 +-0.00 | 8.00 +-0.00 | "
+                           "9.97 +-0.00 |")
     assert lines[ours + 1] == "| fine-tuned, paper | - | 1.59 | 2.11 | 2.23 | 2.17 | 2.04 |"
     assert "fine-tuned (" not in (missing := next(line for line in lines if line.startswith("Missing: ")))
-    assert "regular (needs --regular)" in missing
-    assert "both (needs --fine-tuned)" in missing
+    assert "regular (rung regular)" in missing
+    assert "both (rung fine-tuned)" in missing
 
 
 def test_views_are_a_table_and_a_plot_each(opened):
@@ -139,10 +143,9 @@ def test_views_are_a_table_and_a_plot_each(opened):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("table2 --data x --output out", "tables: no checkpoint to measure; give --ladder, or at least one of --regular, "
-     "--fine-tuned, --sequential-regular, --sequential-fine-tuned"),
-    ("table1 --data x --output out",
-     "tables: no checkpoint to measure; give at least one of --regular, --distillation, --fine-tuning, --both"),
+    ("table2 --data x --output out", "tables: out/ladder has no finished rung regular, fine-tuned, sequential-regular, "
+     "sequential-fine-tuned; train the ladder there with --train"),
+    ("table1 --data x --output out --ladder there", "tables: there has no finished rung regular, distillation,"),
     ("table3 x --output out --store nowhere.db", "tables: no survey store nowhere.db"),
 ])
 def test_the_script_names_what_is_missing_in_one_line(words, message, tmp_path, monkeypatch):
@@ -152,6 +155,38 @@ def test_the_script_names_what_is_missing_in_one_line(words, message, tmp_path, 
         runpy.run_path(tables.__file__, run_name="__main__")
     assert caught.value.code.startswith(message)
     assert "\n" not in caught.value.code
+
+
+def test_one_command_trains_the_ladder_and_measures_it(pairs, tmp_path, capsys):
+    write_npz(pairs, tmp_path / "faces.npz")
+    words = ["table2", "--train", str(tmp_path / "faces.npz"), "--data", str(tmp_path / "faces.npz"), "--output",
+             str(tmp_path / "out"), "--device", "cpu", "--quick"]
+    tables.app(words, standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in ("# Table 2", "## The paper's conclusions", "## Training"))
+    assert "Missing" not in printed
+    assert str(tmp_path) not in (tmp_path / "out" / "table2.md").read_text()
+    document = json.loads((tmp_path / "out" / "table2.json").read_text())
+    assert list(document["series"]) == list(SERIES)
+    assert {len(entry["cells"]) for entry in document["series"].values()} == {len(BLOCK_SIZES)}
+    assert {tuple(point["step"] for point in points) for points in document["curves"].values()} == {(1, 2)}
+    assert [row["rung"] for row in document["costs"]] == ["base", *CHECKPOINTS]
+    for role in ("regular", "sequential-regular"):  # a frozen base keeps its greedy pictures
+        assert document["series"][role.replace("sequential-regular", "regular, sequential heads")]["cells"][0][
+            "bits_per_dim_decoded"] == pytest.approx(document["series"]["regular"]["cells"][0]["bits_per_dim_decoded"])
+    tables.app(words, standalone_mode=False)
+    assert "already measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ours", "other", "factor", "verdict"), [
+    ((2.0, 0.1), (1.0, 0.1), 1, "holds"), ((2.0, 0.1), (1.0, 0.1), 2, "undecided"), ((2.0, 0.1), (1.2, 0.1), 2,
+    "does not hold"), ((2.0, None), (1.0, None), 1, "holds"), (None, (1.0, 0.1), 1, "not measured"),
+])
+def test_a_claim_holds_beyond_the_intervals(ours, other, factor, verdict):
+    def cell(score):
+        return {} if score is None else {ACCEPTED: score[0], f"{ACCEPTED}_half_width": score[1]}
+
+    assert Claim("", "", "", 2, factor).verdict(cell(ours), cell(other)) == verdict
 
 
 def records(**changes):
@@ -164,7 +199,7 @@ def records(**changes):
 
 def test_networks_that_differ_only_in_their_names_are_compared_and_no_others():
     check_ladder(records())
-    with pytest.raises(ConfigError, match=r"--fine-tuned was trained otherwise than --regular \(seed 1, not 0\)"):
+    with pytest.raises(ConfigError, match=r"fine-tuned was trained otherwise than regular \(seed 1, not 0\)"):
         check_ladder(records(seed=1))
     others = records()
     others["fine-tuned"][0] = {**others["fine-tuned"][0], "steps": 10}
@@ -173,7 +208,19 @@ def test_networks_that_differ_only_in_their_names_are_compared_and_no_others():
     seen = records()
     for rows in seen.values():
         rows.insert(1, {**rows[0], "stage": "distil"})
-    with pytest.raises(ConfigError, match=r"base of --regular was trained with heads before \(stage distil\)"):
+    with pytest.raises(ConfigError, match=r"base of regular was trained with heads before \(stage distil\)"):
         check_ladder(seen)
     with pytest.raises(ConfigError, match="has no training"):
         check_ladder({"regular": []})
+
+
+def test_bases_of_other_text_were_trained_in_the_same_way():
+    kinds = {"regular": "true", "fine-tuned": "distilled"}
+    found = records()
+    found["fine-tuned"] = [{**row, "data_digest": "other", "start_digest": "other"} for row in found["fine-tuned"]]
+    check_ladder(found, kinds)
+    with pytest.raises(ConfigError, match="do not start from the same base"):
+        check_ladder(found)
+    found["fine-tuned"][0]["steps"] = 10
+    with pytest.raises(ConfigError, match=r"fine-tuned was trained otherwise than regular \(steps 10, not 9\)"):
+        check_ladder(found, kinds)

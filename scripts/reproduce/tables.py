@@ -1,113 +1,125 @@
-"""Reproduce the tables of the paper, with the paper's figures beside ours.
+"""Reproduce the tables and figures of the papers, with their figures beside ours.
 
-Finished measurements are not repeated, so checkpoints can be added one by one.
+Finished measurements are not repeated, so a run that was interrupted continues. With --train, table1 and table2 first
+train the networks that they compare. --quick shows in a minute or two that all works.
 
-    python scripts/reproduce/tables.py table2 --data dev.npz --output tables --ladder runs/table2
-    python scripts/reproduce/tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
+    python scripts/reproduce/tables.py table2 --train train.npz --data dev.npz --output tables
+    python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
     python scripts/reproduce/tables.py table3 STUDY --store survey.db --output tables
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import table1 as text
+import table2 as pictures
+from ladder import RECIPES, costs, quick, read_ladder, train
+from series import Series, Table
 from superres import SuperresError, load
-from superres.checkpoint import find_checkpoint, read_training
-from superres.config import require
+from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
-from superres.system.output import write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
-from table1 import SERIES as TEXT_SERIES
-from table1 import Table1
-from table2 import SERIES, Table2, check_ladder
+from superres.training.recipes import Recipe
 from table3 import write_table3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
+TRAIN = typer.Option("--train", help="Training data: train the ladder first, or go on with it.")
+LADDER = typer.Option(help="Folder of the ladder; OUTPUT/ladder if left out.")
+RECIPE = typer.Option(help="Recipe of the ladder.")
+QUICK = typer.Option("--quick", help="Two steps of training per network and two examples, to see that all works.")
+QUICK_LIMIT = 2
+QUICK_NETWORK = {"width": 32, "filter_size": 32, "attention_heads": 1, "encoder_layers": 1, "decoder_layers": 1,
+                 "head_filter_size": 32, "conditioning_blocks": 0}
+"""Fields of the networks for --quick."""
+QUICK_TEXT = {**QUICK_NETWORK, "vocabulary": 320}
+"""The same for text; a few sentences give no larger vocabulary."""
+
 
 @app.callback()
 def reproduce_tables() -> None:
-    """Reproduce the tables of the paper, with the paper's figures beside ours."""
+    """Reproduce the tables and figures of the papers, with their figures beside ours."""
 
 
 @app.command()
-@training_paused()
 def table1(
     data: Annotated[Path, typer.Option(help="Development text: PATH.en and PATH.de, or a test set of sacreBLEU.")],
-    output: Annotated[Path, typer.Option(help="Folder for table1.json, the tables and the plot; a run is resumed.")],
-    test: Annotated[Path | None, typer.Option(help="Test text for Table 4.")] = None,
-    regular: Annotated[str | None, typer.Option(help="Heads on the frozen base.")] = None,
-    distillation: Annotated[str | None, typer.Option(help="Heads on a frozen base of distilled text.")] = None,
-    fine_tuning: Annotated[str | None, typer.Option(help="Heads with fine-tuning.")] = None,
-    both: Annotated[str | None, typer.Option(help="Heads with fine-tuning on distilled text.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for table1.json, the tables and plots; a run is resumed.")],
+    test: Annotated[Path | None, typer.Option(help="Test text for Table 4 and Figure 4.")] = None,
+    train_data: Annotated[Path | None, TRAIN] = None,
+    ladder: Annotated[Path | None, LADDER] = None,
+    recipe: Annotated[Path, RECIPE] = RECIPES / "table1.json",
     limit: Annotated[int | None, typer.Option(help="Use the first N sentences only.")] = None,
     batch_size: Annotated[int, typer.Option(help="Development sentences per batch.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    is_quick: Annotated[bool, QUICK] = False,
 ) -> None:
-    """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k. Give at least one checkpoint."""
-    given = {"regular": regular, "distillation": distillation, "fine-tuning": fine_tuning, "both": both}
-    translators = {role: Translator.load(name, device) for role, name in given.items() if name is not None}
-    require(bool(translators), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
+    """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k."""
+    limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
+    if train_data is not None:
+        rungs = Recipe.read(recipe)
+        train(quick(rungs, QUICK_TEXT) if is_quick else rungs, train_data, None, ladder)
+    translators = {role: Translator.load(folder, device)
+                   for role, folder in read_ladder(ladder, text.CHECKPOINTS, text.TRAINED_ON).items()}
     first = next(iter(translators.values()))
     dev = read_pairs(data, first.languages, limit)
     tested = None if test is None else read_pairs(test, first.languages, limit)
-    table = Table1(output, dev, tested, batch_size, str(first.device))
-    for name, series in TEXT_SERIES.items():
-        if series.checkpoint in translators:
-            table.add(name, translators[series.checkpoint])
-    for role, translator in translators.items():
-        table.add_test(role, translator)
-    views = table.write_views()
-    print("\n".join(view.read_text() for view in views[:2]))
-    print(f"written: {table.path}, {', '.join(map(str, views))}")
+    table = text.Table1(output, dev, tested, batch_size, str(first.device))
+    measure(table, text.SERIES, translators, ladder)
+    _finish(table, ladder, views=2)
 
 
 @app.command()
-@training_paused()
 def table2(
     data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for table2.json, table2.md and the plots; a run is resumed.")],
-    ladder: Annotated[Path | None, typer.Option(help="Folder of a run of scripts/train/recipes/table2.json: all four "
-                                                     "networks.")] = None,
-    regular: Annotated[str | None, typer.Option(help="The paper's heads on the frozen base.")] = None,
-    fine_tuned: Annotated[str | None, typer.Option(help="The paper's heads with fine-tuning.")] = None,
-    sequential_regular: Annotated[str | None, typer.Option(help="Sequential heads on the frozen base.")] = None,
-    sequential_fine_tuned: Annotated[str | None, typer.Option(help="Sequential heads with fine-tuning.")] = None,
+    train_data: Annotated[Path | None, TRAIN] = None,
+    ladder: Annotated[Path | None, LADDER] = None,
+    recipe: Annotated[Path, RECIPE] = RECIPES / "table2.json",
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    is_quick: Annotated[bool, QUICK] = False,
 ) -> None:
-    """Table 2: mean accepted block size on faces by k, quality, likelihood and time.
-
-    Give --ladder, or at least one checkpoint. All must have been trained in the same way from one base.
-    """
-    given = {"regular": regular, "fine-tuned": fine_tuned, "sequential-regular": sequential_regular,
-             "sequential-fine-tuned": sequential_fine_tuned}
-    if ladder is not None:
-        given = {role: name or str(ladder / role / "checkpoint") for role, name in given.items()}
-    folders = {role: find_checkpoint(name) for role, name in given.items() if name is not None}
-    require(bool(folders), f"no checkpoint to measure; give --ladder, or at least one of --{', --'.join(given)}")
-    records = {role: read_training(folder) for role, folder in folders.items()}
-    check_ladder(records)
-    upscalers = {role: load(str(folder), device) for role, folder in folders.items()}
+    """Table 2 and Figure 4: mean accepted block size on faces by k, quality, likelihood and speed."""
+    limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
+    if train_data is not None:
+        rungs = Recipe.read(recipe)
+        train(quick(rungs, QUICK_NETWORK) if is_quick else rungs, train_data, data, ladder)
+    upscalers = {role: load(str(folder), device) for role, folder in read_ladder(ladder, pictures.CHECKPOINTS).items()}
     first = next(iter(upscalers.values()))
     pairs = read_faces(data, first.face_task, "valid", limit)
-    table = Table2(output, pairs, batch_size, str(first.device))
-    for name, series in SERIES.items():
-        if series.checkpoint in upscalers:
-            table.add(name, upscalers[series.checkpoint])
-    trained = [{"rung": role, **rows[-1]} for role, rows in records.items()]
-    write_results(output, {"training.jsonl": "".join(json.dumps(row) + "\n" for row in trained)})
-    views = table.write_views()
-    print(views[0].read_text())
-    print(f"written: {table.path}, {', '.join(map(str, views))}")
+    table = pictures.Table2(output, pairs, batch_size, str(first.device))
+    measure(table, pictures.SERIES, upscalers, ladder)
+    _finish(table, ladder, views=1)
+
+
+@training_paused()
+def measure(table: Table, series: Mapping[str, Series], pipelines: Mapping[str, Pipeline], ladder: Path) -> None:
+    """Measure the series of all networks given, their test data, and their curves."""
+    for name, one in series.items():
+        if one.checkpoint in pipelines:
+            table.add(name, pipelines[one.checkpoint])
+    for role, pipeline in pipelines.items():
+        table.add_test(role, pipeline)
+        table.add_curve(role, ladder)
+
+
+def _finish(table: Table, ladder: Path, views: int) -> None:
+    """Write the costs of training, the tables and the plots; print the first `views` of them."""
+    table.document["costs"] = costs(ladder)
+    table.save()
+    paths = table.write_views()
+    print("\n".join(path.read_text() for path in paths[:views]))
+    print(f"written: {table.path}, {', '.join(map(str, paths))}")
 
 
 @app.command()

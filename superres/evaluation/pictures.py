@@ -16,8 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
 from superres.config import DecodeConfig, require
-from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.decoding.trace import RowTrace
 from superres.evaluation.compression import picture_bytes
+from superres.evaluation.intervals import accepted_block_size, half_width, with_interval
 from superres.evaluation.perceptual import Scores, fsim
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
@@ -173,11 +174,6 @@ def _difference(scores: Scores, others: Scores) -> Scores:
         return scores - others
 
 
-def _finite(value: float) -> float | None:
-    """Return `value`, or None for infinity and NaN, which JSON does not support."""
-    return float(value) if math.isfinite(value) else None
-
-
 @dataclass(frozen=True)
 class DecodedPictures:
     """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of each.
@@ -215,10 +211,10 @@ class DecodedPictures:
         height, width = self.images.shape[1:3]
         return f"{width}x{height}"
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, float | None]:
         """Return the decoding statistics over all images and stages."""
         traces = [trace for stage in self.stages for trace in stage.traces]
-        return {"mean_accepted_block_size": mean_accepted_block_size(traces),
+        return {**accepted_block_size(traces),
                 "model_calls_per_image": sum(trace.model_calls for trace in traces) / len(self.images),
                 "seconds_per_image": self.seconds_per_image}
 
@@ -252,23 +248,6 @@ def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_siz
 def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
     """Return the mean of `bits_per_dim`."""
     return float(bits_per_dim(sources, targets, upscaler, batch_size).mean())
-
-
-def half_width(scores: Scores) -> float | None:
-    """Return half the width of Student's 95 % confidence interval of the mean of `scores`.
-
-    None for a single image, or if a score is not finite.
-    """
-    from scipy import stats  # slow to import
-
-    if len(scores) < 2 or not np.isfinite(scores).all():
-        return None
-    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
-
-
-def with_interval(name: str, scores: Scores) -> dict[str, float | None]:
-    """Return the mean of `scores` under `name`, None if not finite, and its `half_width` under <name>_half_width."""
-    return {name: _finite(scores.mean()), f"{name}_half_width": half_width(scores)}
 
 
 def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from superres.config import DecodeConfig
+from superres.evaluation.intervals import with_interval
 from superres.evaluation.pictures import (
     mean_squared_error,
     method_lines,
@@ -17,7 +18,6 @@ from superres.evaluation.pictures import (
     psnr,
     ssim,
     stage_options,
-    with_interval,
 )
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
-from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
+from superres.evaluation.intervals import accepted_block_size
 from superres.system.output import number_text
 from superres.tasks.translation import TextPairs
 
@@ -21,28 +23,37 @@ if TYPE_CHECKING:
 Variant = DecodeConfig | BeamConfig
 
 
-def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def bleu(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
     """Return corpus BLEU of `texts` by sacreBLEU (Post 2018): its "score" in 0..100 and its "signature".
+
+    With `bootstrap` resamples of the sentences, more than 1, "half_width" is half the width of the 95 % interval
+    (Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation"); None without, or if some
+    resamples have no match.
 
     Raises:
         ConfigError: sacreBLEU is not installed.
     """
-    return _score("BLEU", texts, references)
+    return _score("BLEU", texts, references, bootstrap)
 
 
-def chrf(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def chrf(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
     """Return corpus chrF of `texts` in the form of `bleu`."""
-    return _score("CHRF", texts, references)
+    return _score("CHRF", texts, references, bootstrap)
 
 
-def _score(metric: str, texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def _score(metric: str, texts: Sequence[str], references: Sequence[str], bootstrap: int) -> dict[str, Any]:
     try:
         from sacrebleu import metrics
     except ImportError as error:
         raise ConfigError("scores of text need sacreBLEU; install it with: pip install 'superres[text]'") from error
     measure = getattr(metrics, metric)()
     score = measure.corpus_score(list(texts), [list(references)])
-    return {"score": float(score.score), "signature": str(measure.get_signature())}
+    half = None
+    if bootstrap > 1:
+        # sacreBLEU cannot average resamples if only some of them have a match.
+        with suppress(TypeError):
+            half = float(measure.corpus_score(list(texts), [list(references)], n_bootstrap=bootstrap)._ci)
+    return {"score": float(score.score), "signature": str(measure.get_signature()), "half_width": half}
 
 
 @dataclass
@@ -67,7 +78,8 @@ class DecodedText:
     def statistics(self) -> dict[str, float | None]:
         """Return the decoding statistics over all sentences; block size and model calls are None for beam search."""
         calls = sum(trace.model_calls for trace in self.traces)
-        return {"mean_accepted_block_size": mean_accepted_block_size(self.traces) if self.traces else None,
+        accepted = accepted_block_size(self.traces) if self.traces else {"mean_accepted_block_size": None}
+        return {**accepted,
                 "model_calls_per_sentence": calls / len(self.texts) if self.traces else None,
                 "tokens_per_sentence": self.tokens / len(self.texts), "cut": self.cut,
                 "seconds_per_sentence": self.seconds_per_sentence}
@@ -104,10 +116,11 @@ def decode_text(
     return results
 
 
-def text_scores(result: DecodedText, references: Sequence[str]) -> dict[str, Any]:
-    """Return BLEU, chrF and the decoding statistics of one variant."""
-    return {"bleu": bleu(result.texts, references)["score"], "chrf": chrf(result.texts, references)["score"],
-            **result.statistics()}
+def text_scores(result: DecodedText, references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
+    """Return BLEU, chrF and the decoding statistics of one variant; the scores with intervals, see `bleu`."""
+    scores = {"bleu": bleu(result.texts, references, bootstrap), "chrf": chrf(result.texts, references, bootstrap)}
+    return {**{name: score["score"] for name, score in scores.items()},
+            **{f"{name}_half_width": score["half_width"] for name, score in scores.items()}, **result.statistics()}
 
 
 def evaluate_text(
