@@ -224,8 +224,8 @@ class BlockCosts:
     reach: float  # distance from a proposal within which p1's centre must lie for the proposal to pass
     sizes: Tensor  # block size of each row's pending proposals, int64 [B]
     # running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
-    # iterations, and the probability that a proposal for each channel passes. A group of rows uses those of its first
-    # row
+    # iterations, and the probability that a proposal for each channel passes. The rows of a group, all rows in Python,
+    # have the same values
     rate: Tensor
 
 

@@ -21,6 +21,7 @@ from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence, best_width, passing, reach
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
+from superres.decoding.loop import BlockwiseLoop
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.calibration import (
     VerifiedProposals,
@@ -211,6 +212,22 @@ def test_rows_that_are_refilled_have_the_tokens_that_they_have_alone(kind):
     greedy = decode(model, source, DecodeConfig(block_size=1)).tokens
     if kind is NativeModel:  # torch's kernels differ between batches
         assert all(torch.equal(one.tokens, greedy[one.item.tag]) for one in finished)
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=compiled)], ids=["Python", "compiled"])
+def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
+    """The expected tokens and seconds of the latest iterations, also without the row that they were read from."""
+    model, source = list(engines("sequential heads"))[number], random_tokens(SMALL, 2)[0]
+    sizes = confident()
+    loop = BlockwiseLoop(model, model.session(source, HEADS), DecodeConfig(), torch.arange(2), HEADS, resizable=True,
+                         confident=sizes)
+    assert loop.is_native == bool(number)
+    for _ in range(5):
+        loop.iterate()
+    before, kept = loop.block_costs.rate[0].clone(), torch.tensor([1])
+    assert before[1] != sizes.first[1]
+    loop.shrink(model.session(source[kept], HEADS), kept)
+    assert torch.equal(loop.block_costs.rate[0], before)
 
 
 def test_heads_that_are_not_ordinal_have_the_largest_block():

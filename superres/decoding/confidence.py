@@ -149,6 +149,7 @@ class ConfidentBlockSize:
         size = best_width(shares, self.costs, rows * latest / seconds)
         size = max(size, self.minimum)
         keep = 1 - 1 / MEMORY
-        given.rate[0, 0] = keep * latest + sum(shares[:size]) / rows
-        given.rate[0, 1] = keep * seconds + self.costs[size - 1]
+        # In every row, since the first one may be dropped before the others end.
+        given.rate[:, 0] = keep * latest + sum(shares[:size]) / rows
+        given.rate[:, 1] = keep * seconds + self.costs[size - 1]
         return size

@@ -95,6 +95,9 @@ struct ConfidentBlockSize {
     std::fill(l.block_costs.sizes + begin, l.block_costs.sizes + end, best);
     rate[0] += chosen / rows - rate[0] / MEMORY;
     rate[1] += l.block_costs.costs[best - 1] - rate[1] / MEMORY;
+    // Every row has the running values, since the first one may be dropped before the others end.
+    const int64_t entries = 2 + s.size.channels;
+    for (int64_t b = begin + 1; b < end; b++) std::copy_n(rate, entries, rate + (b - begin) * entries);
   }
 
   static constexpr double MEMORY = 100;
