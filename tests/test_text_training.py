@@ -72,6 +72,21 @@ def test_label_smoothing_spreads_its_share_over_all_tokens():
     assert bits_per_token(network, rows[1], rows[0], PADDING, 1) == pytest.approx(float(nll) / np.log(2))
 
 
+def test_heads_that_share_p1s_layer_share_its_label_smoothing():
+    network, (source, target, padding, lengths) = wordy(replace(CONFIG, identity_p1=False, head_layer="dense")), \
+        padded_batch()
+    loss = TeacherForcingLoss(network, replace(SHORT, stage="heads", head_loss="random-head", head_target="tokens",
+                                               label_smoothing=0.2))
+    decoded, position = network(source, target, padding), torch.arange(5).expand(2, -1)
+    for draw in range(20):
+        head = loss.drawn_head(draw)
+        inside = position + head < lengths.unsqueeze(1)
+        log_p = network.head_scores(decoded, position, head).log_softmax(-1)[inside]
+        nll = -log_p.gather(-1, target.gather(1, (position + head).clamp(max=4))[inside].unsqueeze(-1)).mean()
+        found = loss(source, target, draw, None, padding, lengths)
+        torch.testing.assert_close(found["total"], 0.8 * nll - 0.2 * log_p.mean())
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return write_pairs(sentences(60), tmp_path_factory.mktemp("text") / "train")

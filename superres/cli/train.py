@@ -36,7 +36,7 @@ FOREVER_EMA = 0.9995  # decay of the averaged weights of an endless run: an aver
 # Settings of training that get an option: in every command, in the stages, and in the stages that train heads.
 ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share",
            "input_noise")
-STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps")
+STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps", "schedule")
 HEADS = ("freeze_base", "head_positions", "head_target")
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "

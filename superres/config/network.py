@@ -240,6 +240,10 @@ PRESETS: dict[str, ModelConfig] = {
     "paper": ModelConfig(
         **_UNAIDED, width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post",
         dropout=0.1, head_layer="dense", head_filter_size=2048, identity_p1=False),
+    "transformer-base": ModelConfig(
+        **{**_TEXT, "vocabulary": 32000, "source_shape": (256,), "target_shape": (256,), "attention_heads": 8},
+        width=512, filter_size=2048, encoder_layers=6, decoder_layers=6, norm="post", dropout=0.1, head_layer="dense",
+        head_filter_size=2048, identity_p1=False),
     "text": ModelConfig(
         **_TEXT, width=256, filter_size=512, encoder_layers=3, decoder_layers=3, dropout=0.3, head_layer="recurrent",
         head_filter_size=512),
@@ -254,7 +258,13 @@ PRESETS: dict[str, ModelConfig] = {
 }
 """Named networks.
 
-`tiny` is for tests, `base` is the bundled network, and `paper` is the network of the paper (img2img_transformer_b3).
-`face-64` enlarges pictures of 32x32 to 64x64.
+`tiny` is for tests, and `base` is the bundled network. `face-64` enlarges pictures of 32x32 to 64x64.
+
+`paper` and `transformer-base` are the networks of Stern et al. (2018, section 7), with the heads of section 6: an Image
+Transformer with the sizes of tensor2tensor's `img2img_transformer_b3`, and the base model of Vaswani et al. (2017,
+table 3), which is tensor2tensor's `transformer_base_v1`, with a joint vocabulary of 32,000 pieces. Unlike the published
+networks, their attention projections have biases, their head layers have no dropout, and their first weights are drawn
+as torch does by default.
+
 `text` is a small Transformer for translation. `draft` and `text-draft` are draft models for `base` and `text`.
 """

@@ -25,6 +25,8 @@ class TeacherForcingLoss(nn.Module):
         self.model, self.settings = model, settings
         self.teachers = (teacher,)  # in a tuple, so that the teacher is not a submodule
         self.distance_weight = settings.distance_weight if model.config.ordinal_output else 0.0
+        # As published, p1 and the heads of its layer have the same loss.
+        self.head_smoothing = 0.0 if model.config.identity_p1 else settings.label_smoothing
 
     def train(self, mode: bool = True) -> TeacherForcingLoss:
         """Set the mode. A frozen base has no dropout, so that heads train on the states that decoding computes."""
@@ -107,14 +109,14 @@ class TeacherForcingLoss(nn.Module):
         target = position.unsqueeze(-1) + torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
         inside = is_inside(target, length, lengths)
         scores = self.model.block_scores(decoded, position, inside)
-        return mean_loss(scores, target, inside, wanted, self.distance_weight)
+        return mean_loss(scores, target, inside, wanted, self.distance_weight, self.head_smoothing)
 
     def _one_head(self, decoded: DecoderOutput, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
-        return mean_loss(scores[inside], position + head, inside, wanted, self.distance_weight)
+        return mean_loss(scores[inside], position + head, inside, wanted, self.distance_weight, self.head_smoothing)
 
 
 def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
@@ -124,6 +126,7 @@ def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> T
 
 def mean_loss(
     scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, distance_weight: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the mean loss over targets; 0 without any target.
 
@@ -134,11 +137,12 @@ def mean_loss(
         wanted: tokens [B, T] for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
         distance_weight: weight of log(1 + |difference of the expected intensities|) beside the divergence.
+        label_smoothing: share of a token that is spread over all tokens, in [0, 1).
     """
     row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
     found = wanted[row[inside], position[inside]]
     if wanted.dim() == 2:
-        loss = F.cross_entropy(scores, found, reduction="none")
+        loss = F.cross_entropy(scores, found, reduction="none", label_smoothing=label_smoothing)
     else:
         given, known = scores.log_softmax(-1), found.log_softmax(-1)
         loss = F.kl_div(given, known, reduction="none", log_target=True).sum(-1)

@@ -12,6 +12,7 @@ HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
 OPTIMIZERS = ("adamw", "adam", "muon")
 PRECISIONS = ("bf16", "no")
+SCHEDULES = ("cosine", "noam")
 
 
 @documented
@@ -32,7 +33,7 @@ class TrainConfig(Config):
 
     - stage: "base" (teacher forcing of p1), "heads" (p2..pk on a trained base), or "distil" (as "heads", but half of
       each batch are images that the model decoded itself, on which p1 is not trained).
-    - clip: largest gradient norm.
+    - clip: largest gradient norm; None does not clip.
     - ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
     - endless: train until stopped; `steps` and `minutes` are None.
     - flip: mirror half of the images.
@@ -58,9 +59,11 @@ class TrainConfig(Config):
     precision: str = setting("bf16", "Autocast to bf16, or no autocast.", choices=PRECISIONS)
     seed: int = setting(0, "Seed of the weights, the order of the data and every random choice.", "S")
     gradient_checkpointing: bool = setting(False, "Use less memory and more computation.")
-    warmup_steps: int = setting(200, "Steps of linear warm-up, before a cosine decay.", "N")
+    warmup_steps: int = setting(200, "Steps of linear warm-up to the peak learning rate.", "N")
+    schedule: str = setting("cosine", "After the warm-up, a cosine decay to 0; or noam, the inverse square root of the "
+                            "step, as in the paper.", choices=SCHEDULES)
     label_smoothing: float = setting(0.0, "Share of p1's target that is spread over all tokens, in [0, 1); try 0.1 for "
-                                     "text.", "S")
+                                     "text. Where p1 passes through the head layer, also of the other heads.", "S")
     freeze_base: bool = setting(False, "Train the head layer only. p1 stays the base's p1, except in the preset paper, "
                                 "where p1 passes through the head layer.")
     head_loss: str = setting(
@@ -78,7 +81,7 @@ class TrainConfig(Config):
     input_noise: float = setting(0.0, "Faces: largest standard deviation of noise on half of the inputs, in grey "
                                  "levels; try 6 for a later stage of a cascade.", "L")
     weight_decay: float = 0.01
-    clip: float = 1.0
+    clip: float | None = 1.0
     ema_decay: float = 0.999
     endless: bool = False
     flip: bool = True
@@ -92,8 +95,8 @@ class TrainConfig(Config):
             about.check(name, getattr(self, name))
         for name in ("batch_size", "head_positions"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
-        for name in ("learning_rate", "clip"):
-            require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
+        require(self.learning_rate > 0, f"learning_rate must be positive, not {self.learning_rate!r}")
+        require(self.clip is None or self.clip > 0, f"clip must be positive, or null for none, not {self.clip!r}")
         for name in ("ema_decay", "label_smoothing"):
             require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), not {getattr(self, name)!r}")
         require_choice("stage", self.stage, ("base", "heads", "distil"))

@@ -96,11 +96,17 @@ def schedule_share(settings: TrainConfig, step: int, seconds: float) -> float:
 
 
 def learning_rate_factor(settings: TrainConfig, step: int, seconds: float) -> float:
-    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up times a cosine decay to 0.
+    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up, then the decay of `settings.schedule`.
 
-    Endless training has the warm-up only.
+    "cosine" decays to 0 at the end; endless training has the warm-up only. "noam" is the schedule of Vaswani et al.
+    (2017, "Attention Is All You Need", section 5.3): in the form of the paper and of tensor2tensor's
+    `utils/learning_rate.py`, the rate of the update s = 1, 2, ... is c * width^-0.5 * min(s * warmup^-1.5, s^-0.5). Its
+    peak, at s = warmup, is c * (width * warmup)^-0.5.
     """
-    warm = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+    warmup = max(settings.warmup_steps, 1)
+    warm = min(1.0, (step + 1) / warmup)
+    if settings.schedule == "noam":
+        return min(warm, math.sqrt(warmup / (step + 1)))
     return warm * 0.5 * (1 + math.cos(math.pi * min(schedule_share(settings, step, seconds), 1.0)))
 
 
@@ -260,7 +266,8 @@ class Trainer:
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
             losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
         self.accelerator.backward(losses["total"])
-        self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
+        if self.settings.clip is not None:
+            self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimizer in self.prepared:
             optimizer.step()
             optimizer.zero_grad()

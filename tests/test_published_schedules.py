@@ -1,0 +1,111 @@
+"""The recipes of the papers: their schedules, and that each stage starts, is resumed and ends, at the published width."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from textual import sentences, write_pairs
+
+from superres.checkpoint import read_training
+from superres.config import PRESETS
+from superres.training import trainer
+from superres.training.recipes import Recipe, train_recipe
+from superres.training.settings import TrainConfig
+from superres.training.trainer import Trainer, learning_rate_factor
+
+RECIPES = Path(__file__).parents[1] / "scripts" / "train" / "recipes"
+NAMES = ["paper-images", "paper-text"]
+LONGEST = {"paper-images": 250_000, "paper-text": 1_000_000}  # steps of training heads
+NOAM = {"paper-images": (2.0, 12_000), "paper-text": (1.0, 4_000)}  # factor c and steps of warm-up
+# One layer of each kind in place of 4 to 8; pictures of 16x16, and a vocabulary that little text suffices for.
+SMALLER = {"paper-images": {"encoder_layers": 1, "decoder_layers": 1, "source_shape": [4, 4, 3],
+                            "target_shape": [16, 16, 3]},
+           "paper-text": {"encoder_layers": 1, "decoder_layers": 1, "vocabulary": 330}}
+
+
+def published(factor, warmup, step):
+    """Return the learning rate of the update `step`, from 1 on, as published."""
+    return factor * 512**-0.5 * min(step * warmup**-1.5, step**-0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recipes_have_the_published_settings(name):
+    recipe = Recipe.read(RECIPES / f"{name}.json")
+    factor, warmup = NOAM[name]
+    for stage in recipe.stages:
+        settings = stage.train_config()
+        assert settings.steps == (LONGEST[name] if settings.trains_heads else 1_000_000)
+        assert (settings.optimizer, settings.clip, settings.ema_decay) == ("adam", None, 0)
+        assert settings.label_smoothing == (0.1 if name == "paper-text" else 0)
+        if settings.trains_heads:
+            assert (settings.head_loss, settings.head_target) == ("random-head", "tokens")
+        for step in (1, 2, warmup - 1, warmup, warmup + 1, 250_000):
+            rate = settings.learning_rate * learning_rate_factor(settings, step - 1, 0.0)
+            assert rate == pytest.approx(published(factor, warmup, step), rel=1e-3)
+    assert PRESETS[recipe.preset].width == 512
+
+
+def test_the_inverse_square_root_has_no_end():
+    settings = TrainConfig(steps=100, warmup_steps=4, schedule="noam")
+    assert learning_rate_factor(settings, 99, 0.0) == pytest.approx(math.sqrt(4 / 100))
+    assert learning_rate_factor(settings, 399, 0.0) == pytest.approx(0.1)
+
+
+def training_data(name, folder):
+    """Write eight pictures of 16x16 or 60 sentence pairs."""
+    if name == "paper-text":
+        return write_pairs(sentences(60), folder / "text")
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3)).astype(np.uint8)
+    np.savez(folder / "faces.npz", hr=pictures, lr=pictures[:, ::4, ::4], ids=np.arange(8, dtype=np.int32))
+    return folder / "faces.npz"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_steps_of_each_stage_are_taken_although_each_stage_is_stopped_after_two(name, tmp_path, monkeypatch):
+    document = json.loads((RECIPES / f"{name}.json").read_text())
+    document |= {"network": SMALLER[name], "prediction_heads": 2}
+    for rung in document["rungs"]:
+        rung["settings"] |= {"steps": 3, "batch_size": 1 if name == "paper-images" else 8}
+    (tmp_path / "recipe.json").write_text(json.dumps(document))
+    taken, stopped, real = [], set(), Trainer._step
+
+    def watched(run):
+        losses = real(run)
+        (optimizer,) = run.optimizers
+        (group,) = optimizer.param_groups
+        assert isinstance(optimizer, torch.optim.Adam)
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+        assert group["lr"] == pytest.approx(published(*NOAM[name], run.step), rel=1e-3)
+        taken.append((run.folder.name, run.step))
+        return losses
+
+    def stop():
+        if not taken or taken[-1][1] != 2 or taken[-1] in stopped:
+            return False
+        stopped.add(taken[-1])
+        return True
+
+    monkeypatch.setattr(Trainer, "_step", watched)
+    monkeypatch.setattr(trainer, "plot_history", lambda *_: None)
+    monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", lambda *_: pytest.fail("a gradient is clipped"))
+    data, output, rungs = training_data(name, tmp_path), tmp_path / "run", [one["name"] for one in document["rungs"]]
+    for rung in rungs:
+        assert not train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, stop, lambda *_: None)
+        assert json.loads((output / rung / "state" / "state.json").read_text())["step"] == 2
+    assert train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, stop, lambda *_: None)
+    assert taken == [(rung, step) for rung in rungs for step in (1, 2, 3)]
+    weights = {rung: load_file(output / rung / "state" / "model.safetensors") for rung in rungs}
+    for rung in document["rungs"]:
+        (*_, last) = read_training(output / rung["name"] / "checkpoint")
+        assert last["steps"] == 3
+        if "start" in rung:  # the base moves unless it is frozen; a checkpoint has bfloat16 weights
+            base, now = weights[rung["start"]], weights[rung["name"]]
+            same = all(torch.equal(weight.bfloat16().float(), now[key]) for key, weight in base.items())
+            assert same == rung["settings"].get("freeze_base", False)
+            assert "heads.expand.weight" in now.keys() - base.keys()
