@@ -46,10 +46,13 @@ def vote_on(store, study, session, token, choice="left", **changes):
 
 
 def choosing(store, wanted):
-    """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b, or "" for unsure."""
+    """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b, or "" for unsure.
+
+    `trial` also has the name of the image.
+    """
     def choose(trial, _):
-        query = select(schema.trial, schema.pair.c.comparison).select_from(schema.trial.join(schema.pair)) \
-            .where(schema.trial.c.token_hash == digest(trial["token"]))
+        query = select(schema.trial, schema.pair.c.comparison, schema.pair.c.image) \
+            .select_from(schema.trial.join(schema.pair)).where(schema.trial.c.token_hash == digest(trial["token"]))
         with store.reading() as connection:
             row = connection.execute(query).one()
         picture = wanted(row, row.comparison)

@@ -1,4 +1,4 @@
-"""The recipes of the papers: their schedules, and that each stage starts, is resumed and ends, at the published width."""
+"""The recipes of the paper: their schedules, and that each stage starts, resumes and ends, at the published width."""
 
 from __future__ import annotations
 

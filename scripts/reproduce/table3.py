@@ -1,15 +1,27 @@
-"""Reproduce Table 3 of Stern et al. (2018) from a survey: people's preference for blockwise decoding."""
+"""Reproduce Table 3 of Stern et al. (2018) with a survey: people's preference for blockwise decoding.
+
+`make_study` makes the study of ten comparisons from a ladder, and `write_table3` the table from its votes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ladder import read_ladder
+from superres.checkpoint import weights_digest
 from superres.config import require
 from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
 from superres.survey.report import Report
+from superres.survey.study import StudySettings
 from superres.system.output import figure_png, markdown_table, write_results
+
+if TYPE_CHECKING:
+    from superres.survey.store import Store
+
+ROLES = ("fine-tuned", "regular")
+"""Rungs of the ladder whose pictures are compared: methods a and b."""
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""
@@ -43,12 +55,57 @@ ROWS = tuple(PaperRow(criterion, k, *figures) for criterion, entries in {
 """The paper's Table 3."""
 
 
+def make_study(
+    ladder: Path, images: Path, store: Store, name: str, count: int | None, seed: int, batch_size: int, device: str,
+) -> str:
+    """Decode the pictures of the table's ten rows, store a study of them, and return its owner's token.
+
+    Method a of each row is the network `ladder / "fine-tuned"`, method b greedy decoding with `ladder / "regular"`. All
+    comparisons have the same `count` of `images` (None: all) and get equally many votes.
+
+    Raises:
+        ConfigError: the networks were not trained from one base in the same way, have under ten prediction heads or too
+            few images, or the store has a study of this name.
+        SuperresError: a checkpoint, the images or the store cannot be used.
+    """
+    from superres.evaluation.survey_methods import Spec, make_comparisons, training_of
+    from superres.survey.creation import create_study, require_free
+
+    require_free(store, name)
+    networks = read_ladder(ladder, ROLES)
+    require(len(networks) == len(ROLES), f"{ladder} has no finished rung {' or '.join(set(ROLES) - networks.keys())}; train "
+                                         "the ladder to its end")
+    tuned, regular = ({"revision": weights_digest(networks[role]), "training": training_of(str(networks[role]))}
+                      for role in ROLES)
+    require_rivals("fine-tuned", tuned, "regular", regular)
+    criteria: dict[str, dict[str, Any]] = {"exact": {"accept": "exact"},
+                                           "approximate": {"accept": "distance", "epsilon": 2}}
+    rows = [Spec(row.name, checkpoint=str(networks["fine-tuned"]),
+                 settings={**criteria[row.criterion], "block_size": row.block_size}) for row in ROWS]
+    greedy = Spec("regular", checkpoint=str(networks["regular"]), settings={"block_size": 1})
+    settings = StudySettings(adaptive=False, seed=seed)
+    compared = make_comparisons(rows, [greedy], images, count, seed, batch_size, device, settings.interpolation)
+    return create_study(store, name, settings, compared)
+
+
+def require_rivals(name_a: str, a: dict[str, Any], name_b: str, b: dict[str, Any]) -> None:
+    """Raise ConfigError if the records of two methods say that they are not a fine-tuned and a regular network."""
+    (one, trained), (other, regular) = ((record.get("revision"), record.get("training")) for record in (a, b))
+    remedy = "make the study of Table 3 with table3-study, or read this one with superres survey report"
+    require(one is None or one != other, f"{name_a!r} and {name_b!r} are pictures of one network "
+                                         f"({trained or 'unknown'}, revision {one}); {remedy}")
+    require(trained in (None, "fine-tuned") and regular in (None, "frozen base", "no heads"),
+            f"the heads of {name_a!r} were trained as: {trained or 'unknown'}, and those of {name_b!r} as: "
+            f"{regular or 'unknown'}, not fine-tuned and with a frozen base; {remedy}")
+
+
 def match_rows(report: Report) -> dict[str, dict[str, Any]]:
     """Return the comparisons of a survey's report that measure rows of the table, by the name of the row.
 
     Method b of such a comparison was decoded at block size 1, and method a at the row's block size, exactly or within
     epsilon 2. Finished pictures measure the row with the name of their method, such as "approximate-k6". Two
-    comparisons of the same row are a ConfigError.
+    comparisons of the same row, and networks of which a record says that they are not those of the table, are a
+    ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
     for comparison in report["result"]["comparisons"]:
@@ -56,6 +113,8 @@ def match_rows(report: Report) -> dict[str, dict[str, Any]]:
         if name is not None:
             require(name not in found, f"{comparison['name']!r} and another comparison of {report['study']!r} measure "
                                        f"the row {name}; a study for Table 3 has one of each")
+            a, b = comparison["method_a"], comparison["method_b"]
+            require_rivals(a, report["methods"].get(a, {}), b, report["methods"].get(b, {}))
             found[name] = comparison
     return found
 
@@ -73,6 +132,13 @@ def _row_of(comparison: dict[str, Any], methods: dict[str, dict[str, Any]]) -> s
     if not plain or (criterion == "approximate" and a["epsilon"] != 2):
         return None
     return next((row.name for row in ROWS if (row.criterion, row.block_size) == (criterion, a["block_size"])), None)
+
+
+def _network(record: dict[str, Any]) -> str:
+    """Return the network of a method, and how its heads were trained."""
+    if "checkpoint" not in record:
+        return "finished pictures of an unknown network"
+    return f"{record['checkpoint']}@{record['revision']}, {record.get('training') or 'unknown training'}"
 
 
 def table3_markdown(report: Report) -> str:
@@ -97,13 +163,13 @@ def table3_markdown(report: Report) -> str:
               "votes", "raters", "images"]
     missing = [row.name for row in ROWS if row.name not in found]
     level = f"{100 * report['level']:g}%"
-    networks = {name: f"{record['checkpoint']}@{record['revision']}" for name, record in report["methods"].items()
-                if "checkpoint" in record}
+    networks = [f"{name}: {_network(report['methods'].get(name, {}))}" for name in dict.fromkeys(
+        comparison[key] for key in ("method_b", "method_a") for comparison in found.values())]
     return "\n\n".join([
         "# Table 3: preference of people",
         f"Study {report['study']}: {report['result']['votes']} votes of {report['result']['raters']} raters. "
         f"Intervals at {level}. "
-        + (f"Networks: {', '.join(f'{name} {network}' for name, network in networks.items())}. " if networks else "")
+        + f"Methods, with the training of their heads by their own records: {'; '.join(networks)}. "
         + (f"Not in the study: {', '.join(missing)}." if missing else ""),
         markdown_table(header, table),
         "The paper's figures: Stern, Shazeer and Uszkoreit 2018, Table 3; 8x8 to 32x32 CelebA, a fine-tuned network "

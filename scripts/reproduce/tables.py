@@ -5,7 +5,8 @@ train the networks that they compare. --quick shows in a minute or two that all 
 
     python scripts/reproduce/tables.py table2 --train train.npz --data dev.npz --output tables
     python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
-    python scripts/reproduce/tables.py table3 STUDY --store survey.db --output tables
+    python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store survey.db
+    python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
 from superres.training.recipes import Recipe
-from table3 import write_table3
+from table3 import make_study, write_table3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -120,6 +121,25 @@ def _finish(table: Table, ladder: Path, views: int) -> None:
     paths = table.write_views()
     print("\n".join(path.read_text() for path in paths[:views]))
     print(f"written: {table.path}, {', '.join(map(str, paths))}")
+
+
+@app.command()
+def table3_study(
+    ladder: Annotated[Path, typer.Option(help="Folder of the ladder of table2: its networks regular and fine-tuned.")],
+    data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
+    store: Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")] = "survey.db",
+    study: Annotated[str, typer.Option(help="Name of the study.")] = "table3",
+    pairs: Annotated[int, typer.Option(help="Images per comparison, chosen by --seed.")] = 100,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Four images per comparison, to try the study.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for pictures, sides, order and resampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Table 3: decode the pictures of its ten comparisons, and store a survey of them, ready to be served."""
+    from superres.survey.store import Store
+
+    opened = Store(store, create=True)
+    print(make_study(ladder, data, opened, study, 4 if is_quick else pairs, seed, batch_size, device))
 
 
 @app.command()

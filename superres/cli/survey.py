@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
@@ -19,7 +17,7 @@ from superres.config import require, require_choice, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import FORMATS, GOLD, MAIN, PRACTICE, StudySettings
+from superres.survey.study import FORMATS, StudySettings
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 
@@ -79,9 +77,6 @@ Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to 
 RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes of a rater.")]
 ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
-MAX_WIDTH = 256
-"""Largest side of a picture that the default of --scale enlarges to, in CSS pixels."""
-
 
 class SurveyCommand(TyperCommand):
     """A command that needs the extra `survey` to run, but not to print its help."""
@@ -131,31 +126,15 @@ def create(
     require_choice("--device", device, opt.DEVICES)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     from superres.evaluation.survey_methods import make_comparisons, parse_spec
-    from superres.survey.pairs import make_pairs
+    from superres.survey.creation import create_study, require_free
     from superres.survey.store import Store
 
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     opened = Store(store, create=True)
-    require(study not in opened.studies(), f"the study {study!r} exists in {store} already; choose another name")
+    require_free(opened, study)
     compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
                                 settings.interpolation)
-    made = make_pairs(compared, settings)
-    methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
-    counts = Counter(pair.kind for pair in made)
-    trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2]) for pair in made)
-    settings = dataclasses.replace(settings, trials=trials, repeats=min(settings.repeats, trials),
-                                   scale=scale or min(max(1, MAX_WIDTH // largest), 64))
-    _, token = opened.create_study(study, settings, [comparison for comparison, _, _ in compared], methods, made)
-    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
-    say(f"study {study} is in {opened.location}: {main} pairs ({len(compared)} comparison"
-        f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
-    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
-        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
-        f"attention, and first on {practice} for practice; 20 raters give each pair about "
-        f"{20 * settings.trials / main:.0f} votes")
-    say(f"next: {command_line('serve', study, store=opened.location)}")
-    say("the token of the study's owner, which opens the results, follows; it is shown only once")
-    echo(token)
+    echo(create_study(opened, study, settings, compared, scale))
 
 
 def _settings(context: typer.Context) -> StudySettings:

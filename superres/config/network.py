@@ -263,8 +263,8 @@ PRESETS: dict[str, ModelConfig] = {
 `paper` and `transformer-base` are the networks of Stern et al. (2018, section 7), with the heads of section 6: an Image
 Transformer with the sizes of tensor2tensor's `img2img_transformer_b3`, and the base model of Vaswani et al. (2017,
 table 3), which is tensor2tensor's `transformer_base_v1`, with a joint vocabulary of 32,000 pieces. Unlike the published
-networks, their attention projections have biases, their head layers have no dropout, and their first weights are drawn
-as torch does by default.
+networks, their attention projections and the output of `transformer-base` have biases, their head layers have no
+dropout, and their first weights are drawn as torch does by default.
 
 `text` is a small Transformer for translation. `draft` and `text-draft` are draft models for `base` and `text`.
 """

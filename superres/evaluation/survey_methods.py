@@ -179,6 +179,7 @@ def make_comparisons(
                 made, record = [*task.enlarge(sources, spec.enlargement)], {"enlargement": spec.enlargement}
             else:
                 made, record = _decode(spec.name, *decoders[spec.name], sources, batch_size)
+                record["training"] = training_of(str(spec.checkpoint))
                 if len(made[0]) != task.target:
                     made, record["enlargement"] = [*task.enlarge(np.stack(made), interpolation)], interpolation
                     say(f"the pictures of {spec.name} are enlarged to {task.target_size} by --interpolation "
@@ -229,6 +230,19 @@ def _photographs(images: Images, names: Sequence[str]) -> list[Pixels]:
         raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under {images.task.target_size}, "
                                 f"too small to stand for photographs; give larger ones, or leave out {CAMERA}")
     return [images.photographs[name] for name in names]
+
+
+def training_of(checkpoint: str) -> str | None:
+    """Return how the prediction heads of a checkpoint were trained, by its `training.jsonl`; None without that file.
+
+    "fine-tuned": heads were trained together with the base at least once; "frozen base": only on a frozen base; "no
+    heads": never.
+    """
+    from superres.checkpoint import find_checkpoint, read_training
+
+    rows = read_training(find_checkpoint(checkpoint))
+    frozen = [row["settings"]["freeze_base"] for row in rows if row["stage"] != "base"]
+    return None if not rows else "no heads" if not frozen else "frozen base" if all(frozen) else "fine-tuned"
 
 
 def _load(spec: Spec, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscaler, DecodeConfig]:

@@ -1,0 +1,52 @@
+"""Store a study of compared methods, fitted to the number of pairs, and say what raters will see."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from superres.config import require
+from superres.survey.commands import command_line
+from superres.survey.pairs import ComparedMethods, make_pairs
+from superres.survey.store import Store
+from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
+from superres.system.progress import say
+
+MAX_WIDTH = 256
+"""Largest side of a picture that the default scale enlarges to, in CSS pixels."""
+
+
+def require_free(store: Store, name: str) -> None:
+    """Raise ConfigError if the store has a study of this name."""
+    require(name not in store.studies(), f"the study {name!r} exists in {store.location} already; choose another name")
+
+
+def create_study(
+    store: Store, name: str, settings: StudySettings, compared: Sequence[ComparedMethods], scale: int | None = None,
+) -> str:
+    """Store a study, say what it has and the command that serves it, and return the owner's token.
+
+    `settings.trials` and `settings.repeats` are reduced to the number of pairs. `scale` takes the place of
+    `settings.scale`; None is the largest that keeps pictures within MAX_WIDTH, at least 1.
+
+    Raises:
+        ConfigError: the name is taken or not valid.
+    """
+    made = make_pairs(compared, settings)
+    methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
+    counts = Counter(pair.kind for pair in made)
+    trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2]) for pair in made)
+    settings = dataclasses.replace(settings, trials=trials, repeats=min(settings.repeats, trials),
+                                   scale=scale or min(max(1, MAX_WIDTH // largest), 64))
+    _, token = store.create_study(name, settings, [comparison for comparison, _, _ in compared], methods, made)
+    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
+    say(f"study {name} is in {store.location}: {main} pairs ({len(compared)} comparison"
+        f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
+    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
+        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
+        f"attention, and first on {practice} for practice; 20 raters give each pair about "
+        f"{20 * settings.trials / main:.0f} votes")
+    say(f"next: {command_line('serve', name, store=store.location)}")
+    say("the token of the study's owner, which opens the results, follows; it is shown only once")
+    return token
