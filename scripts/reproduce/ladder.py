@@ -100,7 +100,7 @@ def _check_alike(role: str, one: str, records: Records, common: Sequence[str]) -
     require(len(rows) == len(others), f"{role} was trained in {len(rows)} stages and {one} in {len(others)}; train "
                                       "them in one ladder")
     for row, other in zip(rows, others, strict=True):
-        here, there = ({name: stage.get(name) for name in common} | DEFAULTS | stage.get("settings", {})
+        here, there = (DEFAULTS | {name: stage.get(name) for name in common} | stage.get("settings", {})
                        for stage in (row, other))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
                      if name not in VARIED and here[name] != there.get(name)]

@@ -73,8 +73,8 @@ def make_study(
 
     require_free(store, name)
     networks = read_ladder(ladder, ROLES)
-    require(len(networks) == len(ROLES), f"{ladder} has no finished rung {' or '.join(set(ROLES) - networks.keys())}; train "
-                                         "the ladder to its end")
+    missing = [role for role in ROLES if role not in networks]
+    require(not missing, f"{ladder} has no finished rung {' or '.join(missing)}; train the ladder to its end")
     tuned, regular = ({"revision": weights_digest(networks[role]), "training": training_of(str(networks[role]))}
                       for role in ROLES)
     require_rivals("fine-tuned", tuned, "regular", regular)
