@@ -26,6 +26,7 @@ WAYS = {
     "longer": DecodeConfig(block_size=5, **LOOKAHEAD),
     "coupled": DecodeConfig(block_size=3, temperature=0.4, seed=5, **LOOKAHEAD),
     "relaxed": DecodeConfig(block_size=4, accept="top-k", top_k=2, **LOOKAHEAD),
+    "speculative": DecodeConfig(block_size=4, temperature=0.3, seed=6, sampling="speculative", **LOOKAHEAD),
 }
 VARIANTS_HERE = ("text", "base aids", "sentences", "limited")
 
@@ -53,13 +54,15 @@ def decode_all(peers=None):
 
 
 class Counted(Peers):
-    """Counts the numbers that each call gathers."""
+    """Notes how many numbers each call gathers."""
 
-    gathered = 0
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
 
     def gather(self, values):
         assert values.dtype == torch.int64
-        self.gathered = max(self.gathered, values.numel())
+        self.sizes.append(values.numel())
         return super().gather(values)
 
 
@@ -69,7 +72,9 @@ def main(folder):
     peers = Counted()
     made = decode_all(peers)
     torch.distributed.destroy_process_group()
-    (Path(folder) / f"{peers.rank}.json").write_text(json.dumps({"made": made, "gathered": peers.gathered}))
+    (Path(folder) / f"{peers.rank}.json").write_text(json.dumps({
+        "made": made, "gathered": max(peers.sizes), "sizes": peers.sizes, "messages": peers.messages,
+        "bytes": peers.sent_bytes}))
 
 
 if __name__ == "__main__":

@@ -93,9 +93,7 @@ def sampled(draw, channels):
 def draws(draw, engines):
     """Draw a valid combination of all settings."""
     engine, network = draw(st.sampled_from(engines)), draw(st.sampled_from(list(NETWORKS)))
-    # The plain step verifies the trees of pictures for every engine.
-    plain_only = {"lookahead"} if engine != "plain" and network in PICTURES else set()
-    config, proposer = NETWORKS[network], draw(st.sampled_from([name for name in PROPOSERS if name not in plain_only]))
+    config, proposer = NETWORKS[network], draw(st.sampled_from(list(PROPOSERS)))
     sampling = draw(sampled(config.channels))
     speculative = sampling.get("sampling") == "speculative"
     k = draw(st.integers(1, HEADS if proposer == "heads" else HEADS + 2))

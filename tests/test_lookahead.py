@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from fakes import VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import sequential_reference
@@ -20,8 +20,6 @@ from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 
 ROWS = 3
@@ -144,18 +142,6 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, named):
     with pytest.raises(ConfigError, match=named) as caught:
         decode(StepModel(random_model(config)), random_tokens(config, 1)[0], replace(LOOKAHEAD, **changes))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-def test_the_native_engine_leaves_lookahead_on_images_to_the_plain_step_and_says_so_once(caplog):
-    config = replace(VARIANTS["base aids"], **NATIVE)
-    model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
-    for _ in range(2):
-        tokens = decode(model, source, LOOKAHEAD).tokens
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "decoding with the plain step in float32, which is slower: the native step does not support this tree")
-    assert torch.equal(tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 
 class Listed:

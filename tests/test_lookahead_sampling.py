@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_speculative import FILTERS, LENGTH, ROWS, VOCABULARY, MarkovModel, MarkovSession, joint, statistic
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
+from superres.decoding.proposers.lookahead.decoding import partition
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
@@ -74,7 +77,7 @@ def verify(p, candidates, verdict, committed=0.6, known=True):
     table, candidates = torch.tensor(p), torch.tensor([candidates])
     return [int(x) for x in verify_candidates(
         lambda leader, place: table[place : place + 1], candidates, torch.full(candidates.shape[:2], known),
-        torch.tensor([verdict]), torch.full((1, len(p)), committed))]
+        torch.tensor([verdict]), torch.full((1, len(p)), committed))][:3]
 
 
 def test_candidates_are_tried_in_turn_and_the_one_that_passes_leads():
@@ -90,3 +93,28 @@ def test_candidates_are_tried_in_turn_and_the_one_that_passes_leads():
 def test_a_token_is_tried_once_however_many_candidates_have_it():
     p = [[0.3, 0.7], [1.0, 0.0], [1.0, 0.0]]
     assert verify(p, [[0, 0], [0, 0], [0, 0]], [0.35, 0.5])[1] == 0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
+def test_one_of_several_processes_knows_the_result_of_a_single_one(seed, count, size, processes):
+    """Candidates of few tokens share prefixes, across processes too; a prefix determines the distribution after it."""
+    draw, rows = torch.Generator().manual_seed(seed), 4
+    candidates = torch.randint(3, (rows, count, size), generator=draw)
+    known = torch.arange(count) < torch.randint(count + 1, (rows, 1), generator=draw)
+    verdict, committed = (torch.rand(rows, places, generator=draw, dtype=torch.float64) for places in (size, size + 1))
+    table = torch.rand(rows, 4 ** size, 3, generator=draw, dtype=torch.float64).pow(3)
+    table /= table.sum(-1, keepdim=True)
+
+    def run(own):
+        def distribution(candidate, place):
+            read = candidates[:, own][torch.arange(rows), candidate, :place] + 1
+            return table[torch.arange(rows), (read * 4 ** torch.arange(place)).sum(-1)]
+
+        return torch.stack(verify_candidates(distribution, candidates, known, verdict, committed, own))  # [4, rows]
+
+    alone = run(slice(None))
+    parts = [partition(count, rank, min(processes, count)) for rank in range(min(processes, count))]
+    results = torch.stack([run(slice(part.start, part.stop)) for part in parts], dim=1)  # [4, processes, rows]
+    assert bool(alone[3].all())
+    assert bool(results[3].any(0).all())
+    assert bool(((results == alone.unsqueeze(1)).all(0) | (results[3] == 0)).all())

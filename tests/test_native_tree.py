@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from fakes import NATIVE, VARIANTS, limits_of, random_model, random_tokens
 from test_native import assert_same_decode, close
 from test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
 from textual import CONFIG, wordy
@@ -16,6 +16,7 @@ from superres.config import DecodeConfig
 from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
+from superres.decoding.sum_limits import LimitedModel
 from superres.interfaces import Tree
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel, NativeTreeSession
@@ -23,7 +24,9 @@ from superres.nn.engines.torch_model import StepModel
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
-KNOWN = {name: replace(VARIANTS[name], **NATIVE) for name in ("text", "recurrent heads", "plain")}
+KNOWN = {name: replace(VARIANTS[name], **NATIVE) for name in (
+    "text", "recurrent heads", "plain", "base aids", "no remainder", "no neighbourhood", "neighbourhood alone",
+    "hyperbolic")}
 SIZES = [{"window": 1, "block_size": 2, "candidates": 1}, {"window": 5, "block_size": 2, "candidates": 4},
          {"window": 4, "block_size": 3, "candidates": 3}, {"window": 6, "block_size": 5, "candidates": 2}]
 SENTENCES = replace(CONFIG, **NATIVE)
@@ -45,7 +48,7 @@ def test_the_step_over_a_tree_equals_the_uncached_network(variant):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("variant", KNOWN)
+@pytest.mark.parametrize("variant", ["text", "recurrent heads", "plain", "base aids"])
 def test_scores_do_not_depend_on_the_path_by_a_single_bit(variant, precision):
     config = KNOWN[variant]
     model = random_model(config, dtype=torch.float32)
@@ -60,13 +63,13 @@ def test_scores_do_not_depend_on_the_path_by_a_single_bit(variant, precision):
     assert torch.equal(torch.cat(steps, dim=1), single)
 
 
-@pytest.mark.parametrize("reason", ["trunk", "images with a neighbourhood"])
-def test_other_trees_get_the_plain_step_and_one_line(reason, caplog):
-    config = KNOWN["text"] if reason == "trunk" else replace(VARIANTS["base aids"], **NATIVE)
-    model = NativeModel(random_model(config, dtype=torch.float32))
-    session = model.tree_session(random_tokens(config, 1)[0], Tree([-1, 0, 1], root=int(reason == "trunk")), 2)
-    assert not isinstance(session, NativeTreeSession)
-    assert len(caplog.records) == 1
+def test_trees_with_a_trunk_get_the_plain_step_and_one_line(caplog):
+    model, source = NativeModel(random_model(KNOWN["text"], dtype=torch.float32)), random_tokens(KNOWN["text"], 1)[0]
+    for _ in range(2):
+        assert not isinstance(model.tree_session(source, Tree([-1, 0, 1], root=1), 2), NativeTreeSession)
+    (record,) = caplog.records
+    assert record.getMessage() == ("decoding with the plain step in float32, which is slower: the native step does not "
+                                   "support trees with a trunk")
 
 
 def sentences(kind=NativeModel):
@@ -91,3 +94,20 @@ def test_native_iterations_are_those_of_the_loop(sizes, criterion):
         plain = decode(sentences(StepModel)[0], source, options)
         assert torch.equal(native.tokens, plain.tokens)
         assert [trace.accepted for trace in native.traces] == [trace.accepted for trace in plain.traces]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("limited", [False, True])
+def test_native_iterations_of_images_are_those_of_the_loop(sizes, limited):
+    """Attention in blocks, the neighbourhood and limits all depend on a column's path."""
+    config = replace(KNOWN["base aids"], attention_block_length=5)
+    source, options = random_tokens(config, ROWS)[0], DecodeConfig(proposer="lookahead", **sizes)
+
+    def model(kind):
+        made = kind(random_model(config, dtype=torch.float32))
+        return LimitedModel(made, limits_of(config)) if limited else made
+
+    native = decode(model(NativeModel), source, options)
+    assert_same_decode(native, decode(model(NativeModel), source, options, proposer=LookaheadProposer(OwnPool)))
+    assert torch.equal(native.tokens, decode(model(NativeModel), source, DecodeConfig(block_size=1)).tokens)
+    assert torch.equal(native.tokens, decode(model(StepModel), source, options).tokens)

@@ -52,15 +52,18 @@ def test_two_processes_decode_the_same_tokens_in_the_same_blocks_as_one(members,
     name = f"{variant}, {way}"
     tokens, accepted = alone[name]
     assert [member["made"][name] for member in members] == [[tokens, accepted]] * 2
-    if way != "relaxed":
+    if WAYS[way].is_exact:
         model, source = model_and_source(variant)
         options = replace(WAYS[way], proposer="heads", block_size=1)
         assert decode(model, source, options).tokens.tolist() == tokens
 
 
-def test_only_tokens_are_gathered(members):
+def test_only_tokens_are_gathered_and_their_messages_are_counted(members):
     """Per row and step: how many are accepted, the next one, a block of at most 5, and 5 guesses."""
     assert [member["gathered"] for member in members] == [3 * (2 + 5 + 5)] * 2
+    for member in members:
+        assert member["messages"] == len(member["sizes"])  # one to the other process per call
+        assert member["bytes"] == 8 * sum(member["sizes"])
 
 
 @dataclass
@@ -88,7 +91,6 @@ def test_every_branch_is_read_by_one_process(window, candidates, size, count):
 @pytest.mark.parametrize(("changes", "named"), [
     ({"window": 1}, "2 processes need a window and candidates of at least 2, not 1 and 10"),
     ({"candidates": 1}, "not 10 and 1"),
-    ({"temperature": 1.0, "sampling": "speculative"}, "which 2 processes cannot"),
 ])
 def test_what_several_processes_cannot_do_is_refused_in_one_line(changes, named):
     model, source = model_and_source("text")

@@ -7,6 +7,7 @@ train the networks that they compare. --quick shows in a minute or two that all 
     python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
     python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store survey.db
     python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
+    python scripts/reproduce/tables.py lookahead --text val --faces dev.npz --output tables
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import Annotated
 
 import typer
 
+import lookahead as figure4
 import table1 as text
 import table2 as pictures
 from ladder import RECIPES, costs, quick, read_ladder, train
 from series import Series, Table
 from superres import SuperresError, load
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
+from superres.system.progress import say
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
@@ -154,6 +158,35 @@ def table3(
 
     opened = Store(store)
     paths = write_table3(study_report(opened, opened.study(study)), output)
+    print(paths[1].read_text())
+    print(f"written: {', '.join(map(str, paths))}")
+
+
+@app.command()
+@training_paused()
+def lookahead(
+    output: Annotated[Path, typer.Option(help="Folder for lookahead.json, lookahead.md and lookahead.png.")],
+    text: Annotated[Path, typer.Option(help="Parallel text: PATH.en and PATH.de.")],
+    faces: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],
+    translator: Annotated[str, typer.Option(help="Checkpoint of the text.")] = DEFAULT_TRANSLATOR,
+    upscaler: Annotated[str, typer.Option(help="Checkpoint of the faces.")] = DEFAULT_CHECKPOINT,
+    engine: Annotated[str, typer.Option(help="Compiled engine, measured beside plain.")] = "native",
+    sentences: Annotated[int, typer.Option(min=1, help="Use the first N sentences.")] = 60,
+    images: Annotated[int, typer.Option(min=1, help="Use the first N faces.")] = 8,
+    processes: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of processes.")] = "1,2,4",
+    quick: Annotated[bool, typer.Option("--quick", help="Few settings, 8 sentences and one face.")] = False,
+) -> None:
+    """Figure 4 of Lookahead decoding, Jacobi decoding and lookahead parallelism, each compared with greedy decoding."""
+    engines, counts = dict.fromkeys((engine, "plain")), figure4.parse_numbers(processes, "--processes")
+    plans, widths = (figure4.QUICK, (4,)) if quick else (figure4.PLANS, (4, 8, 16))
+    if quick:
+        sentences, images, counts = min(sentences, 8), 1, counts[:2]
+    works = [figure4.text_work(text, translator, sentences, [*engines]),
+             figure4.image_work(faces, upscaler, images, [*engines])]
+    document = figure4.reproduce(
+        works, plans, lambda: figure4.run_parallel(text, translator, 4 if quick else 20, counts, widths),
+        "tables.py " + " ".join(sys.argv[1:]), say)
+    paths = figure4.write_lookahead(document, output)
     print(paths[1].read_text())
     print(f"written: {', '.join(map(str, paths))}")
 

@@ -217,8 +217,8 @@ def from_p(self, scores, before, index):
 
 
 def without_verdict(verify):
-    def every_candidate(distribution, candidates, known, verdict, committed):
-        return verify(distribution, candidates, known, torch.zeros_like(verdict), committed)
+    def every_candidate(distribution, candidates, known, verdict, committed, own):
+        return verify(distribution, candidates, known, torch.zeros_like(verdict), committed, own)
 
     return every_candidate
 

@@ -15,6 +15,10 @@ holds the whole model and its own cache. It reads its part of the window's colum
 communication. After a step, the processes exchange the accepted and the predicted tokens only. Each process computes
 the keys and values of tokens that another process accepted, by reading the last N tokens again. The rewritten cache
 entries are the same in every process, so results do not depend on which process accepted a token.
+
+Every process has the same pool, so it knows the tokens of all candidates. Speculative sampling tries candidates one
+after another, and what it tries at a place depends on the accepted tokens and on these tokens alone. So each process
+follows the accepted tokens as far as its own candidates do, and one of them reaches the end (`verify_candidates`).
 """
 
 from __future__ import annotations
@@ -83,7 +87,7 @@ class Layout:
         """Return the layout for `options`, or this process's part of it if `peers` is given.
 
         Raises:
-            ConfigError: there are more processes than columns or candidates, or sampling is speculative.
+            ConfigError: there are more processes than columns or candidates.
         """
         window, candidates = options.window, options.candidates
         if peers is None:
@@ -91,8 +95,6 @@ class Layout:
         rank, count = peers.rank, peers.count
         require(count <= min(window, candidates), f"{count} processes need a window and candidates of at least "
                                                   f"{count}, not {window} and {candidates}; start fewer processes")
-        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates one after another, which "
-                                               f"{count} processes cannot; choose coupled sampling")
         return cls(ngram_size, partition(window, rank, count), len(partition(candidates, rank, count)), ngram_size - 1)
 
 
@@ -113,12 +115,15 @@ class LookaheadDecoding(BlockwiseDecoding):
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.columns = self.cells
+        self.root = slice(layout.tree.root, layout.tree.root + 1)
         self.offsets = torch.arange(self.size + 1, device=device)
         rank, processes = (0, 1) if self.peers is None else (self.peers.rank, self.peers.count)
         own = partition(self.candidates, rank, processes)
         self.own = slice(own.start, own.stop)
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
-        self.known = torch.zeros(batch, len(own), dtype=torch.bool, device=device)
+        # The pending candidates of all processes, [B, G, N - 1], and whether there are such, [B, G].
+        self.found = self.window.new_zeros(batch, self.candidates, self.size - 1)
+        self.known = torch.zeros(batch, self.candidates, dtype=torch.bool, device=device)
         self.pool = (getattr(proposer, "pool", None) or NgramPool)(batch, self.size, device)
 
     @classmethod
@@ -136,13 +141,13 @@ class LookaheadDecoding(BlockwiseDecoding):
         Sets `following` [B], the token after the accepted ones, and `predicted` [B, W], by the window's last stage.
         """
         best, accepted, self.following = self._best_candidate(state, output.scores)
-        path = self.paths[best]  # [B, N]
         self.predicted = output.scores[:, self.guesses].argmax(-1)  # [B, W]
-        block = state.proposals.gather(1, path)
+        continuation = self.found.gather(1, best.view(-1, 1, 1).expand(-1, 1, self.size - 1)).squeeze(1)  # [B, N - 1]
+        block = torch.cat([state.proposals[:, self.root], continuation], dim=1)  # [B, N]
         if self.peers is None:
-            self.session.keep(path)
+            self.session.keep(self.paths[best])
         else:
-            self.session.keep(self.offsets[:-1].expand_as(path))
+            self.session.keep(self.offsets[:-1].expand_as(block))  # the tokens that were read again
             block, accepted = self._best_of_all(block, accepted, self.peers)
         return block, torch.minimum(accepted, state.missing())
 
@@ -156,10 +161,10 @@ class LookaheadDecoding(BlockwiseDecoding):
         column = column.clamp(0, width - 1).unsqueeze(1)  # [B, 1, W]
         self.window.copy_(stages[:, 1:].gather(2, column.expand_as(self.window)))  # [B, N - 1, W]
         self.window[:, 0, 0] = self.following
-        candidates, known = self.pool.find(self.following, self.candidates)  # [B, G, N - 1], [B, G]
-        self.known.copy_(known[:, self.own])
-        parts = [self.following.unsqueeze(1), candidates[:, self.own].flatten(1),
-                 self.window[:, self.stages, self.columns]]
+        found, known = self.pool.find(self.following, self.candidates)  # [B, G, N - 1], [B, G]
+        self.found.copy_(found)
+        self.known.copy_(known)
+        parts = [self.following.unsqueeze(1), found[:, self.own].flatten(1), self.window[:, self.stages, self.columns]]
         if self.peers is not None:
             reread = (state.place - self.size + self.offsets[1:-1]).clamp(min=0)  # [B, N - 1]
             parts.insert(0, state.tokens.gather(1, reread))
@@ -173,38 +178,43 @@ class LookaheadDecoding(BlockwiseDecoding):
         """See `BlockwiseDecoding.start`."""
         super().start(rows)
         self.window.index_fill_(0, rows, 0)
+        self.found.index_fill_(0, rows, 0)
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
     def keep(self, rows: Tensor, session: Session, samplers: Samplers, state: DecodeState) -> None:
         """See `BlockwiseDecoding.keep`."""
         super().keep(rows, session, samplers, state)
-        self.window, self.known = self.window[rows], self.known[rows]
+        self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)
 
     def _best_candidate(self, state: DecodeState, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each row's best candidate, the number of accepted tokens, and the token after them, all [B]."""
+        """Return each row's best candidate, the number of accepted tokens, and the token after them, all [B].
+
+        The best one of a process is one of its own candidates; by speculative sampling, it is that of all processes,
+        and the number is 0 if only other processes know it.
+        """
         batch, (count, size) = len(scores), self.paths.shape
-        proposed = state.proposals[:, self.paths[:, 1:]]  # [B, G, N - 1]
         target = state.place + self.offsets[1:]  # [B, N]
         if self.samplers.speculative:
-            return self._sampled_candidate(scores, proposed, target)
+            return self._sampled_candidate(scores, target)
+        proposed, known = self.found[:, self.own], self.known[:, self.own]  # [B, G', N - 1], [B, G']
         sampler = self.samplers.at(target)
-        offsets = self.offsets[: size - 1].repeat(count)  # [G (N - 1)]
-        adjusted = sampler.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)  # [B, G (N - 1), V]
-        adjusted = adjusted.view(batch * count, size - 1, -1)  # [B G, N - 1, V]
+        offsets = self.offsets[: size - 1].repeat(count)  # [G' (N - 1)]
+        adjusted = sampler.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)  # [B, G' (N - 1), V]
+        adjusted = adjusted.view(batch * count, size - 1, -1)  # [B G', N - 1, V]
         verdicts = self.criterion.accept(proposed.flatten(0, 1), adjusted, target[:, :-1].repeat_interleave(count, 0))
-        passed = verdicts.view(batch, count, -1) & self.known.unsqueeze(-1)  # [B, G, N - 1]
+        passed = verdicts.view(batch, count, -1) & known.unsqueeze(-1)  # [B, G', N - 1]
         accepted, best = (1 + passed.long().cumprod(2).sum(2)).max(1)
         path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
         chosen = sampler(scores.gather(1, path))  # [B, N]
-        return best, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
+        return best + self.own.start, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
 
-    def _sampled_candidate(self, scores: Tensor, proposed: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _sampled_candidate(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `_best_candidate` by speculative sampling.
 
-        `scores` are those of the step's columns, [B, M, V], `proposed` the tokens of the candidates, [B, G, N - 1], and
-        `target` their positions and the next one, [B, N].
+        `scores` are those of the step's columns, [B, M, V], and `target` the positions of the tokens of candidates, and
+        the next one, [B, N].
         """
         rows = torch.arange(len(scores), device=scores.device)
         temperature = self.samplers.temperature(target)  # [B, N, 1]
@@ -215,8 +225,9 @@ class LookaheadDecoding(BlockwiseDecoding):
 
         uniform = self.samplers.uniform(target)  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
-        best, passed, following = verify_candidates(at_place, proposed, self.known, verdict, committed)
-        return best, 1 + passed, following
+        best, passed, following, follows = verify_candidates(
+            at_place, self.found, self.known, verdict, committed, self.own)
+        return best, (1 + passed) * follows, following
 
     def _best_of_all(self, block: Tensor, accepted: Tensor, peers: Peers) -> tuple[Tensor, Tensor]:
         """Return the results of `verify` of the process with the longest accepted block.

@@ -23,8 +23,8 @@ def without(p: Tensor, tokens: Tensor, rejected: Tensor) -> Tensor:
 
 def verify_candidates(
     distribution: Callable[[Tensor, int], Tensor], candidates: Tensor, known: Tensor, verdict: Tensor,
-    committed: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    committed: Tensor, own: slice = slice(None),
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Accept a prefix of one of several candidates, and draw the token after it.
 
     At each place, the candidates that agree with the accepted tokens are tried in turn. A token is accepted with its
@@ -32,33 +32,43 @@ def verify_candidates(
     its original probability under p, so one uniform number decides for all candidates. If no token is accepted, the
     next token is drawn from the rest of p.
 
+    A process that has read the candidates `own` only knows p after each of their prefixes, and the tokens of all
+    candidates. It follows the accepted tokens until no own candidate agrees with them. The process that has read the
+    accepted candidate follows them to the end, and has the result of a single process that reads all candidates.
+
     Args:
-        distribution: returns p1's distribution [B, V] after the first `place` tokens of one candidate per row, [B].
-        candidates: tokens [B, G, N - 1].
+        distribution: returns p1's distribution [B, V] after the first `place` tokens of one own candidate per row, [B].
+        candidates: tokens of all candidates [B, G, N - 1].
         known: whether there is such a candidate, bool [B, G].
         verdict: uniform numbers in (0, 1), [B, N - 1].
         committed: further independent uniform numbers, [B, N].
+        own: the candidates whose distributions this process knows, at least one.
 
     Returns:
-        The candidate, the number of its accepted tokens (0..N - 1), and the token after these, of each row, all [B].
+        Of each row, all [B]: the candidate, the number of its accepted tokens (0..N - 1), the token after these, and
+        whether this process knows them; if not, the others are undefined.
     """
     going, alive = torch.ones_like(known[:, 0]), known
-    leader, accepted, token = (torch.zeros_like(candidates[:, 0, 0]) for _ in range(3))
+    follows, (accepted, token) = going, (torch.zeros_like(candidates[:, 0, 0]) for _ in range(2))
     earlier = torch.ones(known.shape[1], known.shape[1], dtype=torch.bool, device=known.device).tril(-1)  # [G, G]
     for place in range(candidates.shape[2] + 1):
-        p = rest = distribution(leader, place)  # [B, V]
+        p = rest = distribution(first_of(alive[:, own]), place)  # [B, V]; any candidate will do at place 0
         passes = torch.zeros_like(going)
         if place < candidates.shape[2]:
-            own = candidates[:, :, place]  # [B, G]
-            tried = alive & ~((own.unsqueeze(2) == own.unsqueeze(1)) & earlier & alive.unsqueeze(1)).any(2)
-            chances = (p.gather(1, own) * tried).cumsum(1)  # [B, G]
+            tokens = candidates[:, :, place]  # [B, G]
+            tried = alive & ~((tokens.unsqueeze(2) == tokens.unsqueeze(1)) & earlier & alive.unsqueeze(1)).any(2)
+            chances = (p.gather(1, tokens) * tried).cumsum(1)  # [B, G]
             hit = chances > verdict[:, place : place + 1]
             passes = hit.any(1) & going
-            first = hit.long().argmax(1)
-            rest = without(p, own, tried)
-            chosen = own.gather(1, first.unsqueeze(1))
-            alive = alive & (own == chosen) & passes.unsqueeze(1)
-            leader = torch.where(passes, first, leader)
+            rest = without(p, tokens, tried)
+            chosen = tokens.gather(1, first_of(hit).unsqueeze(1))
+            alive = torch.where(passes.unsqueeze(1), alive & (tokens == chosen), alive)
+            follows = follows & (~passes | alive[:, own].any(1))
         token = torch.where(going & ~passes, draw(rest.unsqueeze(1), committed[:, place, None, None]).squeeze(1), token)
         accepted, going = accepted + passes, going & passes
-    return leader, accepted, token
+    return first_of(alive), accepted, token, follows
+
+
+def first_of(marked: Tensor) -> Tensor:
+    """Return the first of the `marked` candidates, bool [B, G], as [B]; 0 if there is none."""
+    return marked.long().argmax(1)

@@ -90,6 +90,8 @@ class NativeTreeSession(NativeSession):
         shape = self.batch, self.width, 2 * self.config.width
         for layer in self.layer_caches:
             layer.columns = self._keep(torch.zeros(shape))
+        if self.deviation is not None:
+            self.session.neighbourhood.column_deviation = self._keep(torch.zeros(shape[:2]))
 
     @property
     def scored(self) -> int:
@@ -206,11 +208,11 @@ class NativeModel(StepModel):
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
     ) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; images, and trees with a trunk, get the plain step."""
-        if tree.root or self.model.config.ordinal_output or self.model.neighbourhood is not None:
+        """See `superres.interfaces.ScoringModel.tree_session`; trees with a trunk get the plain step."""
+        if tree.root:
             if not self.warned:
                 LOG.warning("decoding with the plain step in float32, which is slower: the %s step does not support "
-                            "this tree", self.engine)
+                            "trees with a trunk", self.engine)
                 self.warned = True
             return super().tree_session(source, tree, kept, padding)
         threads = self._most_threads()

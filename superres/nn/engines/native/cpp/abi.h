@@ -96,6 +96,7 @@ struct Neighbourhood {
   Linear first, second;                               // `first` without bias
   const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
   float* deviation;                                   // [batch, T + 2]; entry T stays 0, for absent neighbours
+  float* column_deviation;                            // [batch, W], of the tokens that a step over a tree reads
 };
 
 // The columns of a step: see `Tree` in superres/interfaces.py. The root is column 0.

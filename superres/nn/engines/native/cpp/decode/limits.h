@@ -30,6 +30,16 @@ void limit_step(const Session& s, LoopState& l, int64_t b) {
     limit(s, l, b, position + 1 + w, token, l.scores + (b * s.size.width + w) * s.size.vocabulary);
 }
 
+// As `limit_step`, at the scored columns of a tree, given the committed tokens and those on each column's path.
+void limit_tree(const Session& s, LoopState& l, int64_t b) {
+  const int64_t position = l.position[b], *store = l.store + b * l.stride + 1, *read = l.tokens + b * s.size.width;
+  for (int64_t w = 0; w < s.tree.scored; w++) {
+    const int64_t depth = s.tree.depth[w], *path = s.tree.ancestors + w * s.tree.longest;
+    const auto token = [=](int64_t p) { return p < position ? store[p] : read[path[position + depth - p]]; };
+    limit(s, l, b, position + 1 + depth, token, l.scores + (b * s.tree.scored + w) * s.size.vocabulary);
+  }
+}
+
 // Limits the scores [V] of the proposal `h` + 1 tokens after p1's next one, given the `proposals` before it.
 void limit_proposal(const Session& s, const LoopState& l, int64_t b, int64_t h, const int64_t* proposals, float* scores) {
   if (!is_limited(l)) return;

@@ -95,6 +95,7 @@ struct LookaheadDecoding : BlockwiseDecoding {
     read_pending(s, l, begin, end);
     step(s, team, begin, end, l.tokens, l.place, step_output(s, l));
     for (int64_t b = begin; b < end; b++) {
+      if (is_limited(l)) limit_tree(s, l, b);
       const LookaheadRow row{s, l, l.lookahead, b};
       const int64_t *path = nullptr, *tokens = l.tokens + b * s.size.width, size = l.lookahead.size;
       const int64_t longest = row.verify(path), first = row.best(path[longest - 1]);

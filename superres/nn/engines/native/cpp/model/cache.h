@@ -42,10 +42,12 @@ void write_columns(const Rows& rows, Cache& cache, const float* projected, int64
                    projected + 2 * D + h * size);
 }
 
-// Commits `count` columns of row b of the last step over a tree: writes their keys and values to the caches of all layers, at
-// the row's position and after it.
+// Commits `count` columns of row b of the last step over a tree: writes their keys and values to the caches of all layers, and
+// the deviations of their tokens, at the row's position and after it.
 void keep_columns(Session& s, int64_t b, int64_t position, const int64_t* columns, int64_t count) {
   const int64_t D = s.size.d, size = D / s.size.attention_heads;
+  for (int64_t i = 0; s.neighbourhood.features && i < count; i++)
+    write_deviation(s, b, position + i - 1, s.neighbourhood.column_deviation[b * s.size.width + columns[i]]);
   for (int64_t l = 0; l < s.size.layers; l++)
     for (int64_t i = 0; i < count; i++) {
       const float* key = s.cache[l].columns + (b * s.size.width + columns[i]) * 2 * D;

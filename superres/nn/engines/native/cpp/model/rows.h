@@ -24,6 +24,11 @@ struct Rows {
   }
 };
 
+// Writes the deviation from its estimate of a token of row b; tokens outside the target have none.
+void write_deviation(const Session& s, int64_t b, int64_t position, float deviation) {
+  if (position >= 0 && position < s.size.length) s.neighbourhood.deviation[b * (s.size.length + 2) + position] = deviation;
+}
+
 // Writes the decoder's input to x, and the deviations of the tokens read from their estimates.
 void embed(const Rows& rows, float* x) {
   const Session& s = rows.s;
@@ -37,8 +42,9 @@ void embed(const Rows& rows, float* x) {
       const float* table = s.input.position_table + ((s.input.conditioned ? b * T : 0) + rows.inside(b, w)) * D;
       for (int64_t i = 0; i < D; i += LANES) store(x + i, load(embedding + i) + load(table + i));
       if (near.features && before >= 0 && before < T) {
-        const float estimate = s.ordinal.estimate[b * T + before];
-        near.deviation[b * (T + 2) + before] = (token - estimate) / s.ordinal.residual_scale;
+        const float deviation = (token - s.ordinal.estimate[b * T + before]) / s.ordinal.residual_scale;
+        if (s.tree.longest) near.column_deviation[b * s.size.width + w] = deviation;
+        else write_deviation(s, b, before, deviation);
       }
     }
 }
@@ -58,13 +64,20 @@ void gather(const Neighbourhood& near, const float* deviation, const float* resi
   features[near.near + left - 1] = (residual_sum[near.cell[place]] - spent) / left;
 }
 
-// Writes the neighbour features [rows, N] of all columns.
+// Writes the neighbour features [rows, N] of all columns. Over a tree, the deviations of the tokens on a column's path are
+// written in turn, at their positions: a target's features read earlier positions only, all of which lie on the path or are
+// committed. `keep_columns` writes those of the path that remains.
 void gather_all(const Rows& rows, float* features) {
-  const Neighbourhood& near = rows.s.neighbourhood;
+  const Session& s = rows.s;
+  const Neighbourhood& near = s.neighbourhood;
   for (int64_t b = rows.begin; b < rows.end; b++)
-    for (int64_t w = 0; w < rows.s.size.width; w++, features += near.features)
-      gather(near, near.deviation + b * (rows.s.size.length + 2), near.residual_sum + b * near.source_length, rows.inside(b, w),
+    for (int64_t w = 0; w < s.size.width; w++, features += near.features) {
+      const int64_t* path = s.tree.ancestors + w * s.tree.longest;
+      for (int64_t i = 0; i < s.tree.longest && path[i] >= 0; i++)
+        write_deviation(s, b, rows.place(b, path[i]) - 1, near.column_deviation[b * s.size.width + path[i]]);
+      gather(near, near.deviation + b * (s.size.length + 2), near.residual_sum + b * near.source_length, rows.inside(b, w),
              features);
+    }
 }
 
 }  // namespace

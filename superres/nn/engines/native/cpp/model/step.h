@@ -58,7 +58,7 @@ void score_columns(const Rows& rows, const float* states, float* projected, cons
 // As `score_columns`, of the scored columns of a tree.
 void score_tree(const Rows& rows, const float* states, float* projected, const StepOutput& output) {
   const Session& s = rows.s;
-  const int64_t scored = s.tree.scored, V = s.size.vocabulary;
+  const int64_t scored = s.tree.scored, V = s.size.vocabulary, N = s.neighbourhood.features;
   for (int64_t b = rows.begin; b < rows.end; b++, states += s.size.width * s.size.d) {
     if (output.best_tokens) {
       screened_argmax(s, rows.team, states, scored, projected, output.best_tokens + b * scored, 1,
@@ -67,7 +67,8 @@ void score_tree(const Rows& rows, const float* states, float* projected, const S
     }
     project(s, rows.team, states, scored, projected);
     for (int64_t w = 0; w < scored; w++)
-      p1_scores(s, b, 0, projected + w * s.size.stride, nullptr, output.scores + (b * scored + w) * V);
+      p1_scores(s, b, rows.inside(b, w), projected + w * s.size.stride, s.scratch.gathered + (b * s.size.width + w) * N,
+                output.scores + (b * scored + w) * V);
   }
 }
 
