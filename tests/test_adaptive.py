@@ -8,7 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, fixed_costs, random_model, random_tokens
+from fakes import (
+    NATIVE,
+    SMALL,
+    TINY,
+    VARIANTS,
+    Restless,
+    fixed_costs,
+    proposer_for,
+    random_model,
+    random_tokens,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stepping import check_steps
@@ -18,7 +28,9 @@ from superres.decoding import cost
 from superres.decoding.block_size import FEW_BLOCKS, PATIENCE, AdaptiveBlockSize
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
+from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import ConfigError
+from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
@@ -104,6 +116,30 @@ def make_sizes(measured, revision="0123", steady=True):
     return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
 
 
+@pytest.mark.parametrize("name", ["jacobi", "draft", "ngram", "lookup"])
+@pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=compiled)])
+def test_every_proposer_makes_the_greedy_tokens_while_its_block_size_changes(engine, name):
+    network = random_model(replace(TINY, **NATIVE, source_shape=(4, 4, 3), target_shape=(8, 8, 3)), dtype=torch.float32)
+    model, source = step_model(network, engine=engine), random_tokens(network.config, 2)[0]
+    proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(network))
+    options = DecodeConfig(6, proposer=name, adaptive=True)
+    decoded = decode(model, source, options, proposer=proposer, adaptive=Restless(6))
+    assert torch.equal(decoded.tokens, decode(model, source, DecodeConfig(1)).tokens)
+    assert decoded.model_calls < network.config.target_length or name != "draft"
+
+
+def test_costs_are_those_of_the_proposer_that_is_used(cache):
+    """A draft as large as its verifier makes larger blocks slower; proposals that were looked up do not."""
+    network = random_model(replace(TINY, width=64, filter_size=256, decoder_layers=3), dtype=torch.float32)
+    model, source = StepModel(network), random_tokens(network.config, 1)[0]
+    sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda *given: measured_costs(*given))
+    costs = {name: sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer).costs
+             for name, proposer in (("draft", DraftProposer(model)), ("lookup", None))}
+    assert costs["draft"][3] > 1.5 * costs["lookup"][3]
+    drafted, looked_up = (sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source) for name in costs)
+    assert (drafted.minimum, looked_up.minimum) == (2, 1)
+
+
 def test_costs_are_measured_once_a_machine_and_network(cache):
     source, options, measured = random_tokens(SMALL, 3)[0], DecodeConfig(adaptive=True), []
     sizes = make_sizes(measured)
@@ -151,7 +187,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache):
 
 def test_what_does_not_go_with_it_is_refused():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]
-    with pytest.raises(ConfigError, match="an adaptive block size needs proposals of the heads, not of jacobi"):
-        decode(model, source, DecodeConfig(adaptive=True, proposer="jacobi"))
+    with pytest.raises(ConfigError, match="the block size of lookahead is the length of its n-grams"):
+        decode(model, source, DecodeConfig(adaptive=True, proposer="lookahead"))
     with pytest.raises(ConfigError, match=f"leave out the width {HEADS}"):
         decode(model, source, DecodeConfig(), width=HEADS, adaptive=Restless(HEADS))

@@ -88,7 +88,7 @@ def test_settings_that_go_together_are_taken(given):
 @pytest.mark.parametrize(("default", "given"), [
     (DecodeConfig(accept="distance", epsilon=2, min_block=2), {"sampling": "speculative", **T}),
     (DecodeConfig(sampling="speculative", temperature=0.9), {"temperature": 0.0}),
-    (DecodeConfig(adaptive=True), {"proposer": "jacobi"}),
+    (DecodeConfig(adaptive=True), {"proposer": "lookahead"}),
     (DecodeConfig(accept="distance", epsilon=3), {"block_size": 1}),
 ])
 def test_a_default_that_contradicts_what_is_given_gives_way(default, given):

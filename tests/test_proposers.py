@@ -9,21 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import draft_of, random_model
+from fakes import NATIVE, draft_of, proposer_for, random_model, random_tokens
 from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 import proposers
 from cost_model import expected_tokens
 from pages import fill_page
-from proposers import compare_proposers, parse_proposers, proposers_markdown, summary_markdown
+from proposers import Variant, compare_proposers, parse_proposers, proposers_markdown, summary_markdown
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
+from superres.decoding.decode import decode
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import with_proposer_state
+from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.benchmark import text_workload
+from superres.nn.engines import step_model
+from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.tasks.face_data import FacePairs, write_npz
@@ -32,6 +38,7 @@ from superres.training.settings import TrainConfig
 from superres.training.trainer import REPORT_STEPS
 
 LINES = sentences(6).source
+compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 PAGE = Path(__file__).parents[1] / "docs" / "proposers.md"
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
 
@@ -93,7 +100,7 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
     (["--proposer", "source"], "--proposer must be one of heads, jacobi, draft, ngram, lookup, lookahead, not"),
     (["--sampling", "speculative"], "needs a temperature above 0"),
     (["--proposer", "lookup", "--block-size", "21"], "block size 21 is more than the 20 target tokens"),
-    (["--proposer", "draft", "--adaptive"], "an adaptive block size needs proposals of the heads, not of draft"),
+    (["--proposer", "lookahead", "--adaptive"], "the block size of lookahead is the length of its n-grams"),
 ])
 def test_bad_input_is_one_line(folder, capsys, words, message):
     assert message in refusal(capsys, "translate", "dog", "--checkpoint", folder, "--device", "cpu", *words)
@@ -243,6 +250,48 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_pa
     assert summary_markdown(report) in page.read_text()
     with pytest.raises(InvalidInputError, match="has no table between"):
         fill_page(page, "proposers: nothing", "")
+
+
+@compiled
+@pytest.mark.parametrize(("engine", "mode"), [("native", "greedy"), ("native", "speculative"), ("plain", "greedy")])
+def test_the_cost_of_a_draft_is_that_of_its_steps_in_the_engine_that_decodes(engine, mode):
+    small = replace(TINY, width=128, filter_size=512, decoder_layers=4, source_shape=(4, 4, 3), target_shape=(8, 8, 3),
+                    prediction_heads=1)
+    network = replace(small, width=256, filter_size=1024, decoder_layers=6)
+    verifier, draft = (step_model(random_model(one, dtype=torch.float32), engine=engine) for one in (network, small))
+    source = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, network.source_length)))
+    alone = DecodeConfig(1, temperature=float(mode != "greedy"), sampling="coupled" if mode == "greedy" else mode)
+    timed = {name: Variant(mode, options, proposer) for name, options, proposer in (
+        ("verifier", alone, None), ("draft", alone, None),
+        ("both", replace(alone, block_size=4, proposer="draft"), DraftProposer(draft)))}
+    for _ in range(proposers.ROUNDS):
+        for name, variant in timed.items():
+            variant.measure(draft if name == "draft" else verifier, [(source, None)], 0)
+    ratio = timed["draft"].iteration / timed["verifier"].iteration
+    c = timed["both"].proposing / 3 / timed["verifier"].iteration
+    assert ratio / 3 < c < 3 * ratio
+    assert len(timed["both"].parts) >= proposers.SPLIT
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9}, {"temperature": 0.9, "sampling": "speculative"}])
+@pytest.mark.parametrize("name", ["heads", "jacobi", "draft", "ngram", "lookup"])
+@pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=compiled)])
+def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampling):
+    network = replace(TINY, **NATIVE, source_shape=(4, 4, 3), target_shape=(8, 8, 3))
+    verifier = random_model(network, dtype=torch.float32)
+    model, source = step_model(verifier, engine=engine), random_tokens(verifier.config, 2)[0]
+    options = DecodeConfig(3, proposer=name, **sampling)
+    proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(verifier))
+    stateful = with_proposer_state(model, proposer)
+    loop = BlockwiseLoop(stateful, stateful.session(source, 3), options, torch.arange(2), 3, proposer)
+    loop.run(1)
+    while not loop.done():
+        assert loop.verification() > 0
+        loop.run(1)
+    assert loop.is_native == (engine == "native")
+    decoded = decode(model, source, options, proposer=proposer)
+    assert torch.equal(loop.result().tokens, decoded.tokens)
+    assert [trace.accepted for trace in loop.result().traces] == [trace.accepted for trace in decoded.traces]
 
 
 def test_the_script_compares_proposers(folder, capsys, tmp_path):

@@ -50,6 +50,15 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, 
     return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
 
 
+def whole_factor(factor: float, tokens: float, fixed: float, greedy_fixed: float) -> float:
+    """Return the predicted speed-up of decodes of `tokens` tokens, whose iterations alone are faster by `factor`.
+
+    `fixed` and `greedy_fixed` are the costs of a decode outside of its iterations, such as encoding, in verifier calls,
+    blockwise and with one token per step. The paper leaves them out.
+    """
+    return (greedy_fixed + tokens) / (fixed + tokens / factor)
+
+
 def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, candidates: int = 1) -> float:
     """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) / expected tokens.
 
@@ -94,12 +103,13 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
 
 
 @torch.inference_mode()
-def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over verified proposals.
+def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
+    """Run a loop with speculative sampling to its end, and return the overlaps of p and q by row.
 
-    This estimates alpha without the sampling noise of the verdicts. It is 0.0 if no proposal was verified.
+    The first result is the sum of sum(min(p, q)) over the verified proposals, the second their number, float64 [B]
+    each. Their ratio estimates alpha without the sampling noise of the verdicts.
     """
-    total, count = 0.0, 0
+    total, count = torch.zeros(2, len(loop.keys), dtype=torch.float64, device=loop.keys.device)
     while not loop.done():
         sampler, before = loop.decoding.sampler, loop.state.position.clone()
         loop.iterate()
@@ -109,6 +119,15 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
         verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
         verified = verified.masked_fill(before < 0, 0)
         tested = loop.state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
-        total += float((torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum())
-        count += int(tested.sum())
-    return total / count if count else 0.0
+        total += (torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum(1)
+        count += tested.sum(1)
+    return total.cpu().numpy(), count.cpu().numpy()
+
+
+def mean_overlap(loop: BlockwiseLoop) -> float:
+    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over verified proposals.
+
+    It is 0.0 if no proposal was verified.
+    """
+    total, count = overlaps(loop)
+    return float(total.sum() / count.sum()) if count.any() else 0.0

@@ -8,6 +8,9 @@ from pathlib import Path
 from superres.errors import InvalidInputError
 from superres.system.output import write_result
 
+LINE = 120
+"""Columns of a line of text."""
+
 
 def fill_page(page: Path, name: str, tables: str) -> None:
     """Replace the text between `<!-- NAME -->` and `<!-- end -->` of a page.

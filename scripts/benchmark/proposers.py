@@ -7,19 +7,20 @@
 FOLDER has proposers.json and proposers.md. With --page, the summary replaces the task's table of that page.
 
 A proposer is measured at its default block size, and then at the fastest block size by the cost model. The variants of
-decoding alternate, batch by batch, so that other load slows all variants alike.
+decoding alternate, batch by batch, so that other load slows all variants alike; times are medians of three rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import torch
@@ -28,17 +29,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 import cost_model
-from pages import fill_page
+from pages import LINE, fill_page
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode, iterations
+from superres.decoding.decode import DEFAULT_BLOCK_SIZE, BlockSizeChooser, iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, SuperresError
-from superres.evaluation.benchmark import Workload, run_record, run_text
+from superres.evaluation.benchmark import Workload, run_record, run_text, step_weights
+from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.system.machine import Timer, require_idle
@@ -79,43 +81,71 @@ def batch_of(pipeline: Pipeline, source: Tensor) -> Batch:
     return source, padding if bool(padding.any()) else None
 
 
+ROUNDS = 3
+"""Number of rounds over all batches, whose median times count."""
+LEARNING = 0.1
+"""Seconds of decoding per batch from which an adaptive block size learns before it is timed."""
+SPLIT = 256
+"""Number of iterations whose proposals are timed, per variant."""
+
+
 @dataclass
 class Variant:
     """A variant of decoding, a proposer (None: one token per step) in a mode of MODES, and its measurements.
 
-    `seconds` is the wall-clock time of all batches so far, of which the proposer took `proposing`. `decoded` has the
-    results, one per batch.
+    `adaptive` chooses the block size; None keeps that of `options`. `width` is the number of tokens that a step reads,
+    the block size if None. `times` has for each batch the seconds of all its
+    decodes: of the whole, and of its iterations alone, without encoding, the model call that makes the first proposals,
+    and collecting the result. `decoded` has the results, one per batch. `parts` has the seconds of single iterations:
+    of the verification alone, and of the whole iteration with its proposals.
     """
 
     mode: str
     options: DecodeConfig
     proposer: Proposer | None
-    seconds: float = 0.0
-    proposing: float = 0.0
+    adaptive: BlockSizeChooser | None = None
+    width: int | None = None
+    times: list[list[tuple[float, float]]] = dataclasses.field(default_factory=list)
     decoded: list[Decoded] = dataclasses.field(default_factory=list)
+    parts: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
-    def measure(self, pipeline: Pipeline, batch: Batch) -> None:
-        """Decode a batch and record time and result; two iterations of the first batch warm up."""
-        model, (source, padding), timer = pipeline.scoring_for(self.options), batch, Timer(pipeline.device)
+    def measure(self, model: ScoringModel, batches: Sequence[Batch], number: int) -> None:
+        """Decode batch `number` by `model` and record time and result; each new batch warms up first."""
+        batch, timer = batches[number], Timer(batches[number][0].device)
+        is_new = number == len(self.decoded)
+        if is_new:
+            self._warm_up(model, batch, number, timer)
+            self.times.append([])
+        begun, started = 0.0, timer.now()
+        for loop in self._loops(model, batch, number):
+            begun = begun or timer.now()
+            if loop.complete:
+                iterating, decoded = timer.now() - begun, loop.result()  # before a captured loop serves another decode
+        self.times[number].append((timer.now() - started, iterating))
+        if is_new:
+            self.decoded.append(decoded)
+        if self.proposes and self.adaptive is None and len(self.parts) < SPLIT:
+            self.parts += iteration_parts(model, batch, self.options, self.proposer, timer)
 
-        def timed_decode() -> tuple[float, Decoded]:
-            started = timer.now()
-            decoded = decode(model, source, self.options, padding=padding, proposer=self.proposer)
-            return timer.now() - started, decoded
+    def _warm_up(self, model: ScoringModel, batch: Batch, number: int, timer: Timer) -> None:
+        """Do two iterations; an adaptive block size learns from decodes of LEARNING seconds."""
+        if self.adaptive is None:
+            list(islice(self._loops(model, batch, number), 2))
+            return
+        end = timer.now() + LEARNING
+        while timer.now() < end:
+            list(self._loops(model, batch, number))
 
-        if not self.decoded:
-            list(islice(iterations(model, source, self.options, padding=padding, proposer=self.proposer), 2))
-        with timed(self.proposer, timer) as spent:
-            seconds, decoded = timed_decode()
-        proposing = sum(spent)
-        if self.proposer is not None and self.proposer.stateless:
-            # Without timing inside, iterations may run in a CUDA graph or natively. The share is assumed equal there.
-            share = proposing / seconds
-            seconds, decoded = timed_decode()
-            proposing = share * seconds
-        self.seconds += seconds
-        self.proposing += proposing
-        self.decoded.append(decoded)
+    def _loops(self, model: ScoringModel, batch: Batch, number: int) -> Iterator[BlockwiseLoop]:
+        source, padding = batch
+        keys = torch.arange(len(source), device=source.device) + number * len(source)  # no two rows share their noise
+        return iterations(model, source, self.options, padding=padding, keys=keys, width=self.width,
+                          proposer=self.proposer, adaptive=self.adaptive)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether an iteration makes proposals after its verification; a tree's are part of the verification."""
+        return self.proposer is not None and self.options.block_size != 1 and not self.proposer.proposes_tree
 
     @property
     def tokens(self) -> int:
@@ -127,27 +157,72 @@ class Variant:
         """Iterations of the loop, which are the iterations of the slowest row of each batch."""
         return sum(max(trace.iterations for trace in decoded.traces) for decoded in self.decoded)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of all batches: the sum of their medians over the rounds."""
+        return sum(statistics.median(whole for whole, _ in rounds) for rounds in self.times)
 
-@contextmanager
-def timed(proposer: Proposer | None, timer: Timer) -> Iterator[list[float]]:
-    """Yield a list that collects the duration of each call of `proposer.propose` in seconds."""
-    spent: list[float] = []
-    if proposer is None:
-        yield spent
-        return
-    original = proposer.propose
+    @property
+    def iterating(self) -> float:
+        """Seconds of all batches' iterations: the sum of their medians over the rounds."""
+        return sum(statistics.median(iterating for _, iterating in rounds) for rounds in self.times)
 
-    def propose(*arguments: Any) -> Tensor:  # noqa: ANN401 -- the arguments of `Proposer.propose`
-        started = timer.now()
-        tokens = original(*arguments)
-        spent.append(timer.now() - started)
-        return tokens
+    @property
+    def iteration(self) -> float:
+        """Seconds of an iteration."""
+        return self.iterating / max(self.iterations, 1)
 
-    proposer.propose, proposer.stateless = propose, False  # type: ignore[assignment, method-assign]
-    try:
-        yield spent
-    finally:
-        del proposer.propose, proposer.stateless
+    @property
+    def fixed(self) -> float:
+        """Seconds of a decode outside of its iterations."""
+        return (self.seconds - self.iterating) / len(self.decoded)
+
+    @property
+    def proposing(self) -> float:
+        """Seconds of the proposals of an iteration: their share of the single iterations of `parts`.
+
+        A share is independent of other work on the machine, and of what the timing of single iterations adds.
+        """
+        if not self.parts:
+            return 0.0
+        verified, whole = (statistics.median(seconds) for seconds in zip(*self.parts, strict=True))
+        return self.iteration * max(1 - verified / whole, 0.0)
+
+
+@torch.inference_mode()
+def iteration_parts(
+    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer | None, timer: Timer,
+) -> list[tuple[float, float]]:
+    """Decode a batch, and return the seconds of up to SPLIT iterations: the verification alone, and the whole.
+
+    From each state, the iteration is done without its proposals, twice, and then as a whole. The first run is not
+    timed: the others find its data in the processor's caches. The iterations are native or of torch, as in a decode;
+    captured iterations are of torch, since their parts cannot run alone.
+    """
+    (source, padding), k = batch, options.block_size or 1
+    proposer = proposer or PROPOSERS[options.proposer]()
+    model = with_proposer_state(model, proposer)
+    session = model.session(source, k, padding)
+    # A loop with a criterion of its own is not captured.
+    criterion = None if model.graph_capture is None else CRITERIA[options.accept](options)
+    keys = torch.arange(len(source), device=source.device)
+    loop, parts = BlockwiseLoop(model, session, options, keys, k, proposer, criterion), list[tuple[float, float]]()
+    loop.run(1)
+    while len(parts) < SPLIT and not loop.done():
+        loop.verification()
+        verified = loop.verification(timer.now)
+        parts.append((verified, timer.once(loop.iterate)))
+    return parts
+
+
+def alternate(batches: Sequence[Batch], variants: Mapping[Any, tuple[ScoringModel, Variant]]) -> None:
+    """Measure all variants, by any names, with their models alternately, batch by batch, in ROUNDS rounds."""
+    with tqdm(total=ROUNDS * len(batches) * len(variants), unit="decode", disable=None) as bar:
+        for number in [*range(len(batches))] * ROUNDS:
+            for name, (model, variant) in variants.items():
+                bar.set_postfix_str(str(name), refresh=False)
+                variant.measure(model, batches, number)
+                bar.update()
 
 
 @dataclass
@@ -198,12 +273,8 @@ class Comparison:
         """Measure all variants and the baselines of one token per step alternately; return one row per variant."""
         baselines = {mode: Variant(mode, self.options("heads", mode, 1), None) for mode in MODES}
         everything = [*baselines.values(), *variants]
-        with tqdm(total=len(self.batches) * len(everything), unit="decode", disable=None) as bar:
-            for batch in self.batches:
-                for variant in everything:
-                    bar.set_postfix_str(f"{variant.options.proposer} {variant.mode}", refresh=False)
-                    variant.measure(self.pipeline, batch)
-                    bar.update()
+        alternate(self.batches, {(one.options.proposer, one.mode, one.options.block_size): (
+            self.pipeline.scoring_for(one.options), one) for one in everything})
         # Both modes of sampling have a baseline of one token per step; the faster one is the baseline of both modes.
         sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda one: one.seconds / one.tokens)
         return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling, baselines[one.mode])
@@ -216,16 +287,19 @@ class Comparison:
         step.
         """
         k = variant.options.block_size or 1
-        gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
+        gamma, call = k - 1, baseline.iteration
         traces = [trace for decoded in variant.decoded for trace in decoded.traces]
         kind = PROPOSERS[variant.options.proposer]
         candidates, columns = cost_model.branches(variant.options, k)
         observed = cost_model.acceptance_rate(traces, k, candidates)
         overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.proposes_tree else None
         alpha = observed if overlap is None else overlap
-        c = variant.proposing / max(variant.iterations * gamma, 1) / call
-        verify = (variant.seconds - variant.proposing) / max(variant.iterations, 1) / call
+        c = variant.proposing / max(gamma, 1) / call
+        verify = max(variant.iteration - variant.proposing, 0.0) / call
         extra = max(verify - 1, 0.0) / max(gamma, 1)
+        here = cost_model.whole_factor(
+            cost_model.improvement_factor(alpha, gamma, c, verify, candidates), baseline.iterations / len(self.batches),
+            variant.fixed / call, baseline.fixed / call)
         return {
             "proposer": variant.options.proposer, "mode": variant.mode, "block_size": k,
             "mean_accepted_block_size": mean_accepted_block_size(traces),
@@ -234,9 +308,10 @@ class Comparison:
             "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
             "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
             "alpha": alpha, "alpha_seen": observed, "c": c, "verify": verify,
+            "fixed": variant.fixed / call,
             "predicted_tokens": cost_model.expected_tokens(alpha, gamma, candidates),
             "predicted_speed_up": cost_model.improvement_factor(alpha, gamma, c, candidates=candidates),
-            "predicted_speed_up_here": cost_model.improvement_factor(alpha, gamma, c, verify, candidates),
+            "predicted_speed_up_here": here,
             "operations": cost_model.operations_factor(alpha, gamma, self.operations(variant), columns, candidates),
             "best_block_size": 1 + cost_model.best_gamma(
                 alpha, c, self.largest(variant.options.proposer) - 1, extra, candidates),
@@ -269,12 +344,7 @@ class Comparison:
 
     def operations(self, variant: Variant) -> float:
         """Return the operations of a proposal relative to the verifier's operations per token, by number of weights."""
-        model, draft = self.pipeline.model, getattr(variant.proposer, "draft", None)
-        if draft is not None:
-            return decoder_weights(draft.model) / decoder_weights(model)
-        if PROPOSERS[variant.options.proposer].uses_heads and model.heads is not None:
-            return model.heads.weights_per_head / decoder_weights(model)
-        return 0.0
+        return proposal_weights(self.pipeline.model, variant.proposer) / step_weights(self.pipeline.model)
 
     def extra_bytes(self, variant: Variant) -> int:
         """Return the memory of the proposer in bytes: its weights, tables, and state of a batch."""
@@ -289,9 +359,15 @@ class Comparison:
         return held + sum(part.numel() * part.element_size() for part in (state.row_state() if state else []))
 
 
-def decoder_weights(model: EncoderDecoder) -> int:
-    """Return the number of weights of a network's decoder, without heads and embeddings."""
-    return sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
+def proposal_weights(model: EncoderDecoder, proposer: Proposer | None) -> float:
+    """Return the number of weights that a proposal is computed with, for the verifier `model`."""
+    draft = getattr(proposer, "draft", None)
+    if draft is not None:
+        return step_weights(draft.model)
+    if proposer is None or not proposer.uses_heads or model.heads is None:
+        return 0.0
+    scores = 0 if model.config.ordinal_output else model.project.weight.numel()  # of the vocabulary
+    return model.heads.weights_per_head + scores
 
 
 def compare_proposers(
@@ -332,7 +408,7 @@ COLUMNS = {
     "mean_accepted_block_size": ("mean accepted block size", 2), "predicted_tokens": ("predicted", 2),
     "speed_up": ("speed-up", 2), "predicted_speed_up": ("predicted", 2),
     "predicted_speed_up_here": ("with the measured call", 2), "alpha": ("alpha", 3), "c": ("c", 3),
-    "verify": ("call", 2), "operations": ("operations", 2), "model_calls": ("model calls", 1),
+    "verify": ("call", 2), "fixed": ("fixed", 1), "operations": ("operations", 2), "model_calls": ("model calls", 1),
 }
 """Heading and number of decimals of the table's columns, by entry of a row."""
 
@@ -350,11 +426,12 @@ def proposers_markdown(report: Report) -> str:
         "Greedy is exact greedy decoding; coupled and speculative are methods of sampling. The speed-up is relative to "
         "one token per step, sampled by the faster method. The acceptance rate alpha is the share of verified "
         "proposals that were accepted; for speculative sampling it is E[min(p, q)], and for lookahead the most likely "
-        "rate of one candidate. c is the cost of a proposal, and call the cost of an iteration without its proposals, "
-        "both in model calls for one token. The predicted number of tokens per step is (1 - alpha^k) / (1 - alpha); "
-        "for lookahead with G candidates it is k - sum of (1 - alpha^i)^G for i < k. The predicted speed-up is this "
-        "number / ((k - 1) c + 1), or / ((k - 1) c + call). Operations are operations per token, by number of weights, "
-        "relative to greedy decoding.",
+        "rate of one candidate. c is the cost of a proposal, call the cost of an iteration without its proposals, and "
+        "fixed the cost of a decode outside of its iterations (encoding, the first call, the result), all in model "
+        "calls for one token. The predicted number of tokens per step is (1 - alpha^k) / (1 - alpha); for lookahead "
+        "with G candidates it is k - sum of (1 - alpha^i)^G for i < k. The predicted speed-up is this number / "
+        "((k - 1) c + 1); with the measured call it is / ((k - 1) c + call), and includes the fixed cost. Operations "
+        "are operations per token, by number of weights, relative to greedy decoding.",
     ]) + "\n"
 
 
@@ -422,7 +499,8 @@ def main(
                                base=DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams))
     write_results(output, {"proposers.json": report, "proposers.md": proposers_markdown(report)})
     if page is not None:
-        fill_page(page, f"proposers: {report['task']}", f"{proposers_run_text(report)}\n\n{summary_markdown(report)}")
+        fill_page(page, f"proposers: {report['task']}",
+                  f"{fill(proposers_run_text(report), LINE)}\n\n{summary_markdown(report)}")
     print(proposers_markdown(report))
 
 

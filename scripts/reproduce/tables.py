@@ -7,6 +7,7 @@ train the networks that they compare. --quick shows in a minute or two that all 
     python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
     python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store survey.db
     python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
+    python scripts/reproduce/tables.py speculative images --data dev.npz --output tables/images
     python scripts/reproduce/tables.py lookahead --text val --faces dev.npz --output tables
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +26,13 @@ import table1 as text
 import table2 as pictures
 from ladder import RECIPES, costs, quick, read_ladder, train
 from series import Series, Table
+from speculative import GAMMAS, QUICK_GAMMAS, QUICK_TEMPERATURES, TEMPERATURES, reproduce, write_speculative
 from superres import SuperresError, load
+from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
+from superres.system.output import prepare_folder
 from superres.system.progress import say
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
@@ -187,6 +192,48 @@ def lookahead(
         works, plans, lambda: figure4.run_parallel(text, translator, 4 if quick else 20, counts, widths),
         "tables.py " + " ".join(sys.argv[1:]), say)
     paths = figure4.write_lookahead(document, output)
+    print(paths[1].read_text())
+    print(f"written: {', '.join(map(str, paths))}")
+
+
+class Task(str, Enum):
+    """What to decode."""
+
+    images = "images"
+    text = "text"
+
+
+@app.command()
+@training_paused()
+def speculative(
+    task: Annotated[Task, typer.Argument(help="What to decode.")],
+    output: Annotated[Path, typer.Option(help="Folder for speculative.json, speculative.md and speculative.png.")],
+    data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; examples if left "
+                                              "out.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id; the bundled one if left "
+                                                   "out.")] = None,
+    draft: Annotated[list[str] | None, typer.Option(metavar="NAME|DIR", help="A draft model; give it again for more. "
+                                                    "The one beside the checkpoint if left out.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows for alpha; 8 images or 200 sentences if left "
+                                             "out.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Rows for times; 3 images or 40 sentences if left "
+                                              "out.")] = None,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Few rows, temperatures 0 and 1, gamma 1 and 3.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto",
+    page: Annotated[Path | None, typer.Option(help="Markdown page whose tables of this task to replace.")] = None,
+) -> None:
+    """Speculative decoding: alpha, tokens per step, time and operations by draft, predicted and measured."""
+    is_image = task is Task.images
+    rows = rows or (1 if is_image else 8) * (1 if is_quick else 8 if is_image else 25)
+    count = min(count or (1 if is_image else 4) * (1 if is_quick else 3 if is_image else 10), rows)
+    name = checkpoint or (DEFAULT_CHECKPOINT if is_image else DEFAULT_TRANSLATOR)
+    work = image_work(name, device, engine, data, rows) if is_image else text_work(name, device, engine, data)
+    prepare_folder(output)
+    report = reproduce(work, draft or [], rows=rows, count=count,
+                       temperatures=QUICK_TEMPERATURES if is_quick else TEMPERATURES,
+                       gammas=QUICK_GAMMAS if is_quick else GAMMAS)
+    paths = write_speculative(report, output, page)
     print(paths[1].read_text())
     print(f"written: {', '.join(map(str, paths))}")
 

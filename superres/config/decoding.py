@@ -90,8 +90,9 @@ class DecodeConfig(Config):
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
         False, "Choose the fastest block size while decoding, up to --block-size. With exact acceptance, the tokens "
-        "do not depend on the block sizes. The compiled engines for CPUs do so by default in upscale and translate, "
-        "unless the checkpoint or another option determines the blocks.", panel=EXPERTS)
+        "do not depend on the block sizes. The block size of lookahead is fixed. The compiled engines for CPUs do so "
+        "by default in upscale and translate, unless the checkpoint or another option determines the blocks.",
+        panel=EXPERTS)
     window: int = setting(
         10, f"Width of lookahead's Jacobi window in tokens, 1 to {LARGEST_BRANCHING}. The length of its n-grams is the "
         "block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
@@ -155,7 +156,8 @@ class DecodeConfig(Config):
 
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
         the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
-        minimum block or another proposer is given, or if the given settings make the tokens depend on the block sizes.
+        minimum block or the proposer lookahead is given, or if the given settings make the tokens depend on the block
+        sizes.
         """
         plain = type(self)()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
@@ -172,7 +174,7 @@ class DecodeConfig(Config):
         if other_proposer:
             changes.update(block_size=plain.block_size, min_block=plain.min_block)
         result = dataclasses.replace(self, **{**changes, **given})
-        is_fixed = other_proposer or "block_size" in given or "min_block" in given
+        is_fixed = result.proposer == "lookahead" or "block_size" in given or "min_block" in given
         if "adaptive" not in given and (is_fixed or (self.is_exact and not result.is_exact)):
             result = dataclasses.replace(result, adaptive=plain.adaptive)
         return result

@@ -49,6 +49,10 @@ class BlockwiseDecoding:
             self._sampler = self.samplers.at(self._state.targets(self._state.block_size))
         return self._sampler
 
+    @sampler.setter
+    def sampler(self, sampler: CoupledSampler) -> None:
+        self._sampler = sampler
+
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
         place = state.place + state.next_columns  # [B, W]: the target that each column of the step scores

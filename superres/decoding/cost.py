@@ -12,6 +12,8 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.graph_cache import BURST
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
@@ -28,18 +30,22 @@ STEADY = 1.2  # Largest ratio of a block size's second best to its best round on
 
 def measured_costs(
     model: ScoringModel, source: Tensor, options: DecodeConfig, largest: int, padding: Tensor | None = None,
+    proposer: Proposer | None = None,
 ) -> tuple[list[float], bool]:
     """Return the seconds of an iteration at block sizes 1..`largest`, and whether they are steady.
 
     They are not steady if other work on the machine has disturbed the measurement. The number of sources [B, S] is the
-    batch size to measure; `padding` is bool [B, S].
+    batch size to measure; `padding` is bool [B, S]. An iteration includes the proposals of `proposer`; by
+    `options.proposer` if None.
     """
+    proposer = proposer or PROPOSERS[options.proposer]()
+    model = with_proposer_state(model, proposer)
     sizes = sorted({*(size for size in TIMED if size < largest), largest})
     seconds = np.empty((ROUNDS, len(sizes)))
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
-        loop = BlockwiseLoop(model, session, options, keys, largest, resizable=True)
+        loop = BlockwiseLoop(model, session, options, keys, largest, proposer, resizable=True)
         loop.decoding.end_token = None  # a row that ended during the measurement would cost nothing from then on
         # In rounds over all sizes, so that other work on the machine slows no single size.
         for times in seconds:

@@ -44,15 +44,16 @@ def check_options(options: DecodeConfig, prediction_heads: int, length: int | No
     CRITERIA[options.accept](options)
     kind = PROPOSERS[options.proposer]
     by_heads = prediction_heads if kind.uses_heads or prediction_heads > 1 else DEFAULT_BLOCK_SIZE
-    block_size = options.block_size or kind.block_size or by_heads
+    block_size = options.block_size or (None if options.adaptive else kind.block_size) or by_heads
     if block_size > prediction_heads and kind.uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
                           f"use {prediction_heads} or less")
     if length is not None and block_size > length:
         raise ConfigError(f"block size {block_size} is more than the {length} target tokens that the cache is made "
                           f"for; use {length} or less")
-    if options.adaptive and options.proposer != "heads":
-        raise ConfigError(f"an adaptive block size needs proposals of the heads, not of {options.proposer}")
+    if options.adaptive and kind.proposes_tree:
+        raise ConfigError(f"the block size of {options.proposer} is the length of its n-grams and cannot be adaptive; "
+                          "leave adaptive out, or choose another proposer")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
     if length is not None:

@@ -196,6 +196,30 @@ class BlockwiseLoop:
         self.run(count)
         return len(self.recorder) - before
 
+    def verification(self, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Do the next iteration without its proposals, undo it, and return its seconds by `clock`.
+
+        A whole iteration then takes these seconds and those of its proposals, in whatever runs the iterations. The loop
+        must be neither complete nor captured, and all blocks of one size; proposals of trees have no such part.
+        """
+        state, decoding, size = self.state, self.decoding, self.state.block_size
+        sampler = None if self.is_native else decoding.sampler
+        changed = [state.position, state.limit, state.proposals]
+        if self.sampling is not None:
+            changed += [self.sampling.q, self.sampling.q_total]
+        kept = [tensor.clone() for tensor in changed]
+        recorder, self.recorder, decoding.block_size = self.recorder, TraceRecorder(), 1
+        started = clock()
+        self.run(1)
+        seconds = clock() - started
+        # The committed tokens need no copy: the next iteration commits the same tokens.
+        for tensor, before in zip(changed, kept, strict=True):
+            tensor.copy_(before)
+        self.recorder, state.block_size, decoding.block_size = recorder, size, size
+        if sampler is not None:
+            decoding.sampler = sampler
+        return seconds
+
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.loop import BlockwiseLoop
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from superres.nn.model import EncoderDecoder
     from superres.pipeline.base import Pipeline
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
@@ -131,16 +132,19 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     return Workload(translator, "sentence", variants, decode, source, decode(DecodeConfig(1), 1)[1] // 2)
 
 
+def step_weights(model: EncoderDecoder) -> int:
+    """Return the number of weights that a step reads, without prediction heads and embeddings."""
+    parts = model.decoder if model.neighbourhood is None else nn.ModuleList([model.decoder, model.neighbourhood])
+    return sum(weight.numel() for weight in parts.parameters()) + model.project.weight.numel()
+
+
 def step_work(pipeline: Pipeline, position: int) -> tuple[int, int, int]:
     """Return the minimum work of a step at a decoder position, without prediction heads and embeddings.
 
     It is the number of weights that a step reads, the number of elements of keys and values that it reads per row, and
     the bytes of a weight or element.
     """
-    model, config = pipeline.model, pipeline.model_config
-    count = sum(weight.numel() for weight in model.decoder.parameters()) + model.project.weight.numel()
-    if model.neighbourhood is not None:
-        count += sum(weight.numel() for weight in model.neighbourhood.parameters())
+    config, count = pipeline.model_config, step_weights(pipeline.model)
     size = next((size for name, size in SIZES.items() if pipeline.engine.endswith(name)), FLOAT_BYTES)
     return count, config.decoder_layers * 2 * config.width * window(config, position), size
 

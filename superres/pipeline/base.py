@@ -13,7 +13,7 @@ import torch
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
 from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
-from superres.decoding.decode import check_options
+from superres.decoding.decode import BlockSizeChooser, check_options
 from superres.errors import CheckpointError, ConfigError
 from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
@@ -170,6 +170,14 @@ class Pipeline:
         """Return the block size of `options`. Raises ConfigError if the checkpoint does not support `options`."""
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
+    def adaptive_block_size(
+        self, options: DecodeConfig, source: torch.Tensor, padding: torch.Tensor | None = None,
+    ) -> BlockSizeChooser | None:
+        """Return the adaptive block size for `source` [B, S]: see `BlockSizes.get`."""
+        # Limits cost hardly any time, so costs are measured without them.
+        proposer = self.proposers.get(dataclasses.replace(options, consistent=False)) if options.adaptive else None
+        return self.block_sizes.get(options, source, padding, proposer)
+
     def _decoder(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None, width: int | None = None,
@@ -185,4 +193,4 @@ class Pipeline:
             require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
         return RefilledDecoder(
             model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
-            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding), batch=batch)
+            adaptive=lambda source, padding: self.adaptive_block_size(options, source, padding), batch=batch)

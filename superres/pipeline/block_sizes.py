@@ -16,7 +16,9 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import BlockSizeChooser
+from superres.decoding.decode import BlockSizeChooser, check_options
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer
 from superres.errors import OutputError
 from superres.interfaces import ScoringModel
 from superres.system.machine import machine
@@ -42,8 +44,12 @@ class BlockSizes:
         self.model, self.revision, self.engine, self.device, self.measure = model, revision, engine, device, measure
         self._sizes: dict[tuple[int, DecodeConfig], BlockSizeChooser] = {}
 
-    def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> BlockSizeChooser | None:
+    def get(
+        self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None, proposer: Proposer | None = None,
+    ) -> BlockSizeChooser | None:
         """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
+
+        `proposer` is the one of `options`; None if it needs no resource.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
         Costs that other work on the machine has disturbed are not cached, so that the next process measures again.
@@ -55,9 +61,10 @@ class BlockSizes:
         key = batch, dataclasses.replace(options, seed=0) if options.seed else options  # a copy takes 30 us
         if key not in self._sizes:
             rows = torch.arange(batch, device=source.device) % len(source)
-            costs = self._costs(options, source[rows], None if padding is None else padding[rows])
+            proposer = proposer or PROPOSERS[options.proposer]()
+            costs = self._costs(options, source[rows], None if padding is None else padding[rows], proposer)
             if self.confidence is None or not self._is_confident(options):
-                self._sizes[key] = AdaptiveBlockSize(costs, options.min_block)
+                self._sizes[key] = AdaptiveBlockSize(costs, max(options.min_block, proposer.least_block))
             else:
                 self._sizes[key] = ConfidentBlockSize(self.confidence, costs, options, self.model.vocabulary,
                                                         self.model.end_token)
@@ -66,19 +73,27 @@ class BlockSizes:
     def _is_confident(self, options: DecodeConfig) -> bool:
         """Return whether every iteration can choose its block size.
 
-        Sampling, and criteria without a rule, have no known reach; tokens of text have none but in exact acceptance.
-        On an accelerator, further proposals cost hardly anything.
+        Proposers other than the heads have no known probabilities. Sampling, and criteria without a rule, have no known
+        reach; tokens of text have none but in exact acceptance. On an accelerator, further proposals cost hardly
+        anything.
         """
         rule = CRITERIA[options.accept](options).rule
-        known = rule is not None and (options.is_exact or self.model.end_token is None)
+        known = options.proposer == "heads" and rule is not None and (options.is_exact or self.model.end_token is None)
         return known and not options.is_sampling and self.device.type == "cpu"
 
-    def _costs(self, options: DecodeConfig, source: Tensor, padding: Tensor | None) -> list[float]:
-        """Return the cached or measured costs of block sizes from 1 on."""
-        largest = options.block_size or self.model.prediction_heads
-        chosen = DecodeConfig(temperature=options.temperature)
+    def _costs(
+        self, options: DecodeConfig, source: Tensor, padding: Tensor | None, proposer: Proposer,
+    ) -> list[float]:
+        """Return the cached or measured costs of block sizes from 1 on.
+
+        They depend on the size of a draft model or of a table, and not on its values.
+        """
+        largest = check_options(options, self.model.prediction_heads)
+        chosen = DecodeConfig(temperature=options.temperature, sampling=options.sampling, proposer=options.proposer)
         settings = {"revision": self.revision, "engine": self.engine, "device": str(self.device),
                     **machine(self.device), "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
+        if proposer.weight_bytes:
+            settings["proposer_bytes"] = proposer.weight_bytes
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / f"cost-{digest[:16]}.json"
         with suppress(OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
@@ -86,7 +101,7 @@ class BlockSizes:
             if len(costs) == largest and min(costs) > 0:
                 return costs
         with training_paused(PATIENCE):
-            costs, steady = self.measure(self.model, source, chosen, largest, padding)
+            costs, steady = self.measure(self.model, source, chosen, largest, padding, proposer)
         if steady:
             with suppress(OSError, OutputError):  # without a cache, the next process measures again
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,11 @@ class Proposers:
             return DraftProposer(self.limited(loaded.draft))
         return loaded
 
+    def has(self, options: DecodeConfig) -> bool:
+        """Return whether `options` name the resource of their proposer, or there is one near the checkpoint."""
+        resource = PROPOSERS[options.proposer].resource
+        return resource is None or bool(getattr(options, resource) or self._default(resource))
+
     def _default(self, resource: str) -> str | None:
         """Return the path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""
         if self.folder is None:

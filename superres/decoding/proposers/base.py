@@ -44,6 +44,7 @@ class Proposer:
 
     uses_heads: ClassVar[bool] = False  # Whether it uses the prediction heads, which limit the number of proposals
     block_size: ClassVar[int | None] = None  # Default block size k; None for the number of prediction heads
+    least_block: ClassVar[int] = 1  # Smallest block size that an adaptive block size may choose
     draws: ClassVar[bool] = False
     """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of that call's scores.
     Speculative sampling assigns probability 1 to the proposals of other proposers."""

@@ -23,6 +23,7 @@ class DraftProposer(Proposer):
 
     draws = True
     block_size = 4  # each proposal costs one call of the draft model
+    least_block = 2  # in blocks of one token the draft would not read the tokens that its next proposals depend on
     resource = "draft"
     training = "a draft model"
 

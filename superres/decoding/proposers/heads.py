@@ -47,5 +47,7 @@ class JacobiProposer(Proposer):
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         scores = context.output.scores
-        column = (context.index.unsqueeze(1) + offsets).clamp(max=len(offsets))  # [B, N]
+        # While the block size grows, the last step had fewer columns than the next one.
+        last = min(len(offsets), scores.shape[1] - 1)
+        column = (context.index.unsqueeze(1) + offsets).clamp(max=last)  # [B, N]
         return context.sampler(scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1])), offsets)

@@ -61,6 +61,18 @@ class NgramTable:
         per_length: int = self.vocabulary ** (self.order - 1)
         return (len(before) * self.channels + channel) * per_length + context
 
+    def truncated(self, order: int) -> NgramTable:
+        """Return the n-grams of at most `order` tokens; raises ConfigError if `order` is below 1.
+
+        With 1, every proposal is the most frequent token (unigrams); with 2, it depends on the token before (bigrams).
+        """
+        require_whole("the order of n-grams", order)
+        base, context = np.divmod(self.keys, self.vocabulary ** (self.order - 1))
+        order = min(order, self.order)
+        kept = base < order * self.channels
+        return NgramTable(order, self.vocabulary, self.channels,
+                          base[kept] * self.vocabulary ** (order - 1) + context[kept], self.tokens[kept])
+
     def to_bytes(self) -> bytes:
         """Return the table as a safetensors file."""
         from safetensors.numpy import save

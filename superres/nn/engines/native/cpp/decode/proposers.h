@@ -44,12 +44,14 @@ struct ProposalChoice {
   bool more(int64_t count) const { return !size || size->more(count); }
 };
 
-// The verifier's choices from the latest step of `count` + 1 columns; further ones repeat its last column.
+// The verifier's choices from the latest step of `count` + 1 columns, or fewer while the block size grows; further ones
+// repeat its last column.
 void propose_jacobi(const ProposalChoice& choose, int64_t b, int64_t count, int64_t* tokens) {
   const Session& s = choose.s;
   const LoopState& l = choose.l;
+  const int64_t last = std::min(count, s.size.width - 1);
   for (int64_t h = 0; h < count; h++) {
-    const int64_t next = l.index[b] + h + 1, column = next < count ? next : count;
+    const int64_t column = std::min(l.index[b] + h + 1, last);
     tokens[h] = choose.greedy ? best_at(s, l, b, column) : choose(b, h, scores_at(s, l, b, column));
   }
 }

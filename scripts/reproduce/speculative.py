@@ -1,0 +1,490 @@
+"""Speculative decoding: acceptance rates, tokens per step, time and operations, predicted and measured.
+
+The figures follow Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", Figures 2 to 4
+and Tables 2 and 3. A draft is any proposer of one continuation. alpha is E[min(p, q)] (section 3.2) and gamma the
+number of proposals per step, so the block size is gamma + 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from superres.config import DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.decode import decode
+from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer, with_proposer_state
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.trace import mean_accepted_block_size
+from superres.evaluation.benchmark import Workload, run_record, run_text, step_weights
+from superres.system.machine import Timer
+from superres.system.output import figure_png, markdown_table, number_text, write_results
+from superres.system.progress import say
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmark"))
+
+from cost_model import (
+    acceptance_rate,
+    expected_tokens,
+    improvement_factor,
+    operations_factor,
+    overlaps,
+    whole_factor,
+)
+from pages import LINE, fill_page
+from proposers import Batch, Variant, alternate, batch_of, proposal_weights
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from superres.interfaces import ScoringModel
+    from superres.pipeline.base import Pipeline
+
+Report = dict[str, Any]
+Row = dict[str, Any]
+
+PAPER = "Leviathan, Kalman and Matias: Fast Inference from Transformers via Speculative Decoding, ICML 2023"
+PAPER_ALPHA: dict[str, dict[float, float]] = {
+    "unigram": {0.0: 0.08, 1.0: 0.07}, "bigram": {0.0: 0.20, 1.0: 0.19}, "T5-small (77M)": {0.0: 0.75, 1.0: 0.62},
+    "T5-base (250M)": {0.0: 0.80, 1.0: 0.68}, "T5-large (800M)": {0.0: 0.82, 1.0: 0.71},
+}
+"""The paper's Table 3: alpha by draft and temperature, for T5-XXL (11B) translating English to German."""
+TEMPERATURES = (0.0, 0.3, 0.6, 0.9, 1.0)
+TIMED = (0.0, 1.0)
+"""Temperatures at which decoding is timed, those of the paper's Table 2."""
+GAMMAS = (1, 2, 3, 5, 7)
+QUICK_TEMPERATURES, QUICK_GAMMAS = (0.0, 1.0), (1, 3)
+STEPS = 16
+"""Number of steps of a draft model that are timed together, and how often."""
+NEAR = 0.15
+"""Largest relative error of a prediction that counts as near."""
+RESAMPLES = 2000
+"""Number of bootstrap samples of rows for an interval of 95 %."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A source of proposals, with the options that choose it, and its weights per step as a share of the verifier's."""
+
+    name: str
+    options: DecodeConfig
+    proposer: Proposer
+    share: float
+
+    @property
+    def network(self) -> ScoringModel | None:
+        """The draft model, if it is one."""
+        return self.proposer.draft if isinstance(self.proposer, DraftProposer) else None
+
+
+def find_drafts(pipeline: Pipeline, names: Sequence[str], gamma: int) -> list[Draft]:
+    """Return the drafts of a checkpoint: unigrams and bigrams, lookup, heads, and the draft models `names`.
+
+    Without names, the draft model is the one beside the checkpoint. N-grams and a draft that the checkpoint lacks are
+    left out, and heads that are fewer than `gamma` + 1. Raises CheckpointError or ConfigError for an unusable name.
+    """
+    found: list[tuple[str, DecodeConfig, Proposer]] = []
+    counted, lookup, heads = (DecodeConfig(proposer=name) for name in ("ngram", "lookup", "heads"))
+    if pipeline.proposers.has(counted) and isinstance(ngrams := pipeline.proposers.get(counted), NgramProposer):
+        found += [(name, counted, NgramProposer(ngrams.table.truncated(order)))
+                  for order, name in enumerate(("unigram", "bigram"), 1)]
+    found.append(("lookup", lookup, PROPOSERS["lookup"]()))
+    if pipeline.model_config.prediction_heads > gamma:
+        found.append(("heads", heads, PROPOSERS["heads"]()))
+    drafted = [DecodeConfig(proposer="draft", draft=name) for name in names or [None]]
+    found += [("", options, proposer) for options in drafted if pipeline.proposers.has(options)
+              and (proposer := pipeline.proposers.get(options)) is not None]
+    drafts = []
+    for name, options, proposer in found:
+        share = proposal_weights(pipeline.model, proposer) / step_weights(pipeline.model)
+        drafts.append(Draft(name or f"draft of {100 * share:.1f} %", options, proposer, share))
+    unique = {draft.name: draft for draft in drafts}
+    require(len(unique) == len(drafts), f"two drafts have as many weights: {', '.join(one.name for one in drafts)}; "
+            "leave one --draft out")
+    return drafts
+
+
+def sampled(options: DecodeConfig, temperature: float, block_size: int) -> DecodeConfig:
+    """Return `options` in blocks of `block_size`: greedy at temperature 0, else with speculative sampling."""
+    return dataclasses.replace(options, temperature=temperature, block_size=block_size,
+                               sampling="speculative" if temperature else "coupled")
+
+
+# Acceptance rates
+
+
+def acceptance(pipeline: Pipeline, draft: Draft, batch: Batch, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of min(p, q) over the proposals of each row, and the numbers of proposals, float64 [B] each.
+
+    One proposal is verified per step (gamma = 1). At temperature 0, p and q are 1 at one token each.
+    """
+    source, padding = batch
+    options = sampled(draft.options, temperature, 2)
+    if not temperature:
+        traces = decode(pipeline.scoring, source, options, padding=padding, proposer=draft.proposer).traces
+        passed = np.array([trace.tokens - trace.iterations for trace in traces], float)
+        return passed, passed + [sum(count == 1 for count in trace.accepted[:-1]) for trace in traces]
+    model = with_proposer_state(pipeline.scoring, draft.proposer)
+    keys = torch.arange(len(source), device=source.device)
+    with torch.inference_mode():
+        session = model.session(source, 2, padding)
+        # A criterion of its own keeps the loop on single iterations, which `overlaps` observes.
+        criterion = CRITERIA[options.accept](options)
+        return overlaps(BlockwiseLoop(model, session, options, keys, 2, draft.proposer, criterion))
+
+
+def ratio(total: np.ndarray, count: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the ratio of the sums of `total` and `count` [B], and that of RESAMPLES bootstrap samples of rows."""
+    rows = np.random.default_rng(0).integers(0, len(total), (RESAMPLES, len(total)))
+    return float(total.sum() / max(count.sum(), 1)), total[rows].sum(1) / np.maximum(count[rows].sum(1), 1)
+
+
+def interval(samples: np.ndarray) -> list[float]:
+    """Return the interval of 95 % of bootstrap samples."""
+    return [float(bound) for bound in np.quantile(samples, (0.025, 0.975))]
+
+
+def alpha_rows(pipeline: Pipeline, drafts: Sequence[Draft], batch: Batch, temperatures: Sequence[float]) -> list[Row]:
+    """Return a row per draft: alpha by temperature with intervals over rows, and the difference of both ends.
+
+    `sharper` is alpha at the lowest temperature minus that at the highest, on the same inputs.
+    """
+    rows = []
+    for draft in drafts:
+        say(f"alpha of {draft.name}")
+        found = [ratio(*acceptance(pipeline, draft, batch, temperature)) for temperature in temperatures]
+        rows.append({
+            "draft": draft.name, "share": draft.share, "named": draft.options.draft, "temperatures": [*temperatures],
+            "alpha": [mean for mean, _ in found], "intervals": [interval(samples) for _, samples in found],
+            "sharper": found[0][0] - found[-1][0], "sharper_interval": interval(found[0][1] - found[-1][1]),
+        })
+    return rows
+
+
+# Times
+
+
+def timed_cells(
+    pipeline: Pipeline, drafts: Sequence[Draft], batches: Sequence[Batch], temperature: float, gammas: Sequence[int],
+    alphas: dict[str, float],
+) -> list[Row]:
+    """Time all drafts at a temperature, at every gamma and with an adaptive block size; return a row for each.
+
+    `alphas` is alpha by draft. Predictions use it, the time of a draft's own steps, and the time of the verifier's
+    steps of gamma + 1 tokens. All are measured apart from the decodes that they predict.
+    """
+    verifier, plain = pipeline.scoring, DecodeConfig()
+    mode = "speculative" if temperature else "greedy"
+
+    def alone(width: int | None = None) -> Variant:
+        return Variant(mode, sampled(plain, temperature, 1), None, width=width)
+
+    variants: dict[tuple[str, int | str], tuple[ScoringModel, Variant]] = {("verifier", 0): (verifier, alone())}
+    variants |= {("verifier", gamma): (verifier, alone(gamma + 1)) for gamma in gammas}
+    for draft in drafts:
+        for gamma in gammas:
+            options = sampled(draft.options, temperature, gamma + 1)
+            variants[draft.name, gamma] = verifier, Variant(mode, options, draft.proposer)
+        options = dataclasses.replace(options, adaptive=True)
+        chooser = pipeline.block_sizes.get(options, *batches[0], draft.proposer)
+        variants[draft.name, "adaptive"] = verifier, Variant(mode, options, draft.proposer, chooser)
+    alternate(batches, variants)
+
+    measured = {name: variant for name, (_, variant) in variants.items()}
+    greedy, cells = measured["verifier", 0], []
+    middle = greedy.tokens // len(batches) // 2
+    for draft in drafts:
+        c = None
+        if draft.network is not None:
+            c = own_step(draft.network, batches[0], sampled(plain, temperature, 1), middle) / greedy.iteration
+        for gamma in (*gammas, "adaptive"):
+            cell = cell_of(measured[draft.name, gamma], greedy)
+            if not isinstance(gamma, str):
+                verify = measured["verifier", gamma].iteration / greedy.iteration
+                cell |= predictions(draft, cell, gamma, alphas[draft.name], c, verify)
+            cells.append({"draft": draft.name, "temperature": temperature, "gamma": gamma, **cell})
+    return cells
+
+
+@torch.inference_mode()
+def own_step(model: ScoringModel, batch: Batch, options: DecodeConfig, position: int) -> float:
+    """Return the median seconds of a step of one token from `position` on, in iterations of the engine itself.
+
+    The loop's own work between calls of the engine is left out: a draft model does its steps within one iteration.
+    """
+    source, padding = batch
+    keys, timer = torch.arange(len(source), device=source.device), Timer(source.device)
+    loop = BlockwiseLoop(model, model.session(source, 1, padding), options, keys, 1)
+    loop.decoding.end_token = None  # further steps would cost nothing
+    loop.burst(position, STEPS)
+    seconds = [timer.once(lambda: loop.burst(position, STEPS)) for _ in range(STEPS)]
+    return statistics.median(seconds) / STEPS
+
+
+def cell_of(variant: Variant, greedy: Variant) -> Row:
+    """Return what was measured of a variant; times are in steps of `greedy`, which makes one token per step."""
+    step, k = greedy.iteration, variant.options.block_size or 1
+    traces = [trace for decoded in variant.decoded for trace in decoded.traces]
+    c = variant.proposing / max(k - 1, 1) / step
+    return {
+        "tokens": mean_accepted_block_size(traces), "speed_up": greedy.seconds / greedy.tokens * variant.tokens
+        / variant.seconds, "alpha_seen": acceptance_rate(traces, k), "c": c,
+        "verify": variant.iteration / step - (k - 1) * c, "fixed": variant.fixed / step,
+        "greedy_fixed": greedy.fixed / step, "length": greedy.tokens / len(greedy.decoded),
+    }
+
+
+def predictions(draft: Draft, cell: Row, gamma: int, alpha: float, c: float | None, verify: float) -> Row:
+    """Return the predictions for a cell of `cell_of`.
+
+    `c` is the cost of the draft's own step and `verify` that of a verifier's step of gamma + 1 tokens, in steps of one
+    token. Without a draft network, c is 0 for n-grams and lookup as in the paper, and the measured one for heads, whose
+    steps cannot be timed apart.
+    """
+    known = c if c is not None else cell["c"] if draft.proposer.uses_heads else 0.0
+    here = improvement_factor(alpha, gamma, known, verify)
+    return {
+        "alpha": alpha, "predicted_c": c, "predicted_verify": verify,
+        "predicted_tokens": expected_tokens(alpha, gamma),
+        "paper_speed_up": improvement_factor(alpha, gamma, known),
+        "predicted_speed_up": whole_factor(here, cell["length"], cell["fixed"], cell["greedy_fixed"]),
+        "predicted_operations": operations_factor(alpha, gamma, draft.share),
+        "operations": (gamma * draft.share + gamma + 1) / cell["tokens"],
+    }
+
+
+def best_gammas(cells: Sequence[Row]) -> list[Row]:
+    """Return for each draft and temperature the best gamma: by the paper's formula, by ours, and measured.
+
+    All choose among the measured values of gamma, and 0, which decodes greedily. `adaptive` is the speed-up of an
+    adaptive block size.
+    """
+    rows = []
+    for draft, temperature in dict.fromkeys((cell["draft"], cell["temperature"]) for cell in cells):
+        own = [cell for cell in cells if (cell["draft"], cell["temperature"]) == (draft, temperature)]
+        fixed = [cell for cell in own if cell["gamma"] != "adaptive"]
+        row = {"draft": draft, "temperature": temperature, "adaptive": own[-1]["speed_up"],
+               "adaptive_tokens": own[-1]["tokens"]}
+        for name in ("paper_speed_up", "predicted_speed_up", "speed_up"):
+            best = max(fixed, key=lambda cell, name=name: cell[name])
+            row[name], row[f"{name}_gamma"] = (best[name], best["gamma"]) if best[name] > 1 else (1.0, 0)
+        chosen = row["predicted_speed_up_gamma"]
+        row["chosen_speed_up"] = next((cell["speed_up"] for cell in fixed if cell["gamma"] == chosen), 1.0)
+        row["best_fixed"] = max(cell["speed_up"] for cell in fixed)
+        rows.append(row)
+    return rows
+
+
+PREDICTED = {
+    "alpha": ("alpha", "alpha_seen"), "c (draft models)": ("predicted_c", "c"),
+    "a call for gamma + 1 tokens": ("predicted_verify", "verify"), "tokens per step": ("predicted_tokens", "tokens"),
+    "speed-up by the paper's formula": ("paper_speed_up", "speed_up"),
+    "speed-up with the measured call": ("predicted_speed_up", "speed_up"),
+    "operations": ("predicted_operations", "operations"),
+}
+"""What is predicted, with the entries of a cell that have the prediction and the measurement."""
+
+
+def errors(cells: Sequence[Row]) -> list[Row]:
+    """Return a row per prediction and kind of draft: how many are within NEAR of the measurement, and their errors."""
+    rows = []
+    kinds = {"draft models": lambda name: name.startswith("draft"), "heads": lambda name: name == "heads",
+             "n-grams and lookup": lambda name: name in ("unigram", "bigram", "lookup")}
+    for what, (predicted, measured) in PREDICTED.items():
+        for kind, belongs in kinds.items():
+            own = [cell[predicted] / cell[measured] - 1 for cell in cells if cell["gamma"] != "adaptive"
+                   and belongs(cell["draft"]) and cell[predicted] is not None and cell[measured] > 0]
+            if own:
+                rows.append({"what": what, "kind": kind, "count": len(own), "near": sum(abs(e) <= NEAR for e in own),
+                             "median": float(np.median(own)), "least": min(own), "most": max(own)})
+    return rows
+
+
+def reproduce(
+    work: Workload, names: Sequence[str], *, rows: int, count: int, temperatures: Sequence[float] = TEMPERATURES,
+    gammas: Sequence[int] = GAMMAS,
+) -> Report:
+    """Measure alpha on `rows` rows together, and times on `count` of them, evenly spread, one by one.
+
+    Args:
+        work: the checkpoint and its inputs.
+        names: draft models; the one beside the checkpoint if empty.
+        rows: number of rows for alpha, at least 1.
+        count: number of rows for times, at least 1.
+        temperatures: temperatures for alpha, which include those of TIMED.
+        gammas: numbers of proposals per step.
+
+    Returns:
+        A report, serialisable as JSON: `run_record`, `alpha`, `cells`, `best` and `errors`.
+
+    Raises:
+        ConfigError: a number is out of range, or drafts do not fit.
+        CheckpointError: a draft is missing.
+    """
+    require(1 <= count <= rows, f"rows and the timed ones of them must be positive, not {rows} and {count}")
+    pipeline = work.pipeline
+    drafts = find_drafts(pipeline, names, max(gammas))
+    source = work.source(rows)
+    alpha = alpha_rows(pipeline, drafts, batch_of(pipeline, source), temperatures)
+    timed = source[np.linspace(0, rows - 1, count).astype(int)]
+    cells: list[Row] = []
+    for temperature in TIMED:
+        say(f"times at temperature {temperature:g}")
+        at = temperatures.index(temperature)
+        cells += timed_cells(pipeline, drafts, [batch_of(pipeline, row) for row in timed.split(1)],
+                             temperature, gammas, {row["draft"]: row["alpha"][at] for row in alpha})
+    return {**run_record(work), "paper": PAPER, "rows": rows, "count": count, "alpha": alpha, "cells": cells,
+            "best": best_gammas(cells), "errors": errors(cells)}
+
+
+# Views
+
+
+def alpha_markdown(report: Report) -> str:
+    """Return alpha by draft and temperature as Markdown, with the paper's figures for translation."""
+    temperatures = report["alpha"][0]["temperatures"]
+    rows = [[row["draft"], number_text(100 * row["share"], 1),
+             *(f"{mean:.3f} +-{(high - low) / 2:.3f}" for mean, (low, high) in
+               zip(row["alpha"], row["intervals"], strict=True)),
+             f"{row['sharper']:+.3f} ({row['sharper_interval'][0]:+.3f} to {row['sharper_interval'][1]:+.3f})",
+             verdict(row["sharper_interval"])] for row in report["alpha"]]
+    if report["task"] == "translation":
+        rows += [[f"paper: {name}", "-", *(number_text(known.get(one), 2) for one in temperatures),
+                  f"{known[0.0] - known[1.0]:+.2f}", "yes"] for name, known in PAPER_ALPHA.items()]
+    return markdown_table(
+        ["draft", "weights, %", *(f"T = {one:g}" for one in temperatures),
+         f"T = {temperatures[0]:g} minus T = {temperatures[-1]:g}", "sharper is larger"], rows)
+
+
+def verdict(bounds: Sequence[float]) -> str:
+    """Return whether a difference with this interval is positive: "yes", "no" or "undecided"."""
+    return "yes" if bounds[0] > 0 else "no" if bounds[1] < 0 else "undecided"
+
+
+CELL_COLUMNS = {
+    "alpha": ("alpha", 3), "alpha_seen": ("seen", 3), "predicted_c": ("c", 3), "c": ("measured", 3),
+    "predicted_verify": ("call", 2), "verify": ("measured", 2), "predicted_tokens": ("tokens per step", 2),
+    "tokens": ("measured", 2), "paper_speed_up": ("speed-up, paper", 2), "predicted_speed_up": ("ours", 2),
+    "speed_up": ("measured", 2), "operations": ("operations", 2),
+}
+"""Entries of a cell with the headings and decimals of their columns: predictions, each before its measurement."""
+
+
+def speculative_markdown(report: Report) -> str:
+    """Return the report of `reproduce` as Markdown."""
+    cells = [[cell["draft"], f"{cell['temperature']:g}", str(cell["gamma"]), *(
+        number_text(cell.get(name), digits) for name, (_, digits) in CELL_COLUMNS.items())] for cell in report["cells"]]
+    return "\n\n".join([
+        f"# Speculative decoding: {report['task']}", run_line(report), "## Acceptance rate", alpha_markdown(report),
+        "alpha is E[min(p, q)] at one proposal per step, with an interval of 95 % over rows. N-grams and lookup "
+        "propose one token with probability 1. The weights are those that a proposal is computed with, relative to a "
+        f"step of the verifier. The paper's figures: {report['paper']}, Table 3, T5-XXL (11B).",
+        "## Best gamma", best_markdown(report),
+        "The best gamma among the measured ones, and 0: by theorem 3.8 of the paper, by the same with the measured "
+        "call and the fixed costs of a decode, and measured. An adaptive block size chooses among all up to the "
+        "largest.",
+        "## Errors of the predictions", errors_markdown(report),
+        "## All measurements",
+        markdown_table(["draft", "T", "gamma", *(heading for heading, _ in CELL_COLUMNS.values())], cells),
+        "c is the cost of a proposal, predicted from steps of the draft alone. The call is a verifier's step of "
+        "gamma + 1 tokens, predicted from decoding one token per step of that width. Both are in steps of one token. "
+        "Alpha seen is the share of verified proposals that were accepted. Operations are per token, by number of "
+        "weights, relative to greedy decoding.",
+    ]) + "\n"
+
+
+def summary_markdown(report: Report) -> str:
+    """Return the conditions of a report and its tables without single measurements, as Markdown."""
+    tables = (one(report) for one in (alpha_markdown, best_markdown, errors_markdown))
+    return "\n\n".join([fill(run_line(report), LINE), *tables])
+
+
+def run_line(report: Report) -> str:
+    """Return the conditions of a report as one line."""
+    return (f"{run_text(report)} alpha on {report['rows']} {report['unit']}s, times on {report['count']} of them, one "
+            "at a time; speed-up over greedy decoding at the same temperature.")
+
+
+def best_markdown(report: Report) -> str:
+    """Return the best gamma of each draft and temperature as Markdown."""
+    rows = [[row["draft"], f"{row['temperature']:g}", *(
+        f"{row[f'{name}_gamma']} ({row[name]:.2f})" for name in ("paper_speed_up", "predicted_speed_up", "speed_up")),
+        f"{row['adaptive']:.2f}", f"{row['adaptive_tokens']:.2f}"] for row in report["best"]]
+    return markdown_table(["draft", "T", "theorem 3.8: gamma (speed-up)", "with the measured call", "measured",
+                           "adaptive: speed-up", "tokens per step"], rows)
+
+
+def errors_markdown(report: Report) -> str:
+    """Return how many predictions are within NEAR of the measurement, and their median error, as Markdown."""
+    found = {(row["what"], row["kind"]): row for row in report["errors"]}
+    whats, kinds = ([*dict.fromkeys(part)] for part in zip(*found, strict=True))
+    return markdown_table([f"within {100 * NEAR:.0f} % (median error)", *kinds], [[what, *(
+        "-" if (row := found.get((what, kind))) is None else
+        f"{row['near']} of {row['count']} ({100 * row['median']:+.0f} %)" for kind in kinds)] for what in whats])
+
+
+def speculative_plot(report: Report) -> bytes:
+    """Return a PNG: tokens per step over alpha, speed-up over gamma, and operations over gamma; curves are predicted.
+
+    Points are measured, at the highest timed temperature. The curves of the speed-up are those of theorem 3.8 (dotted)
+    and with the measured call (solid).
+    """
+    from matplotlib.figure import Figure
+
+    temperature = TIMED[-1]
+    cells = [cell for cell in report["cells"] if cell["gamma"] != "adaptive" and cell["temperature"] == temperature]
+    names, gammas = ([*dict.fromkeys(cell[key] for cell in cells)] for key in ("draft", "gamma"))
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    tokens, speed, operations = figure.subplots(1, 3)
+    alphas = np.linspace(0, 1, 101)
+    for gamma in gammas:
+        tokens.plot(alphas, [expected_tokens(alpha, gamma) for alpha in alphas], color="grey", linewidth=0.8)
+        tokens.annotate(f"$\\gamma$ = {gamma}", (1, gamma + 1), (3, -3), textcoords="offset points", fontsize=8)
+    for number, name in enumerate(names):
+        own = [cell for cell in cells if cell["draft"] == name]
+        draw_points(tokens, own, "alpha", "tokens", name, number)
+        draw_points(speed, own, "gamma", "speed_up", name, number)
+        draw_points(operations, own, "gamma", "operations", name, number)
+        for axes, entry, style in ((speed, "predicted_speed_up", "-"), (speed, "paper_speed_up", ":"),
+                                   (operations, "predicted_operations", "-")):
+            axes.plot([0, *gammas], [1, *(cell[entry] for cell in own)], style, color=f"C{number}", linewidth=1)
+    tokens.set(title="tokens per step", xlabel="alpha", ylabel="tokens per step", xlim=(0, 1.12))
+    speed.set(title="speed-up (dotted: theorem 3.8; solid: measured call)", xlabel="gamma",
+              ylabel="speed-up over greedy decoding", ylim=(0, None))
+    operations.set(title="operations (theorem 3.11)", xlabel="gamma",
+                   ylabel="operations per token over greedy decoding", ylim=(0, None))
+    for axes in (speed, operations):
+        axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
+    figure.suptitle(f"{report['checkpoint']}, temperature {temperature:g}: curves predicted, points measured")
+    handles, labels = tokens.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(names))
+    return figure_png(figure)
+
+
+def draw_points(axes: Axes, cells: Sequence[Row], across: str, upward: str, name: str, number: int) -> None:
+    """Draw measured points of a draft."""
+    axes.plot([cell[across] for cell in cells], [cell[upward] for cell in cells], "o", color=f"C{number}", label=name,
+              markersize=5)
+
+
+def write_speculative(report: Report, folder: Path, page: Path | None = None) -> list[Path]:
+    """Write speculative.json, speculative.md and speculative.png to `folder`, and return their paths.
+
+    The summary replaces the task's tables of `page`, if given.
+    """
+    if page is not None:
+        fill_page(page, f"speculative: {report['task']}", summary_markdown(report))
+    return write_results(folder, {"speculative.json": report, "speculative.md": speculative_markdown(report),
+                                  "speculative.png": speculative_plot(report)})
