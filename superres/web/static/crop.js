@@ -5,6 +5,7 @@
 (() => {
   const {make} = superres;
   const REST = 100;  // milliseconds after which a pointer rests
+  const LATE = 500;  // milliseconds after which a view of another square is asked for again
   const CORNERS = {"nw": [-1, -1], "ne": [1, -1], "sw": [-1, 1], "se": [1, 1]};
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -33,13 +34,14 @@
     }
 
     connectedCallback() {
-      this.watcher = new MutationObserver(() => this.compare());
+      this.watcher = new MutationObserver(() => this.repeat());
       this.watcher.observe(document.getElementById("preview"),
         {childList: true, subtree: true, attributeFilter: ["data-square", "data-photo"]});
     }
 
     disconnectedCallback() {
       clearTimeout(this.timer);
+      clearTimeout(this.late);
       this.watcher.disconnect();
     }
 
@@ -107,6 +109,7 @@
       this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}.`;
       this.compare();
       clearTimeout(this.timer);
+      clearTimeout(this.late);
       if (ask === "rest") this.timer = setTimeout(() => this.ask(), REST);
       else if (ask) this.ask();
     }
@@ -121,11 +124,17 @@
       this.dispatchEvent(new CustomEvent("superres-square", {bubbles: true, detail: this.square.join()}));
     }
 
-    // Mark the input that the page shows as an earlier one until the server has answered.
+    // Mark the input that the page shows as an earlier one until the server has answered; return whether it is one.
     compare() {
       const shown = document.querySelector("#preview [data-square]");
-      if (!this.data || shown?.dataset.photo !== this.data.photo) return;
-      shown.classList.toggle("sr-old", shown.dataset.square !== this.square.join());
+      if (!this.data || shown?.dataset.photo !== this.data.photo) return false;
+      return shown.classList.toggle("sr-old", shown.dataset.square !== this.square.join());
+    }
+
+    // The second answer to one upload may take the place of the answer to a crop chosen in between: ask again.
+    repeat() {
+      clearTimeout(this.late);
+      if (this.compare() && !this.held) this.late = setTimeout(() => this.ask(), LATE);
     }
 
     enter(at, value) {
