@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -84,18 +83,20 @@ def test_an_affinity_mask_bounds_the_threads():
 
 
 def test_torch_gets_its_threads_back():
-    before = torch.get_num_threads()
-    with TorchThreads(1):
-        assert torch.get_num_threads() == 1
-        assert TorchThreads.limit() == before
-        with TorchThreads(2):
-            assert torch.get_num_threads() == min(before, 2)
-        seen = []
-        other = threading.Thread(target=lambda: seen.append(TorchThreads.limit()))
-        other.start()
-        other.join()
-        assert seen == [before]
-    assert torch.get_num_threads() == before
+    before, limit = torch.get_num_threads(), TorchThreads(1)
+    torch.set_num_threads(3)
+    try:
+        with limit:
+            assert torch.get_num_threads() == 1
+            assert TorchThreads.limit() == 3
+            with TorchThreads(2), limit:
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(TorchThreads.limit).result() == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @compiler

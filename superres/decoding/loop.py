@@ -206,7 +206,7 @@ class BlockwiseLoop:
         sampler = None if self.is_native else decoding.sampler
         changed = [state.position, state.limit, state.proposals]
         if self.sampling is not None:
-            changed += [self.sampling.q, self.sampling.q_total]
+            changed.append(self.sampling.q_total)  # q is written with proposals only, and counts for nothing without it
         kept = [tensor.clone() for tensor in changed]
         recorder, self.recorder, decoding.block_size = self.recorder, TraceRecorder(), 1
         started = clock()

@@ -228,10 +228,12 @@ class Samplers:
         options, shape = self.options, (len(self.keys), width if self.speculative else 0)
         if not options.is_sampling:
             return None
+        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start threads to write them, and
+        # these compete with the session's own.
+        q = self.keys.new_empty(*shape, self.vocabulary, dtype=torch.int32)
         return Sampling(
             "speculative" if self.speculative else "gumbel", options.seed, self.keys, self.temperatures.float(),
-            options.sample_top_k, options.nucleus, self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32),
-            self.keys.new_zeros(shape))
+            options.sample_top_k, options.nucleus, q, self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> CoupledSampler:
         """Return the sampler at target positions [B, N]."""

@@ -81,6 +81,7 @@ class TorchThreads:
     _lock = threading.Lock()
     _depth = 0
     _before = 1
+    _entered = threading.local()  # numbers of torch's threads at the start of each open context of this thread
     _forked = False
 
     def __init__(self, most: int | None = None) -> None:
@@ -92,13 +93,17 @@ class TorchThreads:
             if not shared._depth:  # in a nested context, torch reports the limit instead of the original number
                 shared._before = torch.get_num_threads()
             shared._depth += 1
-            torch.set_num_threads(1 if shared._forked else min(shared._before, self.most))
+            found = vars(shared._entered).setdefault("numbers", [])
+            found.append(torch.get_num_threads())
+            torch.set_num_threads(1 if shared._forked else min(found[-1], self.most))
 
     def __exit__(self, *_: object) -> None:
         shared = TorchThreads
         with shared._lock:
             shared._depth -= 1
-            torch.set_num_threads(shared._before)
+            found = shared._entered.numbers.pop()
+            # Where torch has one number for all threads, another context may have changed it.
+            torch.set_num_threads(found if shared._depth else shared._before)
 
     @classmethod
     def limit(cls) -> int:
@@ -109,7 +114,7 @@ class TorchThreads:
     @classmethod
     def _in_child(cls) -> None:
         # Torch's threads do not survive a fork: an operation on several threads would wait forever.
-        cls._lock, cls._depth, cls._forked = threading.Lock(), 0, True
+        cls._lock, cls._depth, cls._entered, cls._forked = threading.Lock(), 0, threading.local(), True
 
 
 if hasattr(os, "register_at_fork"):

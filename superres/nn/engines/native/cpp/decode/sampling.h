@@ -13,6 +13,7 @@ namespace {
 
 enum { PROPOSAL, VERDICT, COMMITTED };         // purposes of a position's uniform numbers in speculative sampling
 constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw` uses
+constexpr int64_t PART = 64;                   // weights that `draw` skips together
 
 // Whether score a is before b in descending order; NaN is last.
 ALWAYS_INLINE bool above(float a, float b) { return a > b || (b != b && a == a); }
@@ -24,6 +25,11 @@ int64_t draw(const double* weights, int64_t count, double u) {
   for (int64_t v = 0; v < count; v++) total += whole[v] = (int64_t)(weights[v] / LEAST_WEIGHT);
   const int64_t place = (int64_t)(u * (double)total);
   int64_t sum = 0, token = 0;
+  for (int64_t part; token + PART < count; token += PART, sum += part) {
+    part = 0;
+    for (int64_t v = token; v < token + PART; v++) part += whole[v];
+    if (sum + part > place) break;
+  }
   while (token < count - 1 && (sum += whole[token]) <= place) token++;
   return token;
 }
@@ -47,9 +53,7 @@ class Choice {
   // The sample of seed-coupled sampling: the argmax of scores + Gumbel noise; of equal sums, the first. Noise is only
   // computed where it may decide.
   int64_t token() const {
-    float bar = -INFINITY;
-    for (int64_t v = 0; v < count; v++) bar = scaled[v] > bar ? scaled[v] : bar;
-    bar += LEAST_GUMBEL;
+    float bar = top() + LEAST_GUMBEL;
     vec most = fill(-INFINITY);
     ivec where{};
     for (int64_t v = 0; v < count; v += GROUP) {
@@ -65,8 +69,7 @@ class Choice {
         const ivec better = sum > most;
         most = pick(better, sum, most);
         where = pick(better, numbers() + (int32_t)(v + w * LANES), where);
-        const float top = largest(most);
-        bar = top > bar ? top : bar;
+        bar = std::max(bar, largest(most));
       }
     }
     float tops[LANES];
@@ -127,11 +130,17 @@ class Choice {
   int32_t* weight;  // [V, padded with 0]: proportional to the probabilities, once `weigh` has been called
   int64_t total = 0;
 
+  // The largest score that is a number.
+  float top() const {
+    vec most = fill(-INFINITY);
+    for (int64_t v = 0; v < count; v += LANES) most = larger(load(scaled + v), most);
+    return largest(most);
+  }
+
   void weigh() {
-    float top = -INFINITY;
-    for (int64_t v = 0; v < count; v++) top = scaled[v] > top ? scaled[v] : top;
+    const float most = top();
     total = 0;
-    for (int64_t v = 0; v < count; v += LANES) store(weight + v, weights_of(load(scaled + v) - top));
+    for (int64_t v = 0; v < count; v += LANES) store(weight + v, weights_of(load(scaled + v) - most));
     for (int64_t v = 0; v < count; v++) total += weight[v];
   }
 
@@ -164,16 +173,17 @@ class Choice {
   }
 
   int64_t draw_rest(const int32_t* q, int64_t q_total, int purpose) const {
-    double *p = scratch<DISTRIBUTION, double>(count), *rest = scratch<REST, double>(count);
-    double most = 0;
-    for (int64_t v = 0; v < count; v++) p[v] = (double)weight[v] / (double)total;
+    double* p = scratch<DISTRIBUTION, double>(count);
+    int64_t left = 0;  // a flag; an integer, since compilers make no vectors of the largest of doubles
     if (q_total)
       for (int64_t v = 0; v < count; v++) {
-        const double difference = p[v] - (double)q[v] / (double)q_total;
-        rest[v] = difference > 0 ? difference : 0;
-        most = rest[v] > most ? rest[v] : most;
+        const double difference = (double)weight[v] / (double)total - (double)q[v] / (double)q_total;
+        p[v] = difference > 0 ? difference : 0;
+        left |= p[v] >= LEAST_WEIGHT;
       }
-    return draw(most >= LEAST_WEIGHT ? rest : p, count, uniform(stream, position, purpose));
+    if (!left)
+      for (int64_t v = 0; v < count; v++) p[v] = (double)weight[v] / (double)total;
+    return draw(p, count, uniform(stream, position, purpose));
   }
 };
 
