@@ -25,7 +25,7 @@ from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
-from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.draft import READ, DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.benchmark import Workload, run_record, run_text, step_weights
@@ -206,31 +206,53 @@ def timed_cells(
     greedy, cells = measured["verifier", 0], []
     middle = greedy.tokens // len(batches) // 2
     for draft in drafts:
-        c = None
+        own = None
         if draft.network is not None:
-            c = own_step(draft.network, batches[0], sampled(plain, temperature, 1), middle) / greedy.iteration
+            steps = own_steps(draft.network, verifier, batches[0], sampled(plain, temperature, 1), middle)
+            own = [seconds / greedy.iteration for seconds in steps]
         for gamma in (*gammas, "adaptive"):
             cell = cell_of(measured[draft.name, gamma], greedy)
             if not isinstance(gamma, str):
                 verify = measured["verifier", gamma].iteration / greedy.iteration
-                cell |= predictions(draft, cell, gamma, alphas[draft.name], c, verify)
+                cell |= predictions(draft, cell, gamma, alphas[draft.name], own, verify)
             cells.append({"draft": draft.name, "temperature": temperature, "gamma": gamma, **cell})
     return cells
 
 
 @torch.inference_mode()
-def own_step(model: ScoringModel, batch: Batch, options: DecodeConfig, position: int) -> float:
-    """Return the median seconds of a step of one token from `position` on, in iterations of the engine itself.
+def own_steps(
+    draft: ScoringModel, verifier: ScoringModel, batch: Batch, options: DecodeConfig, position: int,
+) -> tuple[float, float]:
+    """Return the median seconds of the draft's first step of an iteration and of a further one, in the engine itself.
 
-    The loop's own work between calls of the engine is left out: a draft model does its steps within one iteration.
+    The first step reads the token before the block as well (READ). It is timed in turns with a step of the verifier,
+    and its seconds include those that the verifier loses: both find the other's data in the processor's caches. The
+    loop's own work between calls of the engine is left out: a draft model does its steps within one iteration. Steps
+    are of one token per row, from `position` on, with `options`.
     """
     source, padding = batch
     keys, timer = torch.arange(len(source), device=source.device), Timer(source.device)
-    loop = BlockwiseLoop(model, model.session(source, 1, padding), options, keys, 1)
-    loop.decoding.end_token = None  # further steps would cost nothing
-    loop.burst(position, STEPS)
-    seconds = [timer.once(lambda: loop.burst(position, STEPS)) for _ in range(STEPS)]
-    return statistics.median(seconds) / STEPS
+
+    def loop_of(model: ScoringModel, width: int) -> BlockwiseLoop:
+        loop = BlockwiseLoop(model, model.session(source, width, padding), options, keys, 1)
+        loop.decoding.end_token = None  # further steps would cost nothing
+        loop.burst(position, STEPS)
+        return loop
+
+    first, further, verifying = loop_of(draft, READ), loop_of(draft, 1), loop_of(verifier, 1)
+
+    def seconds(*loops: BlockwiseLoop, count: int = 1) -> float:
+        """Return the median seconds of `count` steps of the loops, one loop after the other, after an untimed round."""
+        def steps() -> None:
+            for loop in loops:
+                loop.burst(position, count)
+
+        steps()
+        return statistics.median(timer.once(steps) for _ in range(STEPS))
+
+    rest, warm = (seconds(loop, count=STEPS) / STEPS for loop in (further, first))
+    turns = seconds(verifying, first) - seconds(verifying) - seconds(first)
+    return warm + max(turns, 0.0), rest
 
 
 def cell_of(variant: Variant, greedy: Variant) -> Row:
@@ -246,13 +268,14 @@ def cell_of(variant: Variant, greedy: Variant) -> Row:
     }
 
 
-def predictions(draft: Draft, cell: Row, gamma: int, alpha: float, c: float | None, verify: float) -> Row:
+def predictions(draft: Draft, cell: Row, gamma: int, alpha: float, own: Sequence[float] | None, verify: float) -> Row:
     """Return the predictions for a cell of `cell_of`.
 
-    `c` is the cost of the draft's own step and `verify` that of a verifier's step of gamma + 1 tokens, in steps of one
-    token. Without a draft network, c is 0 for n-grams and lookup as in the paper, and the measured one for heads, whose
-    steps cannot be timed apart.
+    `own` are the costs of the draft's own steps, those of `own_steps`, and `verify` is that of a verifier's step of
+    gamma + 1 tokens, in steps of one token. Without a draft network, c is 0 for n-grams and lookup as in the paper, and
+    the measured one for heads, whose steps cannot be timed apart.
     """
+    c = None if own is None else (own[0] + (gamma - 1) * own[1]) / gamma
     known = c if c is not None else cell["c"] if draft.proposer.uses_heads else 0.0
     here = improvement_factor(alpha, gamma, known, verify)
     return {

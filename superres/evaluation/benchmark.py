@@ -243,11 +243,15 @@ def run_benchmark(
 
 
 def run_record(work: Workload) -> Report:
-    """Return the entries of a report that identify checkpoint, engine and machine."""
+    """Return the entries of a report that identify checkpoint, its number of weights, engine and machine.
+
+    `code` is the engine with the variant of its compiled code, as in `StepModel.code`.
+    """
     pipeline = work.pipeline
     return {"task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
-            "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
-            "device": str(pipeline.device)}
+            "checkpoint": f"{pipeline.name}@{pipeline.revision}",
+            "weights": sum(weight.numel() for weight in pipeline.model.parameters()), "engine": pipeline.engine,
+            "code": pipeline.scoring.code, "device": str(pipeline.device)}
 
 
 def run_text(report: Report) -> str:
