@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,23 @@ def refusal(capsys, *words, lines=1):
     assert all(other.startswith("superres: skipped: ") for other in skipped)
     assert line.startswith("superres: ")
     return line
+
+
+def test_a_question_gets_the_obvious_pairs_that_answer_it(here, capsys):
+    words = (*FOLDERS, "--question", "Which is sharper?")
+    assert "--gold needs pairs with an obvious answer to this question; give --obvious" in refusal(
+        capsys, "create", "own", *words, "--gold", 2)
+    assert "nowhere has no folders right and wrong" in refusal(capsys, "create", "own", *words, "--obvious", "nowhere")
+    for side in ("right", "wrong"):
+        shutil.copytree("ours", f"sharp/{side}")
+    Path("sharp/wrong/face0.png").unlink()
+    for name, more, votes, told in (("none", (), 9, "there are no obvious pairs"),
+                                    ("own", ("--obvious", "sharp"), 17, "skipped: wrong lacks face0"),
+                                    ("tiles", ("--obvious", "shuffled"), 17, "4 obvious pairs that test attention")):
+        assert survey("create", name, *words, *more) == 0
+        printed = capsys.readouterr().err
+        assert f"each rater votes {votes} times" in printed
+        assert told in printed
 
 
 def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
@@ -194,7 +212,7 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     for path in (*Path("ours").iterdir(), *Path("theirs").iterdir()):
         with Image.open(path) as picture:
             picture.resize((size, size // 2 + 4)).save(path)
-    assert create(*FOLDERS, "--question", "Which is sharper?") == 0
+    assert survey("create", "study", *FOLDERS, "--question", "Which is sharper?") == 0
     settings = stored_study().settings
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 

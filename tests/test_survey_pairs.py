@@ -11,6 +11,7 @@ from survey_tools import pictures
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.pairs import (
+    SHUFFLED,
     Method,
     choose_images,
     compare_methods,
@@ -81,13 +82,28 @@ def test_a_study_has_a_pair_an_image_and_comparison_and_obvious_pairs():
     assert np.array_equal(gold.pictures[0], METHODS[CAMERA].pictures[gold.image])
 
 
+def test_pairs_are_obvious_for_the_question_they_answer():
+    compared = compare("ab", "c")
+    sharper = StudySettings(question="Which picture is sharper?", gold=2, practice=3)
+    assert {pair.kind for pair in make_pairs(compared, sharper)} == {MAIN}
+    assert len(make_pairs(compared, sharper, SHUFFLED)) == 12 + 4 + 3
+    sharp, soft = pictures(2, 8), pictures(2, 9)
+    made = [pair for pair in make_pairs(compared, sharper, {name: (sharp[name], soft[name]) for name in sharp})
+            if pair.kind != MAIN]
+    assert [pair.kind for pair in made] == [PRACTICE] * 2 + [GOLD] * 2  # each picture once per kind
+    for pair in made:
+        assert pair.methods == ("right", "wrong")
+        assert np.array_equal(pair.pictures[0], sharp[pair.image])
+        assert np.array_equal(pair.pictures[1], soft[pair.image])
+
+
 def test_shuffled_tiles_are_the_same_pixels_in_another_order(rng):
     picture = rng.integers(0, 256, (18, 16, 3)).astype(np.uint8)
     shuffled = shuffle_tiles(picture, rng)
     assert not np.array_equal(shuffled, picture)
     assert np.array_equal(np.sort(shuffled, axis=None), np.sort(picture, axis=None))
     for size in (3, 16):
-        with pytest.raises(InvalidInputError, match="makes no gold pair"):
+        with pytest.raises(InvalidInputError, match="makes no obvious pair"):
             shuffle_tiles(np.full((size, size, 3), 7, np.uint8), rng)
 
 

@@ -38,6 +38,10 @@ MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --
 ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
                                            "camera: .npz, folder of images or CelebA root.")]
 Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
+Obvious = Annotated[str | None, Option(metavar="FOLDER|shuffled", help="Practice and gold pairs: a folder with the "
+                                       "obvious answers in FOLDER/right and the other pictures, by the same names, in "
+                                       "FOLDER/wrong; or pictures beside the same with shuffled tiles. [default: "
+                                       "shuffled for the default question, else none]")]
 Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture. [default: the "
                                      "largest that keeps pictures within 256 pixels, at least 1]")]
 Title = Annotated[str | None, Option(metavar="TEXT", help="Heading of the page. [default: the question, if given]")]
@@ -110,8 +114,9 @@ def _with_settings(function: opt.Command) -> opt.Command:
 @_with_settings
 def create(
     context: typer.Context, study: StudyName, method_a: MethodA, method_b: MethodB, images: ImagesPath = None,
-    pairs: Pairs = None, store: StoreLocation = DEFAULT_STORE, title: Title = None, consent: Consent = None,
-    scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive, minimum_viewport: Viewport = "240,240",
+    pairs: Pairs = None, obvious: Obvious = None, store: StoreLocation = DEFAULT_STORE, title: Title = None,
+    consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
+    minimum_viewport: Viewport = "240,240",
     id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
@@ -125,16 +130,22 @@ def create(
     settings = _settings(context)
     require_choice("--device", device, opt.DEVICES)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    from superres.evaluation.survey_methods import make_comparisons, parse_spec
+    from superres.evaluation.survey_methods import make_comparisons, parse_spec, read_obvious
     from superres.survey.creation import create_study, require_free
     from superres.survey.store import Store
 
+    for name in ("gold", "practice"):
+        asked = opt.is_given(context, name) and getattr(settings, name)
+        require(obvious is not None or settings.question == SETTINGS.question or not asked,
+                f"--{name} needs pairs with an obvious answer to this question; give --obvious FOLDER, or --obvious "
+                "shuffled if intact pictures answer it")
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
+    known = read_obvious(obvious)
     opened = Store(store, create=True)
     require_free(opened, study)
     compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
                                 settings.interpolation)
-    echo(create_study(opened, study, settings, compared, scale))
+    echo(create_study(opened, study, settings, compared, scale, known))
 
 
 def _settings(context: typer.Context) -> StudySettings:

@@ -29,7 +29,17 @@ from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, resolve_options
-from superres.survey.pairs import ComparedMethods, Method, choose_images, compare_methods, same_size
+from superres.survey.pairs import (
+    RIGHT,
+    SHUFFLED,
+    WRONG,
+    ComparedMethods,
+    Method,
+    ObviousPairs,
+    choose_images,
+    compare_methods,
+    same_size,
+)
 from superres.survey.study import CAMERA
 from superres.system.progress import say
 from superres.system.terminal import printable
@@ -134,6 +144,24 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
     if not found:
         raise InvalidInputError(f"no picture in {folder} can be read; correct the path, or add pictures")
     return found
+
+
+def read_obvious(text: str | None) -> ObviousPairs | str | None:
+    """Return the argument `obvious` of `superres.survey.pairs.make_pairs` for a value of --obvious.
+
+    A folder has the obvious answers in its folder `right`, and the other pictures, by the same names and of the same
+    sizes, in `wrong`. Raise InvalidInputError if it has not.
+    """
+    if text is None or text == SHUFFLED:
+        return text
+    folders = [Path(text) / side for side in (RIGHT, WRONG)]
+    if not all(folder.is_dir() for folder in folders):
+        raise InvalidInputError(f"--obvious {text} has no folders {RIGHT} and {WRONG}; put the pictures that answer "
+                                f"the question into {RIGHT}, and those beside them, by the same names, into {WRONG}; "
+                                f"or give {SHUFFLED}")
+    right, wrong = (read_folder(folder) for folder in folders)
+    names = _shared_names({RIGHT: right, WRONG: wrong}, None)
+    return {name: (right[name], wrong[name]) for name in names}
 
 
 def make_comparisons(

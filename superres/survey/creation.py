@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from superres.config import require
 from superres.survey.commands import command_line
-from superres.survey.pairs import ComparedMethods, make_pairs
+from superres.survey.pairs import ComparedMethods, ObviousPairs, make_pairs
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
@@ -24,16 +24,18 @@ def require_free(store: Store, name: str) -> None:
 
 def create_study(
     store: Store, name: str, settings: StudySettings, compared: Sequence[ComparedMethods], scale: int | None = None,
+    obvious: ObviousPairs | str | None = None,
 ) -> str:
     """Store a study, say what it has and the command that serves it, and return the owner's token.
 
     `settings.trials` and `settings.repeats` are reduced to the number of pairs. `scale` takes the place of
-    `settings.scale`; None is the largest that keeps pictures within MAX_WIDTH, at least 1.
+    `settings.scale`; None is the largest that keeps pictures within MAX_WIDTH, at least 1. `obvious` are the practice
+    and gold pairs, as in `make_pairs`.
 
     Raises:
         ConfigError: the name is taken or not valid.
     """
-    made = make_pairs(compared, settings)
+    made = make_pairs(compared, settings, obvious)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     counts = Counter(pair.kind for pair in made)
     trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2]) for pair in made)
@@ -43,10 +45,14 @@ def create_study(
     main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
     say(f"study {name} is in {store.location}: {main} pairs ({len(compared)} comparison"
         f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
+    checks = f", on {gold} obvious pairs that test attention, and first on {practice} for practice" if gold + practice \
+        else ""
     say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
-        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
-        f"attention, and first on {practice} for practice; 20 raters give each pair about "
-        f"{20 * settings.trials / main:.0f} votes")
+        f"{main} pairs, on {settings.repeats} of these again with the sides swapped{checks}; 20 raters give each pair "
+        f"about {20 * settings.trials / main:.0f} votes")
+    if not checks and settings.gold + settings.practice:
+        say("there are no obvious pairs, since pictures with shuffled tiles need not answer this question; --obvious "
+            "makes some")
     say(f"next: {command_line('serve', name, store=store.location)}")
     say("the token of the study's owner, which opens the results, follows; it is shown only once")
     return token

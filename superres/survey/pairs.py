@@ -18,13 +18,15 @@ from PIL import Image
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, Comparison, StudySettings
+from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, QUESTION, Comparison, StudySettings
 
 Pixels = npt.NDArray[np.uint8]
 """A picture, uint8 [H, W, 3] (RGB)."""
 
-INTACT, SHUFFLED = "intact", "shuffled"
-"""Methods of gold and practice pairs: a picture, and that picture with its tiles in another order."""
+SHUFFLED = "shuffled"
+"""Obvious pairs of a picture beside that picture with its tiles in another order, which no camera takes."""
+RIGHT, WRONG = "right", "wrong"
+"""Methods of gold and practice pairs, by the obvious answer."""
 
 MAX_GOLD_PAIRS = 20
 TILES = 4
@@ -59,6 +61,8 @@ class Pair:
 
 
 ComparedMethods = tuple[Comparison, Method, Method]
+ObviousPairs = Mapping[str, tuple[Pixels, Pixels]]
+"""Pictures by image: the obvious answer to the study's question, and the other picture."""
 
 
 def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) -> list[ComparedMethods]:
@@ -111,11 +115,20 @@ def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
     return sorted(ordered[i] for i in np.random.default_rng(seed).choice(len(ordered), count, replace=False))
 
 
-def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> list[Pair]:
+def make_pairs(
+    compared: Sequence[ComparedMethods], settings: StudySettings, obvious: ObviousPairs | str | None = None,
+) -> list[Pair]:
     """Return the pairs of a study: one per comparison and image, then the practice and gold pairs.
 
-    Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b. Raise
-    InvalidInputError if methods have different images, pictures differ in size, or a picture has tiles of one colour.
+    Args:
+        compared: the comparisons.
+        settings: the numbers of practice and gold pairs, and the seed.
+        obvious: practice and gold pairs; or `SHUFFLED`, which makes them of photographs if a comparison has some, else
+            of pictures of the first method b. None is `SHUFFLED` for the default question, and no pairs for others.
+
+    Raises:
+        InvalidInputError: methods have different images, pictures differ in size, or a picture to be shuffled has tiles
+            of one colour.
     """
     methods = {method.name: method.pictures for _, a, b in compared for method in (a, b)}
     images = sorted(set[str]().union(*methods.values()))
@@ -124,13 +137,17 @@ def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> 
                                 "the missing pictures and resize the others")
     pairs = [Pair(MAIN, comparison.name, image, (a.name, b.name), (a.pictures[image], b.pictures[image]))
              for comparison, a, b in compared for image in images]
-    source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2])
+    if obvious is None and settings.question != QUESTION:
+        return pairs
+    source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2]).pictures
     rng = np.random.default_rng((settings.seed, 1))
-    cycle = itertools.cycle([images[i] for i in rng.permutation(len(images))])
+    names = images if obvious is None or isinstance(obvious, str) else sorted(obvious)
+    cycle = itertools.cycle([names[i] for i in rng.permutation(len(names))])
     for kind, count in ((PRACTICE, settings.practice), (GOLD, min(MAX_GOLD_PAIRS, 2 * settings.gold))):
-        for image in itertools.islice(cycle, min(count, len(images))):
-            pixels = source.pictures[image]
-            pairs.append(Pair(kind, kind, image, (INTACT, SHUFFLED), (pixels, shuffle_tiles(pixels, rng))))
+        for image in itertools.islice(cycle, min(count, len(names))):
+            pictures = ((source[image], shuffle_tiles(source[image], rng)) if obvious is None or
+                        isinstance(obvious, str) else obvious[image])
+            pairs.append(Pair(kind, kind, image, (RIGHT, WRONG), pictures))
     return pairs
 
 
@@ -148,8 +165,8 @@ def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
             result[top:top + rows, left:left + columns] = pixels[y:y + rows, x:x + columns]
         if not np.array_equal(result, pixels):
             return result
-    raise InvalidInputError("a picture of one colour (or under 4x4) makes no gold pair; leave it out, or set "
-                            "--gold 0 --practice 0")
+    raise InvalidInputError("a picture of one colour (or under 4x4) makes no obvious pair; leave it out, set --gold 0 "
+                            "--practice 0, or give --obvious FOLDER")
 
 
 def encode_png(pixels: Pixels) -> bytes:

@@ -18,6 +18,9 @@ MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
 FORMATS = ("csv", "jsonl", "parquet")
 """Formats of exported votes, which are also the suffixes of their files."""
 
+QUESTION = "Which of the two pictures was more likely taken by a camera?"
+"""Question of Stern et al. (2018, section 7.3)."""
+
 CONSENT = (
     "You will see pairs of pictures, and choose one picture of each pair. There is no time limit, and you may stop at "
     "any time by closing the page.\n\n"
@@ -40,13 +43,13 @@ class StudySettings(Config):
     """
 
     question: str = setting(
-        "Which of the two pictures was more likely taken by a camera?",
-        "Question above every pair; the default is as in Stern et al. (2018, section 7.3).", "TEXT")
+        QUESTION, "Question above every pair; the default is as in Stern et al. (2018, section 7.3).", "TEXT")
     trials: int = setting(50, "Pairs per rater, 1 to 10,000, at most the pairs of the study.", "N", least=1,
                           most=10_000)
-    gold: int = setting(4, "Number of these pairs that have an obvious answer, 0 to 1000.", "N", least=0, most=1000)
+    gold: int = setting(4, "Pairs with an obvious answer among these, 0 to 1000; see --obvious.", "N", least=0,
+                        most=1000)
     repeats: int = setting(4, "Number of these pairs shown twice, sides swapped.", "N", least=0, most=1000)
-    practice: int = setting(4, "Practice pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
+    practice: int = setting(4, "Obvious pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
                             most=100)
     allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".')
     interpolation: str = setting("nearest", "How the server enlarges pictures.",
