@@ -141,3 +141,26 @@ def test_help_names_every_option_of_the_command_and_no_other(name, capsys):
     listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", first, re.MULTILINE)
     options = {one.opts[0] for one in COMMANDS[name].params if one.param_type_name == "option"}
     assert sorted(listed) == sorted(options | {"--help"})
+
+
+@pytest.mark.parametrize("command", [name for name, found in COMMANDS.items() if not hasattr(found, "commands")])
+def test_help_shows_words_of_the_command_and_not_of_python(command, capsys):
+    assert run([*command.split(), "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert not re.search(r"<(str|int|float|path|list|bool)", shown)
+    assert not re.search(r"\[default: [^\]]*\] +\[default", shown)  # two defaults
+    assert "[default: 1.0]" not in shown or "--nucleus" not in shown  # checkpoints have their own
+
+
+def test_help_is_about_the_task(capsys):
+    assert run(["translate", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for word in ("grey", "picture", "colour"):
+        assert word not in shown
+
+
+def test_a_usage_error_names_the_command_whose_help_helps(capsys):
+    for words, command in ((["upscale", "--what"], "superres upscale"), (["what"], "superres"),
+                           (["survey", "report"], "superres survey report")):
+        assert run(words) == 2
+        assert capsys.readouterr().err.endswith(f"; see {command} --help\n")

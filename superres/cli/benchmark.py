@@ -31,7 +31,7 @@ DEFAULT_BATCHES = "1,8,64"
 benchmark_app = typer.Typer(help="Measure the speed of decoding on this machine.", rich_markup_mode=None)
 
 
-@benchmark_app.command()
+@benchmark_app.command(cls=opt.HelpfulCommand)
 def images(
     data: Data = None, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = DEFAULT_BATCHES,
     repeats: Repeats = 3, device: opt.Device = "auto", engine: opt.Engine = "auto", output: Folder = None,
@@ -46,7 +46,7 @@ def images(
     _measure(image_work(checkpoint, device, engine, data, max(sizes)), sizes, repeats, output, busy, as_json)
 
 
-@benchmark_app.command()
+@benchmark_app.command(cls=opt.HelpfulCommand)
 def text(
     data: Pairs = None, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = DEFAULT_BATCHES,
     repeats: Repeats = 3, device: opt.Device = "auto", engine: opt.Engine = "auto", output: Folder = None,

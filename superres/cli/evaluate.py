@@ -40,6 +40,7 @@ Pairs = Annotated[Path, Option(metavar="PATH", help="Parallel text PATH.en and P
                                "sacrebleu.")]
 Split = Annotated[str, Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs only. [default: all]")]
+TunedLimit = Annotated[int, Option(metavar="N", help="Score the first N inputs only.")]
 Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; samples of the same input are scored "
                                 "together.")]
 Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
@@ -87,7 +88,8 @@ def images(
     check_samples(decode, samples)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
-    default = dataclasses.replace(opt.DEFAULTS, consistent=upscaler.model_config.consistent)
+    network = upscaler.model_config
+    default = dataclasses.replace(opt.DEFAULTS, consistent=network.consistent, nucleus=network.nucleus)
     decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
@@ -148,7 +150,7 @@ def text(
 @training_paused()
 def tune(
     context: typer.Context, data: TunedData, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
-    limit: Limit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,
+    limit: TunedLimit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,
     batch_size: opt.BatchSize = 16, device: opt.Device = "auto", save: Save = True, as_json: opt.AsJson = False,
     engine: opt.Engine = "auto",
 ) -> None:

@@ -18,7 +18,7 @@ import typer
 from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
-from superres.cli.options import INTERRUPTED, AsJson, decoding_command
+from superres.cli.options import INTERRUPTED, AsJson, HelpfulCommand, decoding_command
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
 from superres.cli.translate import export_app, translate
@@ -69,8 +69,8 @@ def info(as_json: AsJson = False) -> None:
 
 decoding_command(app, FACES)(upscale)
 decoding_command(app, TRANSLATION)(translate)
-app.command()(tune)
-app.command()(info)
+app.command(cls=HelpfulCommand)(tune)
+app.command(cls=HelpfulCommand)(info)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):
     app.add_typer(group, name=name)
@@ -88,7 +88,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with standard_output():
             code = app(args=words, prog_name="superres", standalone_mode=False)
     except USAGE_ERROR as error:
-        return _refuse(f"{str(error.format_message()).rstrip('.')}; see superres --help")  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        command = "superres" if context is None else context.command_path
+        return _refuse(f"{str(error.format_message()).rstrip('.')}; see {command} --help")  # type: ignore[attr-defined]
     except StandardOutputError as error:
         return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
     except (SuperresError, ModuleNotFoundError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -11,7 +12,17 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from superres.config import DECODING, ENGINE_NAMES, EXPERTS, SAMPLING, DecodeConfig, Setting, require, require_choice
+from superres.config import (
+    DECODING,
+    ENGINE_NAMES,
+    EXPERTS,
+    FACES,
+    SAMPLING,
+    DecodeConfig,
+    Setting,
+    require,
+    require_choice,
+)
 from superres.pipeline.options import SETTINGS, as_option, choices_for
 from superres.tasks.translation import parse_languages
 
@@ -32,8 +43,11 @@ def choices(names: Sequence[str]) -> str:
     return f"[{'|'.join(names)}]"
 
 
-class DecodingCommand(TyperCommand):
-    """A command with decoding options, whose context's `obj` is their task; its help has a section per panel."""
+class HelpfulCommand(TyperCommand):
+    """A command whose help has a section per panel, and no types of Python.
+
+    The `obj` of its context is the task of its decoding options, if it has some.
+    """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types depend on typer's version
         """Write the sections of arguments and options."""
@@ -41,11 +55,12 @@ class DecodingCommand(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for parameter in self.get_params(ctx):
             name = str(parameter.name)
-            if name in SETTINGS and SETTINGS[name].choices:
+            if ctx.obj and name in SETTINGS and SETTINGS[name].choices:
                 parameter.metavar = choices(choices_for(name, ctx.obj))
             if (record := parameter.get_help_record(ctx)) is not None:
                 section = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                sections[getattr(parameter, "rich_help_panel", None) or section].append(record)
+                shown = re.sub(r" <[\w\[\]]+>$", "", record[0])
+                sections[getattr(parameter, "rich_help_panel", None) or section].append((shown, record[1]))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
@@ -58,9 +73,9 @@ def decoding_command(app: typer.Typer, task: str, *names: str) -> Callable[[Comm
     The command reads the options with `decode_config`. `names` are the settings that get one; all by default.
     """
     def register(function: Command) -> Command:
-        options = [option_of(name, about, getattr(DEFAULTS, name)) for name, about in SETTINGS.items()
+        options = [option_of(name, about, getattr(DEFAULTS, name), task) for name, about in SETTINGS.items()
                    if task in about.tasks and name in (names or SETTINGS)]
-        app.command(cls=DecodingCommand, context_settings={"obj": task})(with_options(function, options))
+        app.command(cls=HelpfulCommand, context_settings={"obj": task})(with_options(function, options))
         return function
 
     return register
@@ -80,16 +95,20 @@ def with_options(function: Command, options: Sequence[inspect.Parameter]) -> Com
     return cast(Command, command)
 
 
-def option_of(name: str, about: Setting, default: Any) -> inspect.Parameter:  # noqa: ANN401 -- the type of the setting
-    """Return the option of a setting as the parameter of a command."""
+def option_of(
+    name: str, about: Setting, default: Any, task: str | None = None,  # noqa: ANN401 -- the type of the setting
+) -> inspect.Parameter:
+    """Return the option of a setting as the parameter of a command, with the help for the command's task, if any."""
     kind = about.kind
-    unset = f" [default: {about.unset}]" if about.unset and default is None else ""
+    unset = about.unset if default is None else "the checkpoint's" if about.by_checkpoint else None
+    parts = [about.help, about.faces if task == FACES else "", f"[default: {unset}]" if unset else ""]
     if about.parse is not None:
         kind, default = str, str(default)
     # A checkpoint's default may set a switch, so it can be turned off, too.
     spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
     option = Option(default, spelled, metavar=about.metavar or (choices(about.choices) if about.choices else None),
-                    help=about.help + unset, show_default=kind is not bool, rich_help_panel=about.panel)
+                    help=" ".join(filter(None, parts)), show_default=kind is not bool and not unset,
+                    rich_help_panel=about.panel)
     annotation = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 

@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperCommand
 
 from superres.cli import options as opt
 from superres.config import require, require_choice, settings_of
@@ -82,7 +81,7 @@ RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation
 ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
 
-class SurveyCommand(TyperCommand):
+class SurveyCommand(opt.HelpfulCommand):
     """A command that needs the extra `survey` to run, but not to print its help."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- their types depend on typer's version

@@ -97,7 +97,7 @@ def training_command(
 
     def register(function: opt.Command) -> opt.Command:
         options = [opt.option_of(name, about[name], defaults.get(name, getattr(TrainConfig, name))) for name in names]
-        train_app.command(called)(opt.with_options(function, options))
+        train_app.command(called, cls=opt.HelpfulCommand)(opt.with_options(function, options))
         return function
 
     return register
@@ -229,7 +229,7 @@ def continue_run(
     say(f"{output}: stopped and saved; {found}; the same command continues")
 
 
-@train_app.command()
+@train_app.command(cls=opt.HelpfulCommand)
 def ngrams(
     data: TrainData, output: NgramFile, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
     limit: Limit = None, least: Least = 2, most: Most = 200_000,
@@ -246,7 +246,7 @@ def ngrams(
     say(f"{output}: {len(table.keys):,} contexts of up to {order - 1} tokens")
 
 
-@train_app.command()
+@train_app.command(cls=opt.HelpfulCommand)
 def shortlist(
     data: TrainData, output: ShortlistFile, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
     domain: Domain = "",
@@ -265,7 +265,7 @@ def shortlist(
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
-@train_app.command()
+@train_app.command(cls=opt.HelpfulCommand)
 def ladder(
     recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None,
     start: MaybeStart = None, crops: Crops = None, drawn: Drawn = None,

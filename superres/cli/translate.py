@@ -74,7 +74,7 @@ def translate(
         say(str(summary))
 
 
-@export_app.command()
+@export_app.command(cls=opt.HelpfulCommand)
 def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
     """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
 

@@ -118,7 +118,7 @@ def upscale(
     raise typer.Exit(summary.exit_code)
 
 
-@manifest_app.command()
+@manifest_app.command(cls=opt.HelpfulCommand)
 def merge(paths: Manifests, output: Merged) -> None:
     """Merge the manifests of all shards into one.
 

@@ -67,7 +67,8 @@ class DecodeConfig(Config):
     retired: ClassVar[dict[str, Any]] = {"budget": 8, "noise": "gumbel"}
 
     block_size: int | None = setting(
-        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1)
+        None, "Tokens proposed per step; 1 decodes greedily.", "K", least=1,
+        unset="all prediction heads, or fewer as they pay")
     accept: str = setting(
         "exact", "Criterion that accepts proposals: exact gives the greedy result; the others trade quality for speed.",
         choices=CRITERION_NAMES)
@@ -80,11 +81,11 @@ class DecodeConfig(Config):
         1, "Tokens accepted per step regardless of the criterion, up to the block size; 1 is off.", "L", least=1)
     consistent: bool = setting(
         False, "Decode only pictures that reduce to exactly their input (consistency with the low-resolution "
-        "input).", tasks=(FACES,))
+        "input).", tasks=(FACES,), by_checkpoint=True)
     temperature: float | tuple[float, ...] = setting(
-        0.0, "0 decodes greedily, for smooth pictures; above 0, tokens are sampled (try 0.9). The smallest value above "
-        f"0 is {LEAST_TEMPERATURE:g}. For pictures, three values set red, green and blue.", "T[,T,T]", panel=SAMPLING,
-        parse=parse_temperature)
+        0.0, "0 decodes greedily; above 0, tokens are sampled (try 0.9). The smallest value above 0 is "
+        f"{LEAST_TEMPERATURE:g}.", "T", panel=SAMPLING, parse=parse_temperature,
+        faces="Greedy pictures are smooth. Three values, T,T,T, set red, green and blue.")
     seed: int = setting(
         0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1)
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
@@ -114,7 +115,7 @@ class DecodeConfig(Config):
         depends_on="temperature")
     nucleus: float = setting(
         1.0, "Sample from the likeliest tokens whose probabilities add up to P, above 0; 1 is off.", "P",
-        panel=SAMPLING, depends_on="temperature")
+        panel=SAMPLING, depends_on="temperature", by_checkpoint=True)
 
     def __post_init__(self) -> None:
         for name, about in settings_of(type(self)).items():

@@ -100,6 +100,8 @@ class Setting:
         metavar: placeholder of the value in the help; None for switches and for settings with `choices`.
         panel: section of the help that lists the setting.
         unset: meaning of the default None; None if the default is a value.
+        by_checkpoint: whether a checkpoint's `config.json` has a default of its own.
+        faces: a further sentence of the help where faces are decoded.
         choices: valid names; a `Registry` may add names.
         parse: function from text to the value, which raises ConfigError; None if `kind` converts text.
         least: smallest valid whole number; None if the settings class has its own check. `most` is the largest.
@@ -112,6 +114,8 @@ class Setting:
     metavar: str | None = None
     panel: str = DECODING
     unset: str | None = None
+    by_checkpoint: bool = False
+    faces: str = ""
     choices: Sequence[str] = ()
     parse: Callable[[str], Any] | None = None
     least: int | None = None
@@ -165,7 +169,8 @@ def settings_of(kind: type[Config]) -> dict[str, Setting]:
 
 def documented(kind: type[ConfigT]) -> type[ConfigT]:
     """Add the help of each setting to the docstring of a settings class."""
-    lines = [textwrap.fill(f"{name}: {about.help}", 110, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    lines = [textwrap.fill(f"{name}: {about.help} {about.faces}", 110, initial_indent=" " * 8,
+                           subsequent_indent=" " * 12)
              for name, about in settings_of(kind).items()]
     kind.__doc__ = "\n".join([str(kind.__doc__).rstrip(), "", "    Attributes:", *lines, "    "])
     return kind
