@@ -156,12 +156,12 @@ def main(
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
         from superres.web.decoding import Decoder
-        from superres.web.photos import take
+        from superres.web.photos import subjects
         from superres.web.serving import build_server, serve
 
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        decoder.warm_up(take(first_example(), decoder.upscaler.face_task).source)
+        decoder.warm_up(subjects(first_example(), decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, visitors, root_path, pages)
         announce(host, listening.getsockname()[1], root_path, survey, location)

@@ -23,6 +23,7 @@ from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, area_reduce, crop_square
+from superres.tasks.photos import choose_crops, read_sources
 from superres.tasks.pictures import read_image
 
 TASK = FaceTask(8, 32)
@@ -258,7 +259,7 @@ def test_what_is_no_data_set_is_refused(tmp_path, rng):
             read_faces(tmp_path, TASK, **arguments)
 
 
-def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
+def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng, capsys):
     aligned, photo = rng.integers(0, 256, (218, 178, 3), np.uint8), data.astronaut()[:90, 200:300]
     Image.fromarray(aligned).save(tmp_path / "000007.png")
     Image.fromarray(photo).save(tmp_path / "000003.PNG")
@@ -272,9 +273,33 @@ def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
     for path in tmp_path.iterdir():
         path.rename(path.with_stem("a" + path.stem))
     assert read_faces(tmp_path, TASK).ids.tolist() == [0, 1]
+    capsys.readouterr()
     Image.new("RGB", (31, 50)).save(tmp_path / "zoe.png")
-    with pytest.raises(InvalidInputError, match=r"zoe\.png is too small: 31"):
+    (tmp_path / "zack.png").write_bytes(b"no picture")
+    assert read_faces(tmp_path, TASK).ids.tolist() == [0, 1]
+    told = capsys.readouterr().err
+    assert "zoe.png is too small: 31 pixels" in told
+    assert "skipped" in told.split("zack.png")[0].splitlines()[-1]
+    for path in tmp_path.glob("a*"):
+        path.unlink()
+    with pytest.raises(InvalidInputError, match=r"has no picture that can be used; add pictures of at least 32x32"):
         read_faces(tmp_path, TASK)
+
+
+def test_photos_are_cropped_at_every_face_that_is_found(tmp_path, capsys):
+    photo = Image.fromarray(data.astronaut())
+    group = Image.new("RGB", (1024, 512))
+    for left in (0, 512):
+        group.paste(photo, (left, 0))
+    for name, picture in (("1", photo), ("2", group), ("3", Image.fromarray(data.coffee()))):
+        picture.save(tmp_path / f"{name}.png")
+    pairs = read_faces(tmp_path, TASK)
+    assert pairs.ids.tolist() == [0, 1, 2, 3]  # two of one file
+    assert "no face was found in 1 of 3 photos" in capsys.readouterr().err
+    crops = [crop for name in ("1", "2", "3") for crop in choose_crops(read_image(tmp_path / f"{name}.png"), TASK)]
+    assert [crop.kind for crop in crops] == ["face", "face", "face", "centre"]
+    expected = read_sources([tmp_path / f"{name}.png" for name in ("1", "2", "3")], TASK).images
+    np.testing.assert_array_equal(pairs.lr, expected)  # as superres upscale has them
 
 
 def celeba_root(root: Path) -> None:
@@ -336,13 +361,15 @@ def photos(tmp_path):
 
 
 def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
-    assert prepare(photos, photos / "faces.npz", "--size", "64") == (0, "")
+    code, told = prepare(photos, photos / "faces.npz", "--size", "64")
+    assert (code, told.count("\n")) == (0, 1)
+    assert "no face was found in 1 of 2 photos" in told
     read, exact = read_faces(photos / "faces.npz", TASK), read_faces(photos, TASK, size=64)
     np.testing.assert_array_equal(read.large, exact.large)
     assert read.large.shape == (2, 64, 64, 3)
     for here, there in ((read.hr, exact.hr), (read.lr, exact.lr)):
         assert np.abs(here.astype(int) - there).max() <= 1  # twice reduced
-    assert prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3") == (0, "")
+    assert prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3")[0] == 0
     crops = read_faces(photos / "crops.npz", TASK)
     np.testing.assert_array_equal(crops.hr, face_data.random_crops(read, 3).hr)
     assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
@@ -350,13 +377,13 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
 
 
 def test_prepare_celeba_writes_pairs_of_any_sizes(photos, prepare):
-    assert prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64") == (0, "")
+    assert prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64")[0] == 0
     read, exact = (read_faces(path, FaceTask(32, 64)) for path in (photos / "faces.npz", photos))
     for key in ("hr", "lr", "ids"):
         np.testing.assert_array_equal(getattr(read, key), getattr(exact, key))
     code, error = prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
-    assert (code, error.count("\n")) == (1, 1)
-    assert "not 18 for 7" in error
+    assert code == 1
+    assert "not 18 for 7" in error.splitlines()[-1]
 
 
 def test_random_crops_lie_inside_around_the_centre():
@@ -384,7 +411,7 @@ def test_no_random_crop_is_smaller_than_a_target(source, target):
 def test_random_crops_need_larger_pictures(photos, rng):
     with pytest.raises(InvalidInputError, match=r"at least 40x40; prepare them .* --size 64"):
         face_data.random_crops(pairs_of(2, rng), 0)
-    for size, says in ((33, "size must be at least 40 for random crops of 32x32, not 33; 64"), (200, "least 200x200")):
+    for size, says in ((33, "size must be at least 40 for random crops of 32x32, not 33; 64"), (250, "least 250x250")):
         with pytest.raises(InvalidInputError, match=says):
             read_faces(photos, TASK, size=size)
 

@@ -84,7 +84,21 @@ def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
     monkeypatch.setattr(face_finder, "_windows", lambda image: [seen.append(image.shape), windows(image)][1])
     find_faces(np.zeros((6000, 8000, 3), np.uint8))
     find_faces(np.zeros((40, 20_000, 3), np.uint8))  # its shorter side vanishes
-    assert seen == [(LONGEST * 3 // 4, LONGEST, 3)]
+    assert seen[0] == (LONGEST * 3 // 4, LONGEST, 3)
+    assert len(seen) == 3  # upright, and turned to both sides
+    assert max(max(shape) for shape in seen) < 1.25 * LONGEST
+
+
+@pytest.mark.parametrize("turn", [-18, 12, 18])
+def test_a_face_that_is_turned_is_found_where_it_is(turn):
+    photo = astronaut().rotate(turn, Image.Resampling.BICUBIC, fillcolor="gray")
+    crops = choose_crops(np.asarray(photo), TASK)
+    assert [crop.kind for crop in crops] == ["face"]
+    (crop,), angle = crops, np.radians(turn)
+    x, y = EYES[0] - 256, EYES[1] - 256
+    eyes = 256 + x * np.cos(angle) + y * np.sin(angle), 256 - x * np.sin(angle) + y * np.cos(angle)
+    assert np.allclose((crop.left + crop.size / 2, crop.top + crop.size / 2), eyes, atol=20)
+    assert crop.size == pytest.approx(140, rel=0.15)
 
 
 def test_a_crop_lies_inside_the_photo_even_if_the_face_is_at_its_edge():

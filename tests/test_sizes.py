@@ -33,7 +33,7 @@ from superres.training.corpora import Stage
 from superres.training.recipes import train_stage
 from superres.training.settings import TrainConfig
 from superres.web.decoding import Decoder
-from superres.web.photos import CropShare, crop_of, take
+from superres.web.photos import crop_of, subjects, take
 from superres.web.upscale_tab import subject_of, views_of
 
 ROOT = Path(__file__).parent.parent
@@ -141,10 +141,9 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     assert "&quot;least&quot;: 6" in element
     assert "6x6: the model&#x27;s input" in preview
     assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
-    assert CropShare(size=1).of(photo[:100, :100], TASK).size == 6
     decoder = Decoder(toy, frame_seconds=0)
     upload = {"path": str(tmp_path / "photo.png")}
-    subject = subject_of(TASK, upload, lambda task, image: take(image, task))
+    subject = subject_of(TASK, upload, lambda task, image: subjects(image, task)[0])
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
     views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}))
     assert 'viewBox="0 0 18 18"' in views[0]

@@ -11,20 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from skimage import data
 
 from stress_demo import encoded, zipped
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
 from superres.decoding.trace import RowTrace
-from superres.errors import ConfigError, InvalidInputError
+from superres.errors import InvalidInputError
 from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
-from superres.web.photos import CropShare, reduce_picture, take
+from superres.web.photos import reduce_picture, subjects, take
 
 TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
@@ -72,30 +74,15 @@ def saved(image, path):
 
 
 def test_source_and_truth_are_reduced_from_the_same_square(photo):
-    subject = take(photo, TASK, CropShare(x=25, y=100, size=60).of(photo, TASK))
+    subject = take(photo, TASK, Crop(4, 24, 36))
     square = photo[24:60, 4:40]
     np.testing.assert_array_equal(subject.source, area_reduce(square, 8, 8))
     np.testing.assert_array_equal(subject.truth, area_reduce(square, 32, 32))
-    assert take(photo, TASK, CropShare(size=50).of(photo, TASK)).truth is None  # 30 pixels wide, under the truth's 32
+    assert take(photo, TASK, Crop(0, 0, 30)).truth is None  # under the truth's 32
     image = photo[:8, :8]
-    subject = take(image, TASK, CropShare(10, 10, 10).of(image, TASK))
+    (subject,) = subjects(image, TASK)
     np.testing.assert_array_equal(subject.source, image)
     assert subject.truth is None
-
-
-@pytest.mark.parametrize("share", [(0, 0, 1), (100, 100, 1), (0, 100, 100), (33.3, 66.6, 40)])
-@pytest.mark.parametrize("size", [(8, 8), (9, 500), (640, 480)])
-def test_every_crop_lies_inside_and_is_large_enough(share, size):
-    crop = CropShare(*share).of(np.zeros((size[1], size[0], 3), np.uint8), TASK)
-    assert 8 <= crop.size <= min(size)
-    assert 0 <= crop.left <= size[0] - crop.size
-    assert 0 <= crop.top <= size[1] - crop.size
-
-
-@pytest.mark.parametrize("wrong", [{"x": -1}, {"y": 101}, {"size": 0}, {"size": float("nan")}, {"x": "a"}, {"x": None}])
-def test_a_crop_out_of_range_is_refused(wrong):
-    with pytest.raises(ConfigError, match="must be a percentage"):
-        CropShare(**wrong)
 
 
 # Drawing
@@ -217,6 +204,18 @@ def test_names_in_a_zip_are_made_different_and_never_become_paths(photo, tmp_pat
     progress = batch([write_zip(tmp_path / "more.zip", dict.fromkeys(names, png(photo)))])
     assert [name for name, _, _ in progress.pictures] == outputs
     assert sorted(path.name for path in tmp_path.iterdir()) == ["more.zip"]
+
+
+def test_every_face_of_a_photo_becomes_a_picture_with_its_crop(tmp_path):
+    group = np.concatenate([data.astronaut(), data.astronaut()], 1)
+    progress = batch([saved(group, tmp_path / "both.png"), saved(group[:8, :8], tmp_path / "small.png"),
+                      saved(group[:, :512], tmp_path / "both-face1.png")])
+    assert [name for name, _, _ in progress.pictures] == ["both-face1-2.png", "both-face2.png", "small.png",
+                                                          "both-face1.png"]
+    assert progress.total == 4
+    crops = [row.crop for row in progress.rows]
+    assert [(crop or {}).get("face") for crop in crops] == [1, 2, None, 0]
+    assert crops[1]["left"] == crops[0]["left"] + 512
 
 
 @pytest.mark.parametrize(("limit", "value", "ready", "reason"), [

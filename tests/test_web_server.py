@@ -24,9 +24,8 @@ import stress_demo
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
-from superres.tasks.faces import FaceTask, image_key
+from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.web.files import files_below, sweep
-from superres.web.photos import CropShare, take
 from superres.web.serving import MAX_CONNECTIONS
 
 TASK = FaceTask(8, 16)
@@ -56,9 +55,9 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
     photo = rng.integers(0, 256, (100, 80, 3), np.uint8)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     files, report = client.predict(
-        handle_file(tmp_path / "photo.png"), crop_x=30, crop_y=70, crop_size=50, temperature=0.8, samples=2, seed=3,
+        handle_file(tmp_path / "photo.png"), crop="4,50,40", temperature=0.8, samples=2, seed=3,
         **FAST, api_name="/upscale")
-    source = take(photo, TASK, CropShare(30, 70, 50).of(photo, TASK)).source
+    source = area_reduce(photo[50:90, 4:44], 8, 8)
     options = DecodeConfig(block_size=8, accept="distance", epsilon=255, temperature=0.8, seed=3)
     keys = [image_key(source, 1), image_key(source, 2)]
     expected = upscaler(np.stack([source] * 2), options, keys=keys).images
@@ -68,6 +67,7 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
         np.testing.assert_array_equal(np.asarray(picture), image)
         assert json.loads(picture.text["superres"])["config"]["seed"] == 3
     assert report["complete"]
+    assert report["crops"] == ["4,50,40"]
     assert [entry["key"] for entry in report["samples"]] == keys
     assert all(entry["psnr"] > 0 and -1 <= entry["ssim"] <= 1 for entry in report["samples"])
 
@@ -95,7 +95,8 @@ def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypa
     ({"block_size": 99}, "more than the 8 prediction heads; use 8 or less"),
     ({"accept": "nothing"}, "accept must be one of exact, "),
     ({"samples": 2}, "add temperature 0.9"),
-    ({"crop_size": 0}, "crop size must be a percentage"),
+    ({"crop": "left"}, "crop must be face, centre or X,Y,SIZE"),
+    ({"crop": "0,0,999"}, "crop 0,0,999 does not lie inside the picture"),
     ({"image": None}, "there is no image yet; upload one"),
     ({"accept": "<b>"}, "&lt;b&gt;"),
 ])

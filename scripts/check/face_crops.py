@@ -5,6 +5,7 @@ of scikit-image's pictures without a face, with a side of 12 % to 70 % of the ph
 known.
 
     python scripts/check/face_crops.py faces64/dev.npz
+    python scripts/check/face_crops.py faces64/dev.npz --tilt 12
     python scripts/check/face_crops.py celeba/img_align_celeba --limit 1000
 
 DATA is an .npz with CelebA's crops as uint8 [N, S, S, 3] in `hr` (64x64 or larger are best), or a folder of CelebA's
@@ -41,12 +42,20 @@ def read_crops(path: Path, limit: int) -> list[np.ndarray]:
         return list(archive["hr"][:limit])
 
 
-def photo_with(face: np.ndarray, rng: np.random.Generator, scenes: list[Image.Image]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a photo with the face at a random place, and its right crop: centre from the left and the top, side."""
+def photo_with(
+    face: np.ndarray, rng: np.random.Generator, scenes: list[Image.Image], tilt: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a photo with the face at a random place, and its right crop: centre from the left and the top, side.
+
+    The face is turned by `tilt` degrees to a random side.
+    """
     size = round(HEIGHT * float(np.exp(rng.uniform(*np.log(SIZES)))))
     left, top = int(rng.integers(WIDTH - size + 1)), int(rng.integers(HEIGHT - size + 1))
     photo = scenes[rng.integers(len(scenes))].copy()
-    photo.paste(Image.fromarray(face).resize((size, size), Image.Resampling.BICUBIC), (left, top))
+    pasted = Image.fromarray(face).resize((size, size), Image.Resampling.BICUBIC)
+    angle = tilt * (1 if rng.integers(2) else -1)
+    inside = Image.new("L", pasted.size, 255).rotate(angle, Image.Resampling.BICUBIC)
+    photo.paste(pasted.rotate(angle, Image.Resampling.BICUBIC), (left, top), inside)
     return np.asarray(photo), np.array([left + size / 2, top + size / 2, size])
 
 
@@ -56,23 +65,23 @@ def nearest(found: np.ndarray, right: np.ndarray) -> int | None:
     return int(distances.argmin()) if len(found) and distances.min() <= NEAR * right[2] else None
 
 
-def fit(crops: list[np.ndarray], scenes: list[Image.Image], seed: int) -> tuple[int, np.ndarray]:
+def fit(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[int, np.ndarray]:
     """Return in how many photos the face is found, and the crop's right, down and size over the window's side."""
     relations = []
     for number, crop in enumerate(tqdm(crops, "fitting", disable=None)):
-        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes)
+        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
         boxes = face_boxes(photo)
-        centres = np.column_stack([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2]])
+        centres = np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2, boxes[:, 2]])
         if (at := nearest(centres, right)) is not None:
             relations.append([*(right[:2] - centres[at, :2]) / centres[at, 2], right[2] / centres[at, 2]])
     return len(relations), np.median(np.array(relations).reshape(-1, 3), 0)
 
 
-def test(crops: list[np.ndarray], scenes: list[Image.Image], seed: int) -> tuple[np.ndarray, int]:
+def test(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[np.ndarray, int]:
     """Return the errors of the found crops, [N, 3]: centre in pixels, side in pixels, right side; and false alarms."""
     errors, false = [], 0
     for number, crop in enumerate(tqdm(crops, "testing", disable=None)):
-        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes)
+        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
         found = find_faces(photo)
         at = nearest(found, right)
         false += len(found) - (at is not None)
@@ -87,15 +96,16 @@ def main() -> None:
     parser.add_argument("data", type=Path, help=".npz of crops, or folder of aligned pictures")
     parser.add_argument("--limit", type=int, default=1000, help="pictures, half to fit and half to test")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tilt", type=float, default=0.0, help="degrees by which the faces are turned")
     args = parser.parse_args()
     crops = read_crops(args.data, args.limit)
     pictures = (Image.fromarray(getattr(data, name)()).convert("RGB") for name in BACKGROUNDS)
     scenes = [picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for picture in pictures]
     half = len(crops) // 2
-    count, (right, down, size) = fit(crops[:half], scenes, args.seed)
+    count, (right, down, size) = fit(crops[:half], scenes, args.seed, args.tilt)
     print(f"fit on {half} pictures, {count} found: crop size {size:.3f}, rise {-down:.3f}, to the right {right:.3f} "
           f"of the window's side (built in: {CROP_SIZE}, {CROP_RISE}, 0)")
-    errors, false = test(crops[half:], scenes, args.seed + 1)
+    errors, false = test(crops[half:], scenes, args.seed + 1, args.tilt)
     tested = len(crops) - half
     centre, side, true = errors.T
     print(f"test on {tested} others: found in {len(errors)} ({len(errors) / tested:.1%}), {false} false alarms")

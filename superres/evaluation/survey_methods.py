@@ -44,7 +44,8 @@ from superres.survey.study import CAMERA
 from superres.system.progress import say
 from superres.system.terminal import printable
 from superres.tasks.face_data import is_celeba, read_faces
-from superres.tasks.faces import ENLARGEMENTS, FaceTask, crop_square, image_key
+from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
+from superres.tasks.photos import choose_crops, largest
 from superres.tasks.pictures import Pixels, read_image
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Images:
 def read_images(path: Path, task: FaceTask) -> Images:
     """Read a prepared `.npz`, a CelebA root, or a folder of pictures that are at least as large as an input.
 
+    Of a photo in a folder, the largest face is used, or the centre if none is found.
+
     Raise InvalidInputError if the path holds no pictures that can be read, or two pictures have the same name.
     """
     if not path.is_dir() or is_celeba(path):
@@ -119,7 +122,8 @@ def read_images(path: Path, task: FaceTask) -> Images:
         if len(set(names)) < len(names):
             names = [f"{index:06d}" for index in range(len(pairs))]
         return Images(dict(zip(names, pairs.lr, strict=True)), dict(zip(names, pairs.hr, strict=True)), task)
-    squares = {name: crop_square(picture) for name, picture in read_folder(path, task.source).items()}
+    found = read_folder(path, task.source).items()
+    squares = {name: largest(choose_crops(picture, task)).take(picture) for name, picture in found}
     photographs = {name: task.target_of(square) for name, square in squares.items() if len(square) >= task.target}
     return Images({name: task.source_of(square) for name, square in squares.items()}, photographs, task)
 

@@ -18,7 +18,9 @@ from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
-from superres.tasks.faces import CHANNELS, FaceTask, area_reduce, crop_square
+from superres.system.progress import say
+from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
 
 Split = Literal["train", "valid", "test"]
@@ -105,7 +107,8 @@ def read_faces(
 
     Args:
         path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
-            that contains `celeba/img_align_celeba`). If `hr` and `lr` in the `.npz` do not have the task's sizes, both
+            that contains `celeba/img_align_celeba`). Photos in a folder are cropped as `superres upscale` crops them:
+            see `superres.tasks.photos.choose_crops`. If `hr` and `lr` in the `.npz` do not have the task's sizes, both
             are reduced from `hr`, which becomes `large` if it has at least the side `FaceTask.large`.
         task: the sizes.
         split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
@@ -213,21 +216,42 @@ def _celeba_files(root: Path, split: Split) -> list[Path]:
 
 
 def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> FacePairs:
-    """Crop each picture and reduce the crop to both sizes; ids are the numbers in the file names, or 0, 1, 2, ..."""
-    hr, lr = (np.empty((len(files), *shape), np.uint8) for shape in (task.target_shape, task.source_shape))
-    large = None if size is None else np.empty((len(files), size, size, CHANNELS), np.uint8)
+    """Reduce the crops of each picture, as `choose_crops` finds them, to both sizes.
+
+    Files that cannot be read, and crops that are too small, are named and skipped. The ids are the numbers in the file
+    names, or 0, 1, 2, ... if those do not tell the crops apart.
+    """
     least = size or task.target
-    for index, file in enumerate(tqdm(files, "reading images", disable=None)):
-        square = crop_square(read_image(file))
-        if len(square) < least:
-            raise InvalidInputError(f"{file} is too small: {len(square)} pixels wide; pairs need at least "
-                                    f"{least}x{least}")
-        hr[index], lr[index] = task.target_of(square), task.source_of(square)
-        if large is not None:
-            large[index] = area_reduce(square, least, least)
-    numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
-    ids = np.array([int(f.stem) if numbered else i for i, f in enumerate(files)], np.int32)
-    return FacePairs(hr, lr, ids, large)
+    numbers, high, low, large = [], list[Pixels](), list[Pixels](), list[Pixels]()
+    without = 0
+    for file in tqdm(files, "reading images", disable=None):
+        try:
+            image = read_image(file)
+            crops = choose_crops(image, task)
+        except InvalidInputError as error:
+            say(f"skipped: {error}")
+            continue
+        without += crops[0].faces == 0
+        for crop in crops:
+            if crop.size < least:
+                say(f"skipped: {file} is too small: {crop.size} pixels of it are used, and pairs need at least "
+                    f"{least}x{least}")
+                continue
+            square = crop.take(image)
+            numbers.append(file.stem)
+            high.append(task.target_of(square))
+            low.append(task.source_of(square))
+            if size is not None:
+                large.append(area_reduce(square, size, size))
+    if not numbers:
+        raise InvalidInputError(f"{files[0].parent} has no picture that can be used; add pictures of at least "
+                                f"{least}x{least}")
+    if without:
+        say(f"no face was found in {without} of {len(files)} photos, whose central square is used; leave them out if "
+            "their faces are elsewhere")
+    numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9 for name in numbers)
+    ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
+    return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:

@@ -1,7 +1,8 @@
 """Find faces in photos with scikit-image's frontal-face cascade, and frame them as CelebA frames them.
 
 The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false alarm in few, so the
-windows are grouped and small groups are dropped. `scripts/check/face_crops.py` measures the constants.
+windows are grouped and small groups are dropped. The cascade knows upright faces, so a photo in which it finds none is
+turned by a few degrees. `scripts/check/face_crops.py` measures the constants.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ OVERLAP = 0.5  # smallest intersection over union of two windows of one face
 LEAST_WINDOWS = 4  # smallest number of windows of a face
 WEAKEST = 0.25  # smallest number of windows of a face, as a part of that of the photo's clearest face
 MOST_FACES = 20  # largest number of faces; the clearest are kept
+TURNS = (0.0,), (-15.0, 15.0)  # degrees, anticlockwise, by which the photo is turned, until a face is found
+MORE_WINDOWS = 1  # further windows that a face in a turned photo needs, where false alarms are likelier
 CROP_SIZE = 1.32  # side of CelebA's crop over the side of the face's window
 CROP_RISE = 0.155  # distance of the crop's centre above the window's centre, over the side of the window
 
@@ -40,22 +43,48 @@ def find_faces(image: Pixels) -> Floats:
     """
     boxes = face_boxes(image)
     boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
-    centre = boxes[:, :2] + boxes[:, 2:] / 2
-    return np.column_stack([centre[:, 0], centre[:, 1] - CROP_RISE * boxes[:, 2], CROP_SIZE * boxes[:, 2]])
+    side, turn = boxes[:, 2], np.radians(boxes[:, 3])
+    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(turn), -np.cos(turn)])  # towards the top of the head
+    return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side])
 
 
 def face_boxes(image: Pixels) -> Floats:
-    """Return the mean window of each face, the clearest first: float64 [N, 3], left, top and side in pixels."""
+    """Return the mean window of each face, the clearest first: float64 [N, 4].
+
+    They are left, top and side in pixels, of the window when it is upright, and the turn that the face was found at.
+    """
     height, width = image.shape[:2]
     scale = max(1.0, max(height, width) / LONGEST)
     if min(height, width) / scale < SMALLEST:
-        return np.empty((0, 3))
+        return np.empty((0, 4))
     reduced = Image.fromarray(image)
     if scale > 1:
         reduced = reduced.resize((round(width / scale), round(height / scale)), Image.Resampling.BOX, reducing_gap=2.0)
-    groups = _grouped(_windows(np.asarray(reduced)))
-    strong = groups[:, 3] >= max(LEAST_WINDOWS, WEAKEST * groups[:, 3].max(initial=0))
-    return np.asarray(groups[strong][:MOST_FACES, :3] * scale)
+    searches = (np.concatenate([_turned_groups(reduced, turn) for turn in turns]) for turns in TURNS)
+    groups = next((found for found in searches if len(found)), np.empty((0, 5)))
+    strong = groups[groups[:, 3] >= WEAKEST * groups[:, 3].max(initial=0)]
+    left = strong[np.argsort(-strong[:, 3], kind="stable")]
+    found = []
+    while len(left):  # the clearest of those that are one face at several turns
+        found.append(left[0])
+        left = left[~_covered(left, left[0])]
+    faces = np.array(found, np.float64).reshape(-1, 5)[:MOST_FACES]
+    return np.column_stack([faces[:, :3] * scale, faces[:, 4]])
+
+
+def _turned_groups(photo: Image.Image, turn: float) -> Floats:
+    """Return the groups of windows of a photo that is turned by `turn` degrees, in its own pixels: float64 [N, 5].
+
+    They are left, top, side and size of the group, as of `_grouped`, and `turn`.
+    """
+    turned = photo.rotate(turn, Image.Resampling.BILINEAR, expand=True) if turn else photo
+    groups = _grouped(_windows(np.asarray(turned)))
+    groups = groups[groups[:, 3] >= LEAST_WINDOWS + (MORE_WINDOWS if turn else 0)]
+    half, angle = groups[:, 2:3] / 2, np.radians(turn)
+    from_centre = groups[:, :2] + half - np.array(turned.size) / 2
+    back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    corner = from_centre @ back + np.array(photo.size) / 2 - half
+    return np.column_stack([corner, groups[:, 2:], np.full(len(groups), turn)])
 
 
 def _windows(image: Pixels) -> Floats:
@@ -87,10 +116,14 @@ def _grouped(windows: Floats) -> Floats:
         best = near[near.sum(1).argmax()]
         mean = windows[best].mean(0)
         groups.append([*mean, best.sum()])
-        # A smaller window inside the face (an eye), or a larger one around it, is not another face.
-        covered = _intersections(windows, mean[None])[:, 0] > 0.3 * np.minimum(areas, mean[2] ** 2)
-        windows = windows[~(best | covered)]
+        windows = windows[~(best | _covered(windows, mean))]
     return np.array(groups, np.float64).reshape(-1, 4)
+
+
+def _covered(windows: Floats, face: Floats) -> npt.NDArray[np.bool_]:
+    """Return which windows share much of a face's: a smaller one (an eye), or a larger one, is not another face."""
+    shared = _intersections(windows[:, :3], face[None, :3])[:, 0]
+    return np.asarray(shared > 0.3 * np.minimum(windows[:, 2], face[2]) ** 2)
 
 
 def _intersections(ours: Floats, theirs: Floats) -> Floats:

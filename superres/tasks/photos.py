@@ -117,6 +117,11 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
     return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
 
 
+def largest(crops: Sequence[Crop]) -> Crop:
+    """Return the largest crop, of equal ones the first: where one face of a picture is wanted."""
+    return max(crops, key=lambda crop: crop.size)
+
+
 def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
     """Return the square around (x, y), moved into the picture and reduced to its size."""
     size = min(round(side), width, height)

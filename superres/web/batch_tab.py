@@ -31,7 +31,7 @@ from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
-from superres.web.photos import MAX_PIXELS, input_sizes, reduce_picture, start_control, take
+from superres.web.photos import MAX_PIXELS, Subject, input_sizes, reduce_picture, start_control, subjects
 
 MAX_FILES = 100  # in a batch, including files inside zip files
 MAX_ENTRIES = 10 * MAX_FILES  # in a zip file, including folders and metadata
@@ -55,14 +55,24 @@ class File:
     member: zipfile.ZipInfo | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An output to be decoded: a face of a file, its name, and its input."""
+
+    file: File
+    output: str
+    subject: Subject
+
+
 @dataclass
 class Batch:
-    """The progress of a batch of `total` files.
+    """The progress of a batch.
 
     Attributes:
+        total: number of outputs, as far as it is known: of one per file, and one per further face.
         bytes_left: bytes that may still be unpacked; negative after the file that exceeds them. So is `pixels_left`.
         done: number of decoded images, with the decoded share of the current group.
-        rows: one manifest row per file that is finished or has failed.
+        rows: one manifest row per output that is finished or has failed.
         pictures: the finished results: names, pictures, uint8 [target, target, 3], and their metadata.
     """
 
@@ -73,9 +83,9 @@ class Batch:
     rows: list[Row] = field(default_factory=list)
     pictures: list[tuple[str, Pixels, dict[str, Any]]] = field(default_factory=list)
 
-    def fail(self, file: File, reason: object) -> None:
-        """Add the row of a file that cannot be upscaled."""
-        self.rows.append(Row(file.name, file.output, "failed", str(reason)))
+    def fail(self, file: File, reason: object, output: str | None = None) -> None:
+        """Add the row of a file, or of one of its outputs, that cannot be upscaled."""
+        self.rows.append(Row(file.name, output or file.output, "failed", str(reason)))
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return the rows as JSON objects, as `superres upscale --manifest` writes them."""
@@ -106,9 +116,9 @@ def batch_tab(decoder: Decoder) -> None:
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
             (run,), stop = controls.buttons_of("-batch", "Upscale all")
-            state = gr.HTML('<p class="sr-hint">Photos are cropped at their largest face, or to their central square '
-                            "if no face is found. If a file cannot be read, the page names it and continues with the "
-                            "others.</p>", elem_id="batch-state")
+            state = gr.HTML('<p class="sr-hint">Every face that is found in a photo becomes a picture; if '
+                            "there is none, its central square does. If a file cannot be read, the page names it and "
+                            "continues with the others.</p>", elem_id="batch-state")
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
                               visible=controls.visibility(False), elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
@@ -173,27 +183,28 @@ def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequ
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     task = decoder.upscaler.face_task.from_size(start)
     deadline, files = decoder.deadline(), find_files([path_of(upload) for upload in uploads or []])
-    batch, sources = Batch(len(files), MAX_BATCH_BYTES, MAX_BATCH_PIXELS), dict[File, Pixels]()
+    batch, results = Batch(len(files), MAX_BATCH_BYTES, MAX_BATCH_PIXELS), list[Result]()
+    taken = {file.output for file in files}
     try:
         for file in files:
             decoder.check_time(deadline)
             try:
-                sources[file] = _read(file, batch, task)
+                results += _read(file, batch, task, taken)
             except InvalidInputError as error:
                 batch.fail(file, error)
             yield batch
-        for shape in dict.fromkeys(source.shape for source in sources.values()):  # a cascade reads several sizes
-            waiting = [file for file, source in sources.items() if source.shape == shape]
+        for shape in dict.fromkeys(one.subject.source.shape for one in results):  # a cascade reads several sizes
+            waiting = [one for one in results if one.subject.source.shape == shape]
             for start in range(0, len(waiting), GROUP_SIZE):
-                group = {file: sources[file] for file in waiting[start:start + GROUP_SIZE]}
-                yield from _decode(decoder, group, options, deadline, batch)
+                yield from _decode(decoder, waiting[start:start + GROUP_SIZE], options, deadline, batch)
     except StoppedError as error:
         if decoder.is_closing:
             raise
-        finished = {row.output for row in batch.rows}
-        for file in files:
-            if file.output not in finished:
-                batch.fail(file, error)
+        outputs = {one.output: one.file for one in results}
+        read = set(outputs.values())
+        outputs |= {file.output: file for file in files if file not in read}
+        for output in outputs.keys() - {row.output for row in batch.rows}:
+            batch.fail(outputs[output], error, output)
     yield batch
 
 
@@ -227,9 +238,10 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
     return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
 
 
-def _output_name(name: str, taken: set[str]) -> str:
-    """Return the name of the output, with a number if another file has this name."""
+def _output_name(name: str, taken: set[str], face: int = 0) -> str:
+    """Return the name of the output of a face, 0 for the only one, with a number if another output has this name."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in Path(name).stem)[:100]
+    stem += f"-face{face}" if face else ""
     output, number = f"{stem}.png", 1
     while output in taken:
         number += 1
@@ -237,8 +249,8 @@ def _output_name(name: str, taken: set[str]) -> str:
     return output
 
 
-def _read(file: File, batch: Batch, task: FaceTask) -> Pixels:
-    """Read a file, unpacked if it is in a zip file, and reduce it to the network's input, uint8 [source, source, 3]."""
+def _read(file: File, batch: Batch, task: FaceTask, taken: set[str]) -> list[Result]:
+    """Read a file, unpacked if it is in a zip file, and return its outputs to be decoded, whose names join `taken`."""
     if min(batch.pixels_left, batch.bytes_left) < 0:
         raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
     opened: Path | io.BytesIO = file.upload
@@ -255,27 +267,34 @@ def _read(file: File, batch: Batch, task: FaceTask) -> Pixels:
             raise InvalidInputError(f"{file.name} has over {MAX_MEMBER_BYTES / 1e6:g} MB unpacked; reduce it first")
         opened = io.BytesIO(content)
 
-    def reduced(image: Pixels) -> Pixels:
+    def reduced(image: Pixels) -> list[Subject]:
         batch.pixels_left -= image.shape[0] * image.shape[1]
-        return take(image, task).source
+        return subjects(image, task)
 
-    return reduce_picture(opened, reduced, task.source, file.name)
+    results = []
+    for subject in reduce_picture(opened, reduced, task.source, file.name):
+        face = 0 if subject.crop is None else subject.crop.face
+        results.append(Result(file, _output_name(file.name, taken, face) if face else file.output, subject))
+        taken.add(results[-1].output)
+    batch.total += len(results) - 1
+    return results
 
 
 def _decode(
-    decoder: Decoder, group: dict[File, Pixels], options: DecodeConfig, deadline: float, batch: Batch,
+    decoder: Decoder, group: Sequence[Result], options: DecodeConfig, deadline: float, batch: Batch,
 ) -> Iterator[Batch]:
-    """Decode a group of sources into `batch`, and yield it after each frame."""
-    sources = np.stack(list(group.values()))
+    """Decode a group of outputs into `batch`, and yield it after each frame."""
+    sources = np.stack([one.subject.source for one in group])
     before, upscaler = batch.done, decoder.upscaler.from_size(sources.shape[1])
     for frames in decoder.upscale("batch", sources, {"": options}, deadline=deadline):
         result = frames[""]
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
-            for row, (file, image) in enumerate(zip(group, result.images, strict=True)):
-                counts = drawing.counts_of(result.stage_traces(row))
-                batch.pictures.append((file.output, image, drawing.record_of(upscaler, options, 1)))
+            for row, (one, image) in enumerate(zip(group, result.images, strict=True)):
+                counts, crop = drawing.counts_of(result.stage_traces(row)), one.subject.crop
+                batch.pictures.append((one.output, image, drawing.record_of(upscaler, options, 1)))
                 batch.rows.append(Row(
-                    file.name, file.output, "ok", None, **counts, seconds=result.seconds / len(group),
-                    checkpoint=f"{upscaler.name}@{upscaler.revision}", config=options.to_dict(), seed=options.seed))
+                    one.file.name, one.output, "ok", None, **counts, seconds=result.seconds / len(group),
+                    checkpoint=f"{upscaler.name}@{upscaler.revision}", config=options.to_dict(), seed=options.seed,
+                    crop=None if crop is None else dataclasses.asdict(crop)))
         yield batch

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
@@ -18,10 +18,9 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from superres.config import require
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import DEFAULT_CROP, FACE, Crop, choose_crops
+from superres.tasks.photos import DEFAULT_CROP, FACE, Crop, choose_crops, largest
 from superres.tasks.pictures import Pixels, read_picture
 from superres.web import controls, drawing
 from superres.web.controls import Value
@@ -37,31 +36,6 @@ ON_LOAD = """document.addEventListener("superres-square", event => {
     trigger("input");
 });"""
 """Script of the component that has the chosen square: takes the square that the element sends."""
-
-
-@dataclass(frozen=True)
-class CropShare:
-    """A square crop of a photo, as programs give it: its centre in percent of the photo's width and height.
-
-    `size` is the side of the square, in percent of the photo's shorter side.
-    """
-
-    x: float = 50.0
-    y: float = 50.0
-    size: float = 100.0
-
-    def __post_init__(self) -> None:
-        for name, low in (("x", 0), ("y", 0), ("size", 1)):
-            value = getattr(self, name)
-            require(isinstance(value, (int, float)) and low <= value <= 100,
-                    f"crop {name} must be a percentage from {low} to 100, not {value!r}")
-
-    def of(self, image: Pixels, task: FaceTask) -> Crop:
-        """Return the square of a picture [H, W, 3]; it lies inside, and is at least as large as the network's input."""
-        height, width = image.shape[:2]
-        side = min(max(round(min(width, height) * self.size / 100), task.source), width, height)
-        left, top = round(width * self.x / 100 - side / 2), round(height * self.y / 100 - side / 2)
-        return Crop(min(max(left, 0), width - side), min(max(top, 0), height - side), side, "given")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +69,23 @@ def reduce_picture(
     return READER.submit(lambda: reduce(read_picture(file, name, MAX_PIXELS, least=least).rgb)).result()
 
 
-def largest(crops: Sequence[Crop]) -> Crop:
-    """Return the largest crop, of equal ones the first: of several faces, `superres upscale` uses this one."""
-    return max(crops, key=lambda crop: crop.size)
-
-
 def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:
     """Return the sizes of a decode that starts from `start` pixels, or from fewer if the crop is smaller."""
     most = min(task.from_size(start).source, crop.size)
     return task.from_size(max(side for side in task.starts if side <= most))
 
 
-def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
-    """Crop a picture, uint8 [H, W, 3], by default as `superres upscale` does; one of the input's size is the source."""
+def take(image: Pixels, task: FaceTask, crop: Crop) -> Subject:
+    """Reduce a crop of a picture, uint8 [H, W, 3]; a picture of the input's size is the source as it is."""
     if task.is_source(image):
         return Subject(image)
-    crop = crop or largest(choose_crops(image, task))
     square = crop.take(image)
     return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
+
+
+def subjects(image: Pixels, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Subject]:
+    """Return the inputs from a picture, one per crop of `choose_crops`, as `superres upscale` has them."""
+    return [take(image, task, crop) for crop in choose_crops(image, task, setting)]
 
 
 def input_sizes(task: FaceTask) -> str:

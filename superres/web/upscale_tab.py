@@ -19,6 +19,7 @@ from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
+from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import Picture, Pixels
 from superres.web import controls, drawing, photos
 from superres.web.controls import Value
@@ -123,12 +124,13 @@ def subject_of(task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels],
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
     def upscale(
-        image: Value, crop_x: float, crop_y: float, crop_size: float, start: float, samples: float, *values: Value,
+        image: Value, crop: str, start: float, samples: float, *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        share = photos.CropShare(crop_x, crop_y, crop_size)
         task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
-        subject = subject_of(task, image, lambda task, image: photos.take(image, task, share.of(image, task)))
+        found = photos.reduce_picture(path_of(image), lambda pixels: photos.subjects(pixels, task, crop), task.source)
+        subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
+        crops = [photos.setting_of(one.crop) for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count):
@@ -137,16 +139,16 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
             for row, path in enumerate(paths):
                 record = drawing.record_of(upscaler, options, row + 1)
                 path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
-            yield list(map(str, paths)), report_of(subject, result)
+            yield list(map(str, paths)), {**report_of(subject, result), "crops": crops}
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
-        crop = [gr.Number(getattr(photos.CropShare(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
+        crop = gr.Textbox(DEFAULT_CROP, label="crop")
         start = gr.Number(decoder.upscaler.face_task.source, label="start")
         samples = gr.Number(1, label="samples")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale").click(handler, [image, *crop, start, samples, *settings], [files, report],
+        gr.Button("upscale").click(handler, [image, crop, start, samples, *settings], [files, report],
                                    api_name="upscale", **controls.QUEUED)
 
 
