@@ -76,7 +76,9 @@ def test_small_and_aligned_pictures_are_no_photos_and_are_reduced_as_before(size
     assert not is_photo(picture, TASK)
     (crop,) = choose_crops(picture, TASK)
     np.testing.assert_array_equal(TASK.source_of(crop.take(picture)), TASK.source_of(crop_square(picture)))
-    assert read_sources(picture, TASK).notes == []
+    notes = read_sources(picture, TASK).notes
+    assert len(notes) == (size != (8, 8))
+    assert all(note.endswith("the model sees only 8x8") for note in notes)
 
 
 def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):

@@ -130,15 +130,15 @@ def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
 
 
 def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:
-    """Return a line with the squares of the photo `name`, uint8 [H, W, 3], that are used, and the size of the input.
+    """Return a line with the squares of the picture `name`, uint8 [H, W, 3], that are used, and the size of the input.
 
     For a cascade, the line says whether the squares have enough pixels to start from a later stage.
-    `crops` are those of `choose_crops`. The result is None for a picture that is no photo, unless its square is given.
+    `crops` are those of `choose_crops`. The result is None for a picture that is the model's input as it is.
     """
     (height, width), first = image.shape[:2], crops[0]
     if task.is_source(image) and len(image) > task.source:
         return f"{name} ({width}x{height}): has the size of a later stage's input, so only that stage enlarges it"
-    if not is_photo(image, task) and first.kind != "given":
+    if task.is_source(image) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
     places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
@@ -150,6 +150,8 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     each = " of each face" if len(crops) > 1 else ""
     later = [side for side in task.between if side <= min(crop.size for crop in crops)]
     more = f"; --start {later[-1]} keeps more of what the photo really shows" if later else ""
+    if len(crops) == 1 and first.size == height == width:
+        return f"{name} ({width}x{height}): reduced, and the model sees only {task.source_size}{more}"
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
             f"{task.source_size}{each}{more}")
 
@@ -177,7 +179,7 @@ class PhotoSources:
         images: uint8 [N, source, source, 3].
         crops: the square of its picture that each image is reduced from.
         inputs: number of each image's picture, from 0.
-        notes: the `crop_note` of each photo.
+        notes: the `crop_note` of each picture that is reduced.
     """
 
     images: Pixels
