@@ -150,7 +150,7 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     each = " of each face" if len(crops) > 1 else ""
     later = [side for side in task.between if side <= min(crop.size for crop in crops)]
     more = f"; --start {later[-1]} keeps more of what the photo really shows" if later else ""
-    if len(crops) == 1 and first.size == height == width:
+    if first.kind == CENTRE and first.size == height == width:
         return f"{name} ({width}x{height}): reduced, and the model sees only {task.source_size}{more}"
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
             f"{task.source_size}{each}{more}")
