@@ -29,6 +29,8 @@ from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import Picture, Pixels, read_image
 
+BLOCK = 4
+"""Block size of the variant that has blocks on any processor."""
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
 """Rows and columns of the face in scikit-image's astronaut, cropped similarly to the training faces."""
 
@@ -74,10 +76,13 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     """Return the variants by name."""
     upscaler = Upscaler.load(checkpoint, device)
     exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
+    blocks = exact.changed({"adaptive": False, "block_size": BLOCK})
     epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
     variants = {name: Variant(meaning, upscaler, options, reference) for name, meaning, options, reference in (
         ("greedy", "The likeliest token, one per step.", exact.sequential(), "greedy"),
-        ("exact", "The tokens of greedy, several per step (the default).", exact, "greedy"),
+        ("exact", "The tokens of greedy, as many per step as are fastest here (the default).", exact, "greedy"),
+        ("blocks", f"The tokens of greedy, up to {BLOCK} per step: fewer steps, each of which takes longer.", blocks,
+         "greedy"),
         ("epsilon 2", "Proposals within 2 grey levels of the model's choice are accepted.", epsilon, "greedy"),
         ("sequential", "A random sample at temperature 0.9, one token per step.", sample.sequential(), "sequential"),
         ("sample", "The tokens of sequential, several per step.", sample, "sequential"))}

@@ -27,6 +27,7 @@ from superres.web.controls import options_of
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
 from superres.web.photos import reduce_picture, subjects, take
+from superres.web.upscale_tab import with_blocks
 
 TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
@@ -83,6 +84,17 @@ def test_source_and_truth_are_reduced_from_the_same_square(photo):
     (subject,) = subjects(image, TASK)
     np.testing.assert_array_equal(subject.source, image)
     assert subject.truth is None
+
+
+@pytest.mark.parametrize(("tokens", "options", "block_size"), [
+    (1, {"adaptive": True}, 4), (2, {"adaptive": True}, None), (1, {}, None),
+    (1, {"adaptive": True, "accept": "distance"}, None)])
+def test_a_race_shows_blocks_where_one_token_per_step_is_the_fastest(tokens, options, block_size):
+    decoder, options = Decoder(FakeStream()), DecodeConfig(**options)
+    assert with_blocks(decoder, options) == options  # nothing is known yet
+    decoder.example = Upscaled(np.zeros((1, 32, 32, 3), np.uint8), [trace(8 * tokens, tokens)], 1.0)
+    shown = with_blocks(decoder, options)
+    assert (shown.block_size, shown.adaptive) == (block_size, options.adaptive and block_size is None)
 
 
 # Drawing

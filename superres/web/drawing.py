@@ -27,6 +27,8 @@ from superres.web.decoding import is_complete
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+CLEAR = 1.25
+"""Smallest ratio of the times of two decodes that tells them apart: of one decode, other work may take that much."""
 
 
 def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
@@ -79,9 +81,21 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     note = "The two take turns on the same processor; each clock runs only while its own side decodes."
     if not is_complete(frames):
         return note
+    steps = {name: steps_of(result) for name, result in frames.items()}
+    few, many = sorted(steps, key=lambda name: steps[name])
     fast, slow = sorted(frames, key=lambda name: frames[name].seconds)
     ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
-    return f"{note} <b>{f'{fast} was {ratio:.1f} times as fast' if ratio >= 1.05 else 'Both took the same time'}.</b>"
+    if steps[few] == steps[many]:
+        return f"{note} <b>Both took {steps[few]:,} steps, so their times differ by other work on the machine.</b>"
+    timed = f"{fast} was {ratio:.1f} times as fast" if ratio >= CLEAR else "their times do not differ clearly"
+    return f"{note} <b>{few} took {steps[few]:,} steps, {many} {steps[many]:,}; {timed}.</b>"
+
+
+def steps_of(result: Upscaled | Translated) -> int:
+    """Return the number of steps of a decode: of a picture's stages together, or of the sentences, one by one."""
+    if isinstance(result, Translated):
+        return result.model_calls
+    return sum(trace.iterations for stage in result.stages for trace in stage.traces)
 
 
 def counts_of(traces: list[RowTrace]) -> dict[str, Any]:

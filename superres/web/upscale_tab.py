@@ -34,6 +34,8 @@ HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> 
         "samples</b> a sheet of faces that the input fits as well. They appear here, block by block.</p>")
 SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
+FEW_TOKENS, SHOWN_BLOCK = 1.5, 4
+"""Tokens per step below which a race shows blocks of a fixed size, and that size."""
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
@@ -88,9 +90,23 @@ def upscale_for_page(
 ) -> Iterator[str]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
-    variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
+    variants = {"Greedy": options.sequential(), "Blockwise": with_blocks(decoder, options)} if race else {"": options}
     subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
     yield from views_of(decoder, "race" if race else "upscale", subject, variants)
+
+
+def with_blocks(decoder: Decoder, options: DecodeConfig) -> DecodeConfig:
+    """Return settings whose steps have blocks to show, and that make the same picture.
+
+    They are `options`, unless these choose the block size and the decoder's example took about one token per step: on
+    some processors, smaller blocks are faster.
+    """
+    example = decoder.example
+    if not options.adaptive or options.accept != "exact" or example is None:
+        return options
+    mean = mean_accepted_block_size([trace for stage in example.stages for trace in stage.traces])
+    shown = options.changed({"adaptive": False, "block_size": SHOWN_BLOCK})
+    return options if mean >= FEW_TOKENS else resolve_options(shown, decoder.upscaler)
 
 
 def sheet_for_page(
