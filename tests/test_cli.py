@@ -125,6 +125,35 @@ def test_some_failed_is_code_1_and_the_rest_are_done(loaded, data, capsys):
     assert lines[-1].startswith("superres: 1 done, 0 skipped, 2 failed")
 
 
+def test_a_picture_alone_is_written_to_the_current_folder(loaded, data, capsys, monkeypatch):
+    monkeypatch.chdir(data)
+    assert run(["upscale", "in/a.png"]) == 0
+    assert "superres: in/a.png: written to a-superres.png\n" in capsys.readouterr().err
+    assert sorted(path.name for path in data.iterdir()) == ["a-superres.png", "dev.npz", "in"]
+    assert run(["upscale", "in/a.png"]) == 1
+    assert "a-superres.png exists already; use --on-existing skip or overwrite" in capsys.readouterr().err
+    assert run(["upscale", "in/a.png", "--on-existing", "overwrite", "--suffix", "-x"]) == 0
+    assert (data / "a-x.png").exists()
+    capsys.readouterr()
+    assert "give --output DIR" in refusal(capsys, "upscale", "in")
+    assert "give --output DIR" in refusal(capsys, "upscale", *["in/a.png"] * 21)
+
+
+def test_a_manifest_is_summarised_by_its_latest_rows(loaded, data, capsys, monkeypatch):
+    monkeypatch.chdir(data)
+    (data / "in" / "b.png").write_bytes(b"no picture")
+    (data / "in" / "c.png").write_bytes(b"none")
+    assert run(["upscale", "in", "-o", "out", "--accept", "distance"]) == 1
+    Image.new("RGB", (8, 8)).save(data / "in" / "b.png")
+    assert run(["upscale", "in", "-o", "out", "--accept", "distance"]) == 1
+    capsys.readouterr()
+    assert run(["manifest", "summary", "out/manifest.jsonl"]) == 1
+    first, settings, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 done, 0 skipped, 1 failed; ")
+    assert settings == "2 by fake@0123abcd --block-size 10 --accept distance"
+    assert "cannot read the manifest none" in refusal(capsys, "manifest", "summary", "none")
+
+
 def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded):
     def interrupt(*_, **__):
         raise KeyboardInterrupt

@@ -138,7 +138,7 @@ def test_help_names_every_option_of_the_command_and_no_other(name, capsys):
     first, second = capsys.readouterr().out.split("Usage: ")[1:]
     assert first == second
     assert set(OPTION.findall(first)) <= options_of(name)
-    listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", first, re.MULTILINE)
+    listed = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", first, re.MULTILINE)
     options = {one.opts[0] for one in COMMANDS[name].params if one.param_type_name == "option"}
     assert sorted(listed) == sorted(options | {"--help"})
 

@@ -17,6 +17,7 @@ from test_photos import astronaut, group_photo
 from test_pipeline import FAST, WIDE_STEPS
 from typing_extensions import get_overloads
 
+from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.translator import Translated, Translator
@@ -76,6 +77,29 @@ def test_a_photo_with_three_faces_gives_three_images_and_the_crop_can_be_chosen(
         np.testing.assert_array_equal(last.images, one.images)
         assert last.notes == one.notes
     assert upscaler([], WIDE_STEPS).images.shape == (0, 32, 32, 3)
+
+
+def test_results_are_pillow_pictures_and_files(rng, tmp_path):
+    result = Upscaled(rng.integers(0, 256, (2, 32, 32, 3), np.uint8), [], 1.5)
+    assert [picture.size for picture in result.pictures] == [(32, 32)] * 2
+    paths = result.save(tmp_path / "face.webp")
+    assert [path.name for path in paths] == ["face-1.webp", "face-2.webp"]
+    for path, image in zip(paths, result.images, strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
+    assert Upscaled(result.images[:1], [], 1.5).save(str(tmp_path / "one.png")) == [tmp_path / "one.png"]
+    with pytest.raises(ConfigError, match=r"face\.jpg must end in \.png, .*; other formats would change pixels"):
+        result.save("face.jpg")
+    with pytest.raises(OutputError, match="cannot write"):
+        result.save(tmp_path / "missing" / "face.png")
+
+
+def test_floats_from_0_to_1_are_pictures_and_a_note_says_so(upscaler, rng):
+    source = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    result = upscaler((source / 255).astype(np.float32), WIDE_STEPS)
+    np.testing.assert_array_equal(result.sources[0], source)
+    assert result.notes == ["picture 1: floats from 0 to 1 are taken as 0 to 255"]
+    with pytest.raises(InvalidInputError, match=r"or floats from 0 to 1, not float64 \[8, 8, 3\]; convert it"):
+        upscaler(source * 1.0, WIDE_STEPS)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, (32, 32)), (3, (96, 32)), (9, (256, 64)), (100, (256, 256))])

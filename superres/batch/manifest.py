@@ -289,6 +289,18 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
     return Counter(status for _, _, status in chosen.values())
 
 
+def latest_rows(path: Path) -> Iterator[Row]:
+    """Yield the latest row of each output of a manifest; raise InvalidInputError if it cannot be read or is damaged."""
+    try:
+        with open(path, "rb") as file:
+            places = {row.key: place for place, row in read_rows(file, path)}
+            for place in sorted(places.values()):
+                yield Row.parse(_line_at(file, place))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name one that superres upscale "
+                                "wrote") from error
+
+
 def _line_at(file: BinaryIO, place: int) -> bytes:
     file.seek(place)
     return file.readline()

@@ -1,8 +1,13 @@
-"""The commands `superres upscale` and `superres manifest merge`."""
+"""The commands `superres upscale` and `superres manifest`."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -10,19 +15,24 @@ from typer import Argument, Option
 
 from superres.batch.image_files import FORMATS
 from superres.batch.inputs import read_list
-from superres.batch.plan import METADATA, ON_EXISTING, BatchOptions, parse_batch_size, parse_shard, plan
+from superres.batch.plan import MANIFEST, METADATA, ON_EXISTING, BatchOptions, parse_batch_size, parse_shard, plan
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
-from superres.pipeline.options import combined
+from superres.pipeline.options import as_option, combined
 from superres.system.progress import say
+from superres.system.terminal import echo
 from superres.tasks.faces import SOURCES
 from superres.tasks.photos import CROPS, DEFAULT_CROP
 
+FEW = 20
+"""Largest number of input files whose results are written to the current folder."""
 Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
                                        ".tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
 InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more inputs "
                                          "from FILE, one per line; '-' reads standard input.")]
-Output = Annotated[Path, Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Output = Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Folder for the results, DIR/<name of the "
+                                       "input>.png. [default: the current folder, as <name>-superres.png, for up to "
+                                       f"{FEW} files]")]
 Format = Annotated[str, Option("--format", metavar=opt.choices(list(FORMATS)), help="Format of the results.")]
 Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
                                "before its file extension.")]
@@ -61,11 +71,13 @@ Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FIL
 Manifests = Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests in the order of their shards.")]
 Merged = Annotated[Path, Option(metavar="FILE", help="File for the merged manifest.")]
 
+OneManifest = Annotated[Path, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from its shards.")]
+
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 
 
 def upscale(
-    context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
+    context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
     size: Size = None, start: Start = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
     metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
@@ -81,22 +93,18 @@ def upscale(
     Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage, nothing was decoded.
     """
     decode = opt.decode_config(context)
+    if output is None:
+        require_few(inputs, listed)
+        suffix = suffix or "-superres"
+        if not opt.is_given(context, "on_existing"):
+            on_existing = "error"  # without a manifest, nothing says how an output was made
     options = BatchOptions(
-        output, parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard), manifest,
-        format_name, suffix, keep_tree, alpha, metadata, crop,
+        output or Path(), parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard),
+        manifest, format_name, suffix, keep_tree, alpha, metadata, crop,
     )
-    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
-    require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
-    if ray is None:
-        opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
-                               "workers")
-    if source == "lowres":
-        opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's input size only; "
-                               "leave it out, or give --source auto", "crop")
-    if format_name == "npz" and metadata == "keep":
-        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
-                               "metadata")
+    check_given(context, inputs, listed, workers)
 
+    from superres.batch.manifest import latest_rows
     from superres.batch.upscaling import upscale_files
     from superres.pipeline.options import check_samples
 
@@ -106,16 +114,43 @@ def upscale(
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
-    if ray is None:
-        summary = upscale_files(jobs, upscaler, options, decode)
-    else:
-        from superres.batch.ray_cluster import Cluster, upscale_on_cluster
+    with TemporaryDirectory() as folder:
+        if output is None and manifest is None:
+            options = dataclasses.replace(options, manifest=Path(folder) / MANIFEST)
+        if ray is None:
+            counts = upscale_files(jobs, upscaler, options, decode)
+        else:
+            from superres.batch.ray_cluster import Cluster, upscale_on_cluster
 
-        cluster = Cluster(ray, workers, checkpoint, device, engine)
-        summary = upscale_on_cluster(jobs, upscaler, options, decode, cluster)
-    for line in [*summary.reason_lines(), summary.line()]:
+            cluster = Cluster(ray, workers, checkpoint, device, engine)
+            counts = upscale_on_cluster(jobs, upscaler, options, decode, cluster)
+        for row in latest_rows(options.manifest_path) if output is None else ():
+            if row.status == "ok":
+                say(f"{row.input}: written to {os.path.relpath(row.output)}")
+    for line in [*counts.reason_lines(), counts.line()]:
         say(line)
-    raise typer.Exit(summary.exit_code)
+    raise typer.Exit(counts.exit_code)
+
+
+def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None, workers: int | None) -> None:
+    """Raise ConfigError if there is no input, or an option has no effect beside the others."""
+    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
+    require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
+    if context.params["ray"] is None:
+        opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
+                               "workers")
+    if context.params["source"] == "lowres":
+        opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's input size only; "
+                               "leave it out, or give --source auto", "crop")
+    if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
+        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
+                               "metadata")
+
+
+def require_few(inputs: Sequence[str], listed: str | None) -> None:
+    """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder."""
+    require(listed is None and len(inputs) <= FEW and all(Path(name).is_file() for name in inputs),
+            f"folders, patterns, lists and more than {FEW} files need a folder for their results; give --output DIR")
 
 
 @manifest_app.command(cls=opt.HelpfulCommand)
@@ -131,3 +166,25 @@ def merge(paths: Manifests, output: Merged) -> None:
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("ok", "skipped", "failed"))
     say(f"{output}: {numbers}")
     raise typer.Exit(1 if counts["failed"] else 0)
+
+
+@manifest_app.command(cls=opt.HelpfulCommand)
+def summary(path: OneManifest) -> None:
+    """Count the outputs of a manifest, with their speed, settings and reasons of failures.
+
+    Exit code 1: some outputs failed.
+    """
+    from superres.batch.manifest import latest_rows
+    from superres.batch.record import Summary
+
+    counts, made, usual = Summary(), Counter[str](), opt.DEFAULTS.to_dict()
+    for row in latest_rows(path):
+        counts.add(row)
+        counts.seconds += row.seconds or 0.0
+        if row.checkpoint is not None and row.status == "ok":
+            changed = {name: value for name, value in (row.config or {}).items() if usual.get(name) != value}
+            made[" ".join([row.checkpoint, *(as_option(name, str(value)) for name, value in changed.items())])] += 1
+    for line in [counts.line(), *(f"{count} by {settings}" for settings, count in made.most_common()),
+                 *counts.reason_lines()]:
+        echo(line)
+    raise typer.Exit(counts.exit_code)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 
 from superres.checkpoint import find_checkpoint, read_stages
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
 from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
@@ -32,9 +35,12 @@ from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
+from superres.system.output import write_result
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
 from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 
+LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
+"""Pillow's names of formats that keep every pixel, by the endings of their files."""
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}  # batch size beyond which a device hardly gets faster, by kind of device
 
 
@@ -89,6 +95,33 @@ class Upscaled:
     def is_complete(self) -> bool:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
+
+    @property
+    def pictures(self) -> list[Image.Image]:
+        """The images as Pillow images."""
+        return [Image.fromarray(image) for image in self.images]
+
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the images as files, and return their paths.
+
+        Args:
+            path: file whose ending is that of a format of Pillow without loss, such as .png. If there are several
+                images, its name gets -1, -2 and so on.
+
+        Raises:
+            ConfigError: the ending is not that of a lossless format.
+            OutputError: a file cannot be written.
+        """
+        path, several = Path(path), len(self.images) != 1
+        require(path.suffix.lower() in LOSSLESS, f"{path.name} must end in {', '.join(LOSSLESS)}; other formats would "
+                                                 "change pixels")
+        paths = [path.with_stem(f"{path.stem}-{number}") if several else path
+                 for number in range(1, len(self.images) + 1)]
+        for file, picture in zip(paths, self.pictures, strict=True):
+            buffer = io.BytesIO()
+            picture.save(buffer, LOSSLESS[path.suffix.lower()], lossless=True)
+            write_result(file, buffer.getvalue(), "path")
+        return paths
 
     @property
     def _lines(self) -> list[str]:

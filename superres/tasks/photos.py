@@ -24,7 +24,7 @@ FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
-"""A picture: the path of a file, a Pillow image, or pixels uint8 [H, W, 3]."""
+"""A picture: the path of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,24 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
             f"{task.source_size}{each}{more}")
 
 
+def is_share(image: object) -> bool:
+    """Return whether an object is an array of floats from 0 to 1, shares of the brightest value."""
+    return isinstance(image, np.ndarray) and image.dtype.kind == "f" and image.size > 0 and bool(
+        (image >= 0).all() and (image <= 1).all())
+
+
 def to_pixels(image: PictureLike, least: int) -> Pixels:
     """Return the pixels, uint8 [H, W, 3], of a picture whose sides have at least `least` pixels."""
     if isinstance(image, str | os.PathLike):
         return read_image(image, least)
     if isinstance(image, Image.Image):
         return picture_of(image, least).rgb
+    if is_share(image):
+        image = np.rint(255 * image).astype(np.uint8)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         what = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
-        raise InvalidInputError(f"a picture must be a path, a Pillow image or uint8 [H, W, 3], not {what}; convert it")
+        raise InvalidInputError("a picture must be a path, a Pillow image, uint8 [H, W, 3], or floats from 0 to 1, "
+                                f"not {what}; convert it")
     if min(image.shape[:2]) < least:
         raise InvalidInputError(f"a picture must be at least {least}x{least}, not {image.shape[1]}x{image.shape[0]}; "
                                 "give a larger one")
@@ -212,6 +221,8 @@ def read_sources(
         images += [task.source_of(one.take(pixels)) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
+        if is_share(picture):
+            result.notes.append(f"{name}: floats from 0 to 1 are taken as 0 to 255")
         if (note := crop_note(name, pixels, crops, task)) is not None:
             result.notes.append(note)
     return replace(result, images=np.stack(images)) if images else result
