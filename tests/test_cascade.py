@@ -293,7 +293,7 @@ def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade
     records = [one for one in read_votes(opened, study) if one["kind"] == "main"]
     assert {one[f"sha256_{side}"] for one in records for side in "ab"} == digests
     opened.close()
-    assert run(["survey", "export", "study", "--store", str(store), "--output", str(votes), "--format", "jsonl"]) == 0
+    assert run(["survey", "export", "study", "--store", str(store), "--output", str(votes)]) == 0
     assert run(["survey", "import", str(votes), "--store", str(tmp_path / "other.db")]) == 0
     other = Store(tmp_path / "other.db")
     assert other.study("study").methods == study.methods

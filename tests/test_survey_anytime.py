@@ -138,14 +138,16 @@ def known(**changes):
 
 
 @pytest.mark.parametrize(("changes", "parts"), [
-    ({}, ["57 of 100 prefer A to B, between 48 and 66 (90%", "12 more raters would settle", "8 votes the other way"]),
+    ({}, ["A is preferred to B in 57 of 100 votes, on average over 20 raters, between 48 and 66 (90%",
+          "12 more raters would settle", "8 votes the other way"]),
     ({"preference": 0.4, "interval": (0.3, 0.49), "settled": True, "votes_to_flip": 11, "votes_to_unsettle": 1},
-     ["60 of 100 prefer B to A, between 51 and 70", "settled. 1 vote the other way", "and 11 would turn it round"]),
+     ["B is preferred to A in 60 of 100 votes", "settled. 1 vote the other way", "and 11 would turn it round"]),
     ({"preference": 0.5, "interval": (0.4, 0.61), "more_raters": None, "votes_to_flip": None},
-     ["50 of 100 prefer A, and 50 prefer B", "look again after more raters"]),
+     ["A and B are chosen in 50 of 100 votes each", "look again after more raters"]),
     ({"preference": 0.5, "more_raters": None, "votes_to_flip": None}, ["take the two as equal"]),
-    ({"raters": 1, "preference": 0.504}, ["50.4 of 100 prefer A to B", "too early to say, with 1 finished rater"]),
-    ({"fool_rate": True, "preference": 0.36}, ["36 of 100 take A for the photograph"]),
+    ({"raters": 1, "preference": 0.504}, ["A is preferred to B in 50.4 of 100 votes, on average over 1 rater,",
+                                            "too early to say, with 1 finished rater"]),
+    ({"fool_rate": True, "preference": 0.36}, ["A is taken for the photograph in 36 of 100 votes"]),
 ])
 def test_an_answer_is_a_sentence_with_the_numbers_of_the_leader(changes, parts):
     text = sentence({**known(**changes), "fool_rate": changes.pop("fool_rate", False)}, 0.9)

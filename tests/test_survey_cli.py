@@ -82,6 +82,27 @@ def refusal(capsys, *words, lines=1):
     return line
 
 
+def test_a_report_is_a_few_plain_lines_and_a_rater_can_withdraw(here, capsys):
+    def printed(*words):
+        capsys.readouterr()
+        assert survey(*words) == 0
+        return "".join(capsys.readouterr())
+
+    assert create(*FOLDERS) == 0
+    store = Store("survey.db")
+    for rater in ("one", "two"):
+        vote_through(store, store.study("study"), rater)
+    plain = printed("report", "study").splitlines()
+    assert plain[0] == "study: Which of the two pictures was more likely taken by a camera?"
+    assert "10 votes of 2 raters on 5 images." in plain
+    assert len(plain) < 20
+    assert "|" not in "".join(plain)
+    assert "and 8 votes are erased" in printed("withdraw", "study", "--rater-id", "two")
+    assert "5 votes of 1 rater on 5 images; 1 rater withdrew, whose votes are erased." in printed("report", "study")
+    assert json.loads(printed("report", "study", "--json"))["withdrawals"][0]["votes"] == 8
+    store.close()
+
+
 def test_a_question_gets_the_obvious_pairs_that_answer_it(here, capsys):
     words = (*FOLDERS, "--question", "Which is sharper?")
     assert "--gold needs pairs with an obvious answer to this question; give --obvious" in refusal(
@@ -117,10 +138,10 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
         vote_through(store, study, rater)
     report = printed("report", "study", "--json")
     assert json.loads(report)["result"]["votes"] == 10
-    assert printed("report", "study", "--output", "report").startswith("# study")
+    assert printed("report", "study", "--output", "report", "--tables").startswith("# study")
     assert {path.name for path in Path("report").iterdir()} == {"report.json", "report.md", "report.png"}
     assert Path("report/report.json").read_text() == report
-    printed("export", "study", "--output", "out/votes.jsonl", "--format", "jsonl")
+    printed("export", "study", "--output", "out/votes.jsonl")
     printed("import", "out/votes.jsonl", "--store", "other.db")
     assert printed("report", "study", "--json", "--store", "other.db").replace(" --store other.db", "") == report
     for words, expected in (
@@ -129,7 +150,7 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
             (["--rater-id", "one", "--reason", "asked"], "1 rater is excluded now, by 3: rater=")):
         assert expected in printed("exclude", "study", *words)
     assert store.is_owner(study, printed("token", "study").strip())
-    assert "has schema 1 already" in printed("migrate")
+    assert "has schema 2 already" in printed("migrate")
     store.close()
 
 
@@ -217,7 +238,7 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 
 
-COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "migrate", "token"]
+COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "migrate", "token"]
 WITHOUT = """
 import sys
 
@@ -280,8 +301,10 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
 @pytest.mark.parametrize(("words", "message"), [
     (("create", "study", *FOLDERS), "the study 'study' exists in survey.db already"),
     (("report", "study", "--level", 1.5), "--level must be between 0 and 1, not 1.5"),
-    (("export", "study", "--output", "votes.txt"), "--output votes.txt must end in .csv"),
-    (("export", "study", "--output", "v.xls", "--format", "xls"), "--format must be one of csv, jsonl, parquet, not"),
+    (("export", "study", "--output", "votes.txt"), "votes.txt must end in .csv, .jsonl, .parquet, which names"),
+    (("export", "study", "--output", "v.csv", "--layout", "x"), "--layout must be one of votes, arena, "),
+    (("withdraw", "study", "nobody"), "the study 'study' has no rater 'nobody'; give a pseudonym of its export"),
+    (("withdraw", "study"), "give a rater's PSEUDONYM or --rater-id ID"),
     (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
     (("exclude", "study", "gold<1"), "give a --reason"),
     (("serve", "other"), "no study 'other'"),
@@ -335,12 +358,12 @@ def test_every_printed_command_runs_as_printed(here, capsys, monkeypatch):
     for number in range(2):
         vote_through(opened, study, f"rater{number}")
     assert survey("report", name, "--store", store) == 0
-    commands = [line.split("`")[1] for line in capsys.readouterr().out.splitlines() if "`superres" in line]
+    commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("    superres")]
     assert len(commands) >= 1  # their speed is judged, and by the draw of the pairs their care
     for command in commands:
         assert run_line(command) == 0
     assert "2 raters are excluded now, by 1: " in capsys.readouterr().err
-    assert survey("report", name, "--store", store) == 0
+    assert survey("report", name, "--store", store, "--tables") == 0
     assert "took under half a second for most votes |" in capsys.readouterr().out  # the reason on record
     opened.close()
 

@@ -7,13 +7,15 @@ import io
 import json
 import sqlite3
 from contextlib import closing
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 from PIL import Image
+from pyarrow import parquet
 from survey_tools import add_study, choosing, vote_through
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, StoreError
+from superres.survey.credentials import pseudonym
 from superres.survey.exclusions import exclude, excluded_raters, quality, read_exclusions, revoke
 from superres.survey.export import FORMATS, export_study, import_study, study_file
 from superres.survey.presentation import report_markdown, report_plot
@@ -21,6 +23,7 @@ from superres.survey.records import COLUMNS, read_votes
 from superres.survey.report import pilot_correlations, study_report
 from superres.survey.server import survey_app
 from superres.survey.store import Store
+from superres.survey.withdrawal import withdraw
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +132,15 @@ def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlit
     exclude(sqlite, voted, "same-side>0.95", "one key only")
     exclude(sqlite, voted, "votes<1", "nobody")
     revoke(sqlite, voted, 2, "pointless")
-    votes, described, dictionary = export_study(sqlite, voted, tmp_path / f"votes.{file_format}", file_format)
+    vote_through(sqlite, voted, "leaves")
+    withdraw(sqlite, voted, pseudonym(voted.salt, "leaves"))
+    votes, described, dictionary = export_study(sqlite, voted, tmp_path / f"votes.{file_format}")
     other = Store(tmp_path / "other.db", create=True)
     imported = import_study(other, votes)
     report = json.dumps(study_report(other, imported)).replace(other.location, sqlite.location)  # in command lines
     assert report == json.dumps(study_report(sqlite, voted))
     (tmp_path / "again").mkdir()
-    again = export_study(other, imported, tmp_path / "again" / votes.name, file_format)
+    again = export_study(other, imported, tmp_path / "again" / votes.name)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in (votes, described, dictionary)]
     with pytest.raises(StoreError, match="was imported without its pictures; it can be reported, not served"):
         survey_app(other, imported)
@@ -145,10 +150,34 @@ def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlit
     other.close()
 
 
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_other_programs_read_the_counted_votes_in_their_own_columns(sqlite, voted, tmp_path, file_format):
+    exclude(sqlite, voted, "same-side>0.95", "one key only")
+    counted = study_report(sqlite, voted)["result"]
+    (arena,) = export_study(sqlite, voted, tmp_path / f"arena.{file_format}", "arena")
+    (pick,) = export_study(sqlite, voted, tmp_path / f"pick.{file_format}", "pick-a-pic")
+    reading = {"csv": lambda path: list(csv.DictReader(path.open())),
+               "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
+               "parquet": lambda path: parquet.read_table(path).to_pylist()}[file_format]
+    battles, pairs = reading(arena), reading(pick)
+    assert list(battles[0]) == ["model_a", "model_b", "winner"]
+    assert len(battles) == len(pairs) == counted["votes"]
+    values = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5}
+    for comparison in counted["comparisons"]:
+        own = [values[row["winner"]] for row in battles if row["model_a"] == comparison["method_a"]]
+        assert fmean(own) == pytest.approx(comparison["preference"])
+    for row in pairs:
+        labels = [float(row["label_0"]), float(row["label_1"])]
+        assert sum(labels) == 1
+        assert row["best_image_uid"] == ("tie" if 0.5 in labels else row[f"image_{labels.index(1)}_uid"])
+    with pytest.raises(ConfigError, match=r"must end in \.csv, \.jsonl, \.parquet"):
+        export_study(sqlite, voted, tmp_path / "votes.xls")
+
+
 def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
-        export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv", "csv")
-    votes, described, dictionary = (path.read_text() for path in export_study(sqlite, voted, tmp_path / "v.csv", "csv"))
+        export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv")
+    votes, described, dictionary = (path.read_text() for path in export_study(sqlite, voted, tmp_path / "v.csv"))
     rows = list(csv.DictReader(io.StringIO(votes)))
     assert list(rows[0]) == list(COLUMNS)
     assert len(rows) == 4 * (12 + 2 + 3 + 1)
@@ -170,7 +199,7 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tm
     (lambda path: path.write_text(path.read_text().replace("T", "at")) and path, "does not match"),
 ])
 def test_files_that_are_no_export_are_refused_and_nothing_is_stored(sqlite, voted, tmp_path, change, message):
-    path = change(export_study(sqlite, voted, tmp_path / "votes.csv", "csv")[0])
+    path = change(export_study(sqlite, voted, tmp_path / "votes.csv")[0])
     other = Store(tmp_path / "other.db", create=True)
     with pytest.raises(InvalidInputError, match=message) as caught:
         import_study(other, path)

@@ -6,15 +6,17 @@ import sqlite3
 import threading
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from survey_tools import add_study, vote_on, vote_through
 
 from superres.errors import ConfigError, StoreError
 from superres.survey import schema
+from superres.survey.credentials import pseudonym
 from superres.survey.exclusions import exclude, read_exclusions
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.survey.voting import enrol, next_trial
+from superres.survey.withdrawal import withdraw, withdrawals
 
 
 def test_every_vote_is_on_disk_when_it_is_stored(sqlite):
@@ -67,7 +69,7 @@ def test_a_newer_schema_is_left_alone(sqlite):
     with sqlite.writing() as connection:
         connection.execute(schema.schema.update().values(version=schema.VERSION + 1))
     for create in (False, True):
-        with pytest.raises(StoreError, match="has schema 2, newer than this program's 1; install a newer superres"):
+        with pytest.raises(StoreError, match="has schema 3, newer than this program's 2; install a newer superres"):
             Store(sqlite.location, create=create)
 
 
@@ -82,18 +84,54 @@ def test_an_older_schema_is_brought_up_to_date_in_one_step_or_not_at_all(store, 
         if failing:
             raise ConfigError("the step fails")
 
-    monkeypatch.setattr(schema, "VERSION", 2)
-    monkeypatch.setattr(schema, "MIGRATIONS", {1: step})
-    with pytest.raises(StoreError, match=r"has schema 1, older than this program's; run superres survey migrate"):
+    monkeypatch.setattr(schema, "VERSION", 3)
+    monkeypatch.setattr(schema, "MIGRATIONS", {2: step})
+    with pytest.raises(StoreError, match=r"has schema 2, older than this program's; run superres survey migrate"):
         Store(store.address)
     with pytest.raises(ConfigError):
         Store(store.address, create=True)
     failing.clear()
     new = Store(store.address, create=True)
-    assert new.migrated == (1, 2)
+    assert new.migrated == (2, 3)
     assert read_votes(new, new.study("study")) == votes
-    assert Store(store.address, create=True).migrated == (2, 2)
+    assert Store(store.address, create=True).migrated == (3, 3)
     new.close()
+
+
+def test_raters_of_an_older_store_can_withdraw_and_no_other_vote_can_be_deleted(store):
+    study, _ = add_study(store)
+    for rater in ("one", "two"):
+        vote_through(store, study, rater)
+    dialect = "postgresql" if "postgresql" in str(store.address) else "sqlite"
+    with store.writing() as connection:  # as version 1 has it
+        if dialect == "sqlite":
+            connection.exec_driver_sql("DROP TRIGGER survey_vote_no_delete")
+        for column in ("withdrawn", "erased"):
+            connection.exec_driver_sql(f"ALTER TABLE survey_rater DROP COLUMN {column}")
+        connection.execute(schema.schema.update().values(version=1))
+        if dialect == "sqlite":
+            connection.exec_driver_sql("CREATE TRIGGER survey_vote_no_delete BEFORE DELETE ON survey_vote "
+                                       "BEGIN SELECT RAISE(ABORT, 'survey_vote is append-only'); END")
+    old = Store(store.address, create=True)
+    assert old.migrated == (1, 2)
+    before = read_votes(old, study)
+    gone, kept = pseudonym(study.salt, "one"), pseudonym(study.salt, "two")
+    found = withdraw(old, study, gone)
+    assert found.votes == sum(vote["rater"] == gone for vote in before) > 0
+    assert read_votes(old, study) == [vote for vote in before if vote["rater"] == kept]
+    assert withdrawals(old, study) == [found]
+    with old.reading() as connection:
+        names = list(connection.scalars(select(schema.rater.c.pseudonym)))
+    assert kept in names
+    assert gone not in names
+    with pytest.raises(StoreError, match="only ever added"), old.writing() as connection:
+        connection.execute(text("DELETE FROM survey_vote"))
+    assert len(read_votes(old, study)) == len(before) - found.votes
+    with pytest.raises(ConfigError, match="has no rater"):
+        withdraw(old, study, gone)
+    vote_through(old, study, "one")  # as a new rater
+    assert len(read_votes(old, study)) == len(before)
+    old.close()
 
 
 def test_files_that_are_no_store_are_refused_and_none_is_made_by_reading(tmp_path):

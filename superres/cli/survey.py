@@ -41,8 +41,8 @@ Obvious = Annotated[str | None, Option(metavar="FOLDER|shuffled", help="Practice
                                        "obvious answers in FOLDER/right and the other pictures, by the same names, in "
                                        "FOLDER/wrong; or pictures beside the same with shuffled tiles. [default: "
                                        "shuffled for the default question, else none]")]
-Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture. [default: the "
-                                     "largest that keeps pictures within 256 pixels, at least 1]")]
+Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: most CSS pixels per pixel of a picture. [default: "
+                                     "as large as the window allows; smooth pictures within 512 pixels]")]
 Title = Annotated[str | None, Option(metavar="TEXT", help="Heading of the page. [default: the question, if given]")]
 Consent = Annotated[Path | None, Option(metavar="FILE", help="File with the text that raters agree to.")]
 Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels. The page stacks or "
@@ -62,9 +62,13 @@ LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
 Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-FileFormat = Annotated[str, Option("--format", metavar=opt.choices(FORMATS), help="Format of the file.")]
-ExportFile = Annotated[Path, Option(metavar="FILE", help="File for the votes. Files beside it describe the study and "
-                                    "the columns.")]
+Layout = Annotated[str, Option(metavar="[votes|arena|pick-a-pic]", help="Columns: all that is known of each vote; "
+                               "model_a, model_b and winner, as Arena-Rank reads them; or those of Pick-a-Pic v2.")]
+ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
+                                    f".{', .'.join(FORMATS)}.")]
+AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
+Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as in exports.")]
+WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the rater.")]
 Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
 NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old name]")]
 Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, same-side>0.9, "
@@ -149,7 +153,7 @@ def create(
 
 def _settings(context: typer.Context) -> StudySettings:
     """Return the settings that the options of `create` give."""
-    values = {name: context.params[name] for name in SETTINGS.to_dict()}
+    values = {name: context.params[name] for name in SETTINGS.to_dict() if name in context.params}
     if values["scale"] is None:
         values["scale"] = SETTINGS.scale
     if values["title"] is None:
@@ -218,11 +222,11 @@ def link(
 @survey_app.command(cls=SurveyCommand)
 def report(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: Level = 0.9,
-    as_json: opt.AsJson = False,
+    tables: AsTables = False, as_json: opt.AsJson = False,
 ) -> None:
-    """Report preferences, intervals, tests and the raters' attention."""
+    """Report preferences in a few plain lines; intervals, tests and the raters' attention on request."""
     require(0 < level < 1, f"--level must be between 0 and 1, not {level}")
-    from superres.survey.presentation import report_markdown, report_plot
+    from superres.survey.presentation import report_markdown, report_plot, report_text
     from superres.survey.report import study_report
     from superres.system.output import write_results
 
@@ -230,7 +234,7 @@ def report(
     if output is not None:
         write_results(output, {"report.json": found, "report.md": report_markdown(found),
                                "report.png": report_plot(found)})
-    echo(json.dumps(found, indent=1) if as_json else report_markdown(found))
+    echo(json.dumps(found, indent=1) if as_json else report_markdown(found) if tables else report_text(found))
 
 
 @survey_app.command(cls=SurveyCommand)
@@ -260,21 +264,35 @@ def plan(
 
 @survey_app.command(cls=SurveyCommand)
 def export(
-    study: StudyName, output: ExportFile, file_format: FileFormat = "csv", store: StoreLocation = DEFAULT_STORE,
+    study: StudyName, output: ExportFile, layout: Layout = "votes", store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Write the votes to a file, one row per vote.
 
-    Files beside it have the study's settings and a description of the columns.
+    With the layout votes, files beside it have the study's settings and a description of the columns.
     """
-    require_choice("--format", file_format, FORMATS)
-    require(output.suffix == f".{file_format}",
-            f"--output {output} must end in .{file_format}; correct it, or give another --format")
     from superres.survey.export import export_study
     from superres.system.output import prepare_folder
 
     opened, found = _open_study(store, study)
     prepare_folder(output.parent)
-    say(f"wrote {', '.join(map(str, export_study(opened, found, output, file_format)))}")
+    say(f"wrote {', '.join(map(str, export_study(opened, found, output, layout)))}")
+
+
+@survey_app.command(cls=SurveyCommand)
+def withdraw(
+    study: StudyName, rater: Pseudonym = None, rater_id: WithdrawnId = None, store: StoreLocation = DEFAULT_STORE,
+) -> None:
+    """Erase a rater's votes and identity for ever, at the rater's wish.
+
+    The study keeps that a rater withdrew, when, and from how many votes. To leave a rater out of reports, use exclude.
+    """
+    require((rater is None) != (rater_id is None), "give a rater's PSEUDONYM or --rater-id ID")
+    from superres.survey.credentials import pseudonym
+    from superres.survey.withdrawal import withdraw
+
+    opened, found = _open_study(store, study)
+    done = withdraw(opened, found, rater or pseudonym(found.salt, rater_id or ""))
+    say(f"{study}: a rater withdrew, and {done.votes} votes are erased; erase them from exported files, too")
 
 
 @survey_app.command("import", cls=SurveyCommand)
@@ -297,7 +315,7 @@ def exclude(
 ) -> None:
     """Exclude raters from every report by a rule, or revoke a rule.
 
-    No vote is deleted.
+    No vote is deleted; superres survey withdraw does that.
     """
     require(sum(given is not None for given in (rule, rater_id, revoke)) == 1,
             "give a rule such as gold<0.8, or --rater-id, or --revoke")

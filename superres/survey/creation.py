@@ -13,8 +13,9 @@ from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
 
-MAX_WIDTH = 256
-"""Largest side of a picture that the default scale enlarges to, in CSS pixels."""
+MAX_WIDTH, MAX_SMOOTH_WIDTH = 256, 512
+"""Largest side of a picture that the default scale enlarges to, in CSS pixels. The page enlarges single pixels further,
+but no smooth picture."""
 
 
 def require_free(store: Store, name: str) -> None:
@@ -29,7 +30,8 @@ def create_study(
     """Store a study, say what it has and the command that serves it, and return the owner's token.
 
     `settings.trials` and `settings.repeats` are reduced to the number of pairs. `scale` takes the place of
-    `settings.scale`; None is the largest that keeps pictures within MAX_WIDTH, at least 1. `obvious` are the practice
+    `settings.scale`; None is the largest that keeps pictures within MAX_WIDTH, at least 1, and lets the page enlarge
+    pixels further. `obvious` are the practice
     and gold pairs, as in `make_pairs`.
 
     Raises:
@@ -38,9 +40,12 @@ def create_study(
     made = make_pairs(compared, settings, obvious)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     counts = Counter(pair.kind for pair in made)
+    has_pixels = settings.interpolation == "nearest"
+    most = MAX_WIDTH if has_pixels else MAX_SMOOTH_WIDTH
     trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2]) for pair in made)
     settings = dataclasses.replace(settings, trials=trials, repeats=min(settings.repeats, trials),
-                                   scale=scale or min(max(1, MAX_WIDTH // largest), 64))
+                                   scale=scale or min(max(1, most // largest), 64),
+                                   fill=scale is None and has_pixels)
     _, token = store.create_study(name, settings, [comparison for comparison, _, _ in compared], methods, made)
     main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
     say(f"study {name} is in {store.location}: {main} pairs ({len(compared)} comparison"

@@ -8,41 +8,52 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Table
 
-from superres.config import require_choice
+from superres.config import require, require_choice
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey import schema
+from superres.survey.credentials import new_token
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
 from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
 from superres.survey.store import Store, add_row
 from superres.survey.study import FORMATS, KINDS, MAIN, REPEAT, Comparison, Study, StudySettings
+from superres.survey.withdrawal import Withdrawal, withdrawals
 from superres.system.output import markdown_table, write_result
 
 FORMAT = 1
 """Version of the files, which increases if an older program could misread newer files."""
 
 
-def export_study(store: Store, study: Study, path: Path, file_format: str) -> list[Path]:
-    """Write a study's votes to `path`, one row per vote, and `<stem>.study.json` and `<stem>.columns.md` beside it.
+def export_study(store: Store, study: Study, path: Path, layout: str = "votes") -> list[Path]:
+    """Write a study's votes to `path`, one row per vote, in the format that its ending names, and return the files.
 
-    `file_format` is a name in `FORMATS`. The result is the three files.
+    `layout` is a name in `LAYOUTS`. With "votes", `<stem>.study.json` and `<stem>.columns.md` are written beside the
+    file; the others have counted votes of raters who are not excluded only, in the columns that other programs read.
 
     Raises:
-        ConfigError: the format is unknown, or its library is not installed.
+        ConfigError: the layout or the ending is unknown, or the format's library is not installed.
         OutputError: a file cannot be written.
     """
-    require_choice("--format", file_format, FORMATS)
+    require_choice("--layout", layout, list(LAYOUTS))
+    file_format = path.suffix.lstrip(".")
+    require(file_format in FORMATS, f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
+    if layout != "votes":
+        columns, row_of = LAYOUTS[layout]
+        write_result(path, _encode(_counted(store, study, row_of), file_format, columns))
+        return [path]
     exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
     rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name] for name in COLUMNS}
             for record in records]
+    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
     document = {"format": FORMAT, **study.record(), "exclusions": [asdict(exclusion) for exclusion in exclusions],
+                "withdrawals": [asdict(withdrawal) for withdrawal in withdrawals(store, study)],
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
     table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
@@ -50,7 +61,7 @@ def export_study(store: Store, study: Study, path: Path, file_format: str) -> li
                   f"position. An empty cell has no value.\n\n{markdown_table(['column', 'type', 'meaning'], table)}\n")
     files = {study_file(path): (json.dumps(document, indent=1) + "\n").encode(),
              path.with_name(f"{path.stem}.columns.md"): dictionary.encode(),
-             path: _encode(rows, file_format)}  # last, so that a file of votes always has the other two files
+             path: _encode(rows, file_format, kinds)}  # last, so that a file of votes always has the other two files
     for file, data in files.items():
         write_result(file, data)
     return [path, *list(files)[:2]]
@@ -61,18 +72,54 @@ def study_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}.study.json")
 
 
-def _encode(rows: Sequence[Record], file_format: str) -> bytes:
+def _counted(store: Store, study: Study, row_of: RowOf) -> list[Record]:
+    """Return a row per counted vote of raters who are not excluded."""
+    records = read_votes(store, study)
+    excluded = excluded_raters(records, read_exclusions(store, study))
+    return [row_of(study, record) for record in records if record["kind"] == MAIN and record["rater"] not in excluded]
+
+
+def _arena_row(_: Study, record: Record) -> Record:
+    return {"model_a": record["method_a"], "model_b": record["method_b"],
+            "winner": f"model_{record['chosen']}" if record["chosen"] else "tie"}
+
+
+def _pick_a_pic_row(study: Study, record: Record) -> Record:
+    best = record["chosen"] and record[f"sha256_{record['chosen']}"]
+    labels = {"a": (1.0, 0.0), "b": (0.0, 1.0), "": (0.5, 0.5)}[record["chosen"]]
+    return {
+        "are_different": int(record["sha256_a"] != record["sha256_b"]), "best_image_uid": best or "tie",
+        "caption": study.settings.question, "created_at": record["voted"], "has_label": 1,
+        "image_0_uid": record["sha256_a"], "image_1_uid": record["sha256_b"], "label_0": labels[0],
+        "label_1": labels[1], "model_0": record["method_a"], "model_1": record["method_b"],
+        "ranking_id": record["pair"], "user_id": record["rater"]}
+
+
+RowOf = Callable[[Study, Record], Record]
+LAYOUTS: dict[str, tuple[dict[str, type], RowOf]] = {
+    "votes": ({}, lambda _, record: record),
+    "arena": (dict.fromkeys(("model_a", "model_b", "winner"), str), _arena_row),
+    "pick-a-pic": ({
+        "are_different": int, "best_image_uid": str, "caption": str, "created_at": str, "has_label": int,
+        "image_0_uid": str, "image_1_uid": str, "label_0": float, "label_1": float, "model_0": str, "model_1": str,
+        "ranking_id": int, "user_id": str}, _pick_a_pic_row),
+}
+"""Types of the columns, and the row of a vote, by layout: all that the store has; the columns that Arena-Rank reads;
+and those of Pick-a-Pic v2 that a study has."""
+
+
+def _encode(rows: Sequence[Record], file_format: str, kinds: Mapping[str, type]) -> bytes:
     if file_format == "jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
     if file_format == "csv":
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+        writer = csv.DictWriter(text, list(kinds), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue().encode()
     pyarrow, parquet = _arrow()
     types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
-    columns = pyarrow.schema([(name, types[kind]) for name, (kind, _) in COLUMNS.items()])
+    columns = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
     sink = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), sink)
     return sink.getvalue()
@@ -118,6 +165,7 @@ def import_study(store: Store, path: Path, name: str | None = None) -> Study:
         settings = StudySettings.from_dict(document["settings"])
         comparisons = [Comparison(**values) for values in document["comparisons"]]
         exclusions = [Exclusion(**values) for values in document["exclusions"]]
+        left = [Withdrawal(**values) for values in document.get("withdrawals", ())]
         title, methods, created = str(name or document["study"]), dict(document["methods"]), str(document["created"])
         for exclusion in exclusions:
             check_rule(exclusion.rule)
@@ -128,6 +176,9 @@ def import_study(store: Store, path: Path, name: str | None = None) -> Study:
         key = store.add_study(connection, title, settings, comparisons, methods, created=created, has_pictures=False)
         _add_votes(connection, key, rows)
         _add_exclusions(connection, key, exclusions)
+        for withdrawal in left:
+            add_row(connection, schema.rater, study_id=key, pseudonym=f"withdrawn {new_token()}", consent_version="",
+                    consented="", session_hash=None, withdrawn=withdrawal.recorded, erased=withdrawal.votes)
     return store.study(title)
 
 

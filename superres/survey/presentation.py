@@ -79,12 +79,13 @@ def sentence(comparison: dict[str, Any], level: float) -> str:
     if not comparison["fool_rate"] and share < EVEN:
         a, b, share, low, high = b, a, 1 - share, 1 - high, 1 - low
     if comparison["fool_rate"]:
-        start = f"{_hundredths(share)} of 100 take {a} for the photograph"
+        start = f"{a} is taken for the photograph in {_hundredths(share)} of 100 votes"
     elif share == EVEN:
-        start = f"50 of 100 prefer {a}, and 50 prefer {b}"
+        start = f"{a} and {b} are chosen in 50 of 100 votes each"
     else:
-        start = f"{_hundredths(share)} of 100 prefer {a} to {b}"
-    return f"{start}, between {_hundredths(low)} and {_hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}"
+        start = f"{a} is preferred to {b} in {_hundredths(share)} of 100 votes"
+    return (f"{start}, on average over {_count(known['raters'], 'rater')}, between {_hundredths(low)} and "
+            f"{_hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}")
 
 
 def _rest(known: dict[str, Any]) -> str:
@@ -243,17 +244,34 @@ def _rater_quality(analysis: Report) -> dict[str, Any]:
     return _section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
 
 
+def report_text(report: Report) -> str:
+    """Return a report in some ten plain lines: the answers, how many voted, warnings, and what to do."""
+    lines = [f"{report['study']}: {report['settings']['question']}", *report["findings"]["sentences"],
+             counts_line(report)]
+    for warning in report["findings"]["warnings"]:
+        lines.append(f"! {warning['what']} {warning['do']}")
+        lines += [f"    {warning['command']}"] if warning["command"] else []
+    return "\n".join(lines)
+
+
+def counts_line(report: Report) -> str:
+    """Return how many votes and raters a report is about, and how many are excluded or withdrew."""
+    result, withdrawn = report["result"], len(report["withdrawals"])
+    excluded = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
+    parts = [f"{_count(result['votes'], 'vote')} of {_count(result['raters'], 'rater')} on "
+             f"{_count(result['images'], 'image')}",
+             *([f"{_count(excluded, 'rater')} excluded"] if excluded else []),
+             *([f"{_count(withdrawn, 'rater')} withdrew, whose votes are erased"] if withdrawn else [])]
+    return "; ".join(parts) + "."
+
+
 def report_markdown(report: Report) -> str:
     """Return a report as Markdown: the answer and warnings in plain words, then the tables."""
-    result = report["result"]
-    excluded = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
     found = report["findings"]
     head = [f"# {report['study']}", *found["sentences"],
             *(f"- **{warning['what']}** {warning['do']}"
               + (f" `{warning['command']}`" if warning["command"] else "") for warning in found["warnings"]),
-            f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
-            + (f"; {excluded} rater{'s' if excluded > 1 else ''} excluded." if excluded else "."),
-            f"> {report['settings']['question']}"]
+            counts_line(report), f"> {report['settings']['question']}"]
     body = [f"### {section['heading']}\n\n{markdown_table(section['header'], section['rows'])}"
             + (f"\n\n{section['note']}" if section["note"] else "") for section in sections(report)]
     return "\n\n".join([*head, "## Figures for experts", *body]) + "\n"

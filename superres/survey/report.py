@@ -18,6 +18,7 @@ from superres.survey.records import Record, gold_answers, left_choices, read_vot
 from superres.survey.statistics import LEVEL, Floats, Votes
 from superres.survey.store import Store
 from superres.survey.study import CAMERA, MAIN, Comparison, Study
+from superres.survey.withdrawal import withdrawals
 
 VALUES = {"a": 1.0, "": 0.5, "b": 0.0}
 """Value of a vote by its chosen picture; "can't tell" counts as half a vote for each picture."""
@@ -39,6 +40,7 @@ def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
         "without_exclusions": _analysis(study, records, level) if excluded else None,
         "raters": [{"rater": rater, **measures, "excluded_by": excluded.get(rater)}
                    for rater, measures in quality(records).items()],
+        "withdrawals": [asdict(withdrawal) for withdrawal in withdrawals(store, study)],
     }
     return {"findings": findings(report, store.location), **report}
 

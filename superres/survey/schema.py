@@ -7,11 +7,8 @@ from functools import partial
 
 import sqlalchemy as sa
 
-VERSION = 1
+VERSION = 2
 """Version of the tables below."""
-
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
-"""Function n upgrades a store from version n to n + 1."""
 
 metadata = sa.MetaData()
 _column = partial(sa.Column, nullable=False)
@@ -41,6 +38,8 @@ pair = _table(
 rater = _table(
     "rater", _of_study(), _column("pseudonym", sa.String(64)), _column("consent_version", sa.String(12)),
     _column("consented", sa.String(30)), sa.Column("session_hash", sa.String(64), unique=True),
+    # The time at which the rater withdrew, and the number of votes that were erased then.
+    sa.Column("withdrawn", sa.String(30)), sa.Column("erased", sa.Integer),
     sa.UniqueConstraint("study_id", "pseudonym"))
 trial = _table(
     "trial", _column("rater_id", sa.ForeignKey("survey_rater.id")),
@@ -61,18 +60,51 @@ exclusion = _table(
     sa.UniqueConstraint("study_id", "number"))
 
 
+_OF_WITHDRAWN = ("EXISTS (SELECT 1 FROM survey_trial JOIN survey_rater ON survey_rater.id = survey_trial.rater_id "
+                 "WHERE survey_trial.id = OLD.trial_id AND survey_rater.withdrawn IS NOT NULL)")
+"""Condition that a deleted vote is of a rater who withdrew."""
+
+
 def _append_only(table: str, dialect: str) -> list[str]:
-    """Return the statements that make the database refuse changes to `table`; none for other dialects."""
+    """Return the statements that make the database refuse changes to `table`; none for other dialects.
+
+    Votes of raters who withdrew may be deleted.
+    """
     message, refuse = f"{table} is append-only", f"{table}_refuse"
     if dialect == "sqlite":
-        return [f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
+        when = {"DELETE": f" WHEN NOT {_OF_WITHDRAWN}"} if table == vote.name else {}
+        return [f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table}{when.get(event, '')} "
                 f"BEGIN SELECT RAISE(ABORT, '{message}'); END" for event in ("UPDATE", "DELETE")]
     if dialect == "postgresql":
-        return [f"CREATE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS "
-                f"$$ BEGIN RAISE EXCEPTION '{message}'; END $$",
+        allowed = f"IF TG_OP = 'DELETE' THEN IF {_OF_WITHDRAWN} THEN RETURN OLD; END IF; END IF; " \
+            if table == vote.name else ""
+        return [f"CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN {allowed}RAISE EXCEPTION '{message}'; END $$",
+                f"DROP TRIGGER IF EXISTS {refuse} ON {table}", f"DROP TRIGGER IF EXISTS {refuse}_all ON {table}",
                 f"CREATE TRIGGER {refuse} BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {refuse}()",
                 f"CREATE TRIGGER {refuse}_all BEFORE TRUNCATE ON {table} EXECUTE FUNCTION {refuse}()"]
     return []
+
+
+def _protect(connection: sa.Connection, table: sa.Table) -> None:
+    """Create the triggers of a table, or replace older ones."""
+    if connection.dialect.name == "sqlite":
+        for event in ("update", "delete"):
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {table.name}_no_{event}")
+    for statement in _append_only(table.name, connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+def _allow_withdrawal(connection: sa.Connection) -> None:
+    """Upgrade a store to version 2, in which raters can withdraw."""
+    for column in (rater.c.withdrawn, rater.c.erased):
+        kind = column.type.compile(connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {rater.name} ADD COLUMN {column.name} {kind}")
+    _protect(connection, vote)
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _allow_withdrawal}
+"""Function n upgrades a store from version n to n + 1."""
 
 
 def version_of(connection: sa.Connection) -> int:
@@ -88,9 +120,8 @@ def migrate(connection: sa.Connection) -> tuple[int, int]:
     if before == 0:
         metadata.create_all(connection)
         for table in (vote, exclusion):
-            for statement in _append_only(table.name, connection.dialect.name):
-                connection.exec_driver_sql(statement)
-    for version in range(max(before, 1), VERSION):
+            _protect(connection, table)
+    for version in range(before or VERSION, VERSION):
         MIGRATIONS[version](connection)
     if before < VERSION:
         connection.execute(schema.delete())

@@ -158,7 +158,7 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         return {
             **{name: getattr(settings, name) for name in shown},
             # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may be reduced smoothly.
-            "scale": settings.scale if settings.interpolation == "nearest" else 1,
+            "scale": settings.scale if settings.interpolation == "nearest" else 1, "fill": settings.fill,
             # Name of the browser's stored session for this study.
             "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
 
@@ -218,7 +218,7 @@ def results_app(store: Store, study: Study) -> FastAPI:
     @api.get("/votes.{file_format}")
     def get_votes(file_format: Literal["csv", "jsonl"]) -> Response:
         with tempfile.TemporaryDirectory() as folder:
-            data = export_study(store, study, Path(folder, "votes"), file_format)[0].read_bytes()
+            data = export_study(store, study, Path(folder, f"votes.{file_format}"))[0].read_bytes()
         return Response(data, media_type="text/plain; charset=utf-8")
 
     app.include_router(api)

@@ -1,8 +1,9 @@
 """The store of studies and votes: an SQLite file in WAL mode by default, or any database that SQLAlchemy supports.
 
-Votes and exclusions are only ever added; in SQLite and PostgreSQL, triggers refuse to change or delete them. Every
-write is one short transaction, which is on disk when the function returns. All functions of the survey that take a
-store raise StoreError if it is locked, read-only, full, damaged or unreachable; then nothing was changed.
+Votes and exclusions are only ever added; in SQLite and PostgreSQL, triggers refuse to change or delete them, except
+votes of raters who withdrew (`superres.survey.withdrawal`). Every write is one short transaction, which is on disk when
+the function returns. All functions of the survey that take a store raise StoreError if it is locked, read-only, full,
+damaged or unreachable; then nothing was changed.
 """
 
 from __future__ import annotations
@@ -213,6 +214,7 @@ def _engine(url: URL) -> Engine:
         connection.isolation_level = None  # `begin` starts transactions, not the driver
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten in the file
         cursor.execute("PRAGMA synchronous=FULL")  # a committed vote survives a power failure
 
     @event.listens_for(engine, "begin")

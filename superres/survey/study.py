@@ -36,7 +36,8 @@ class StudySettings(Config):
     """Wording, trials and display of a study. Those with a help text are options of `superres survey create`.
 
     The options of the others have other forms. `title` is the heading of the page, and `consent` the text that a rater
-    agrees to. `scale` is the width of a picture's pixel on the page in CSS pixels, 1 to 64. `adaptive` shows most pairs
+    agrees to. `scale` is the factor, 1 to 64, by which the server enlarges pictures; with `fill`, the page enlarges
+    them further, in whole pixels, as far as the window allows, and otherwise no more. `adaptive` shows most pairs
     of the methods whose order is least certain (see `superres.survey.assignment`); otherwise all comparisons get
     equally many votes. `minimum_viewport` is the smallest window (width, height) in which votes are accepted, in CSS
     pixels. `id_params` are parameters of the page's URL that may hold the rater's id; the first one present is used.
@@ -61,6 +62,7 @@ class StudySettings(Config):
     title: str = "Which picture was taken by a camera?"
     consent: str = CONSENT
     scale: int = 8
+    fill: bool = False
     adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")

@@ -32,8 +32,8 @@ function refresh() {
   if (shown === "trial") fit();
 }
 
-// Show both pictures as large as the window allows: side by side or stacked, whichever is larger, and never enlarged.
-// A picture that the server has enlarged keeps a whole number of CSS pixels for each of its own pixels.
+// Show both pictures as large as the window allows: side by side or stacked, whichever is larger. They are enlarged only
+// if the study says so. A picture of single pixels keeps a whole number of CSS pixels for each of its own pixels.
 function fit() {
   const pair = byId("pair");
   const images = [byId("left-picture"), byId("right-picture")];
@@ -54,7 +54,7 @@ function fit() {
     const across = stacked ? room - button.offsetWidth : (room - GAP) / 2 - FRAME;
     const labels = stacked ? 2 * (button.offsetHeight - FRAME) : 0;
     const down = window.innerHeight - document.querySelector("main").offsetHeight + labels;
-    return Math.min(1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
+    return Math.min(study.fill ? Infinity : 1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
   };
   const [beside, stacked] = [factor(false), factor(true)];
   const best = Math.max(beside, stacked);

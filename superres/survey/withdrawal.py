@@ -1,0 +1,53 @@
+"""Withdrawal: erase what a study has of a rater, and keep only that someone withdrew, when, and from how many votes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select, update
+
+from superres.config import require
+from superres.survey import schema
+from superres.survey.credentials import new_token
+from superres.survey.store import Store, utc_now
+from superres.survey.study import Study
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """A rater's withdrawal: its time (UTC, ISO 8601), and the number of votes that were erased."""
+
+    recorded: str
+    votes: int
+
+
+def withdraw(store: Store, study: Study, pseudonym: str) -> Withdrawal:
+    """Erase a rater's votes, trials, pseudonym and session, and return what is kept of them.
+
+    The same participant id can then take part as a new rater. Rules of exclusion and exported files keep a pseudonym
+    that they name. Raise ConfigError if the study has no rater of this pseudonym.
+    """
+    rater, trial, vote = schema.rater, schema.trial, schema.vote
+    with store.writing() as connection:
+        key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id, rater.c.pseudonym == pseudonym,
+                                                         rater.c.withdrawn.is_(None)))
+        require(key is not None, f"the study {study.name!r} has no rater {pseudonym!r}; give a pseudonym of its "
+                                 "export, or a participant id by --rater-id")
+        trials = select(trial.c.id).where(trial.c.rater_id == key)
+        count = connection.scalar(select(func.count()).select_from(vote).where(vote.c.trial_id.in_(trials))) or 0
+        found = Withdrawal(utc_now(), count)
+        # First, since votes of other raters cannot be deleted.
+        connection.execute(update(rater).where(rater.c.id == key).values(
+            pseudonym=f"withdrawn {new_token()}", session_hash=None, withdrawn=found.recorded, erased=found.votes))
+        connection.execute(delete(vote).where(vote.c.trial_id.in_(trials)))
+        connection.execute(delete(trial).where(trial.c.rater_id == key))
+    return found
+
+
+def withdrawals(store: Store, study: Study) -> list[Withdrawal]:
+    """Return the withdrawals from a study, the first one first."""
+    rater = schema.rater
+    query = select(rater.c.withdrawn, rater.c.erased).where(
+        rater.c.study_id == study.id, rater.c.withdrawn.is_not(None)).order_by(rater.c.withdrawn, rater.c.id)
+    with store.reading() as connection:
+        return [Withdrawal(row.withdrawn, row.erased) for row in connection.execute(query)]
