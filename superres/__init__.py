@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["BeamConfig", "DecodeConfig", "SuperresError", "Translator", "Upscaler", "__version__", "load"]
+__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "SuperresError", "Translator", "Upscaler",
+           "__version__", "load", "register_criterion", "register_proposer"]
 
-_HOMES = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors",
-          "Translator": "pipeline.translator", "Upscaler": "pipeline.upscaler", "load": "pipeline.auto"}
+_HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
+          "Proposer": "decoding.proposers.base", "SuperresError": "errors", "Translator": "pipeline.translator",
+          "Upscaler": "pipeline.upscaler", "load": "pipeline.auto", "register_criterion": "decoding.registration",
+          "register_proposer": "decoding.registration"}
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
+    from superres.decoding.acceptance import Criterion
+    from superres.decoding.proposers.base import Proposer
+    from superres.decoding.registration import register_criterion, register_proposer
     from superres.errors import SuperresError
     from superres.pipeline.auto import load
     from superres.pipeline.translator import Translator

@@ -2,12 +2,14 @@
 
 from superres.config.decoding import (
     CRITERION_NAMES,
+    CRITERION_PLUGINS,
     DEFAULT_CASCADE,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     ENGINE_NAMES,
     LEAST_TEMPERATURE,
     PROPOSER_NAMES,
+    PROPOSER_PLUGINS,
     BeamConfig,
     Confidence,
     DecodeConfig,
@@ -36,9 +38,9 @@ from superres.config.settings import (
 )
 
 __all__ = [
-    "CRITERION_NAMES", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES",
-    "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "PRESETS",
-    "PROPOSER_NAMES", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config",
-    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
+    "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
+    "ENGINE_NAMES", "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST",
+    "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence",
+    "Config", "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
     "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
 ]

@@ -18,6 +18,7 @@ from superres.config.settings import (
     require_whole,
     setting,
     settings_of,
+    with_plugins,
 )
 from superres.errors import ConfigError, shown
 
@@ -31,8 +32,12 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph"
 "graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,
 values and inputs of products to bytes. Their tokens can differ from those of the others.
 """
-CRITERION_NAMES = ["exact", "distance", "top-k"]  # in decoding.acceptance.CRITERIA
-PROPOSER_NAMES = ["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]  # in decoding.proposers.PROPOSERS
+CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
+"""Groups of entry points by which packages add criteria and proposers."""
+CRITERION_NAMES = with_plugins(["exact", "distance", "top-k"], CRITERION_PLUGINS)
+"""Names of `superres.decoding.acceptance.CRITERIA`."""
+PROPOSER_NAMES = with_plugins(["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"], PROPOSER_PLUGINS)
+"""Names of `superres.decoding.proposers.PROPOSERS`."""
 
 LEAST_TEMPERATURE = 1e-9
 """Smallest temperature above 0.

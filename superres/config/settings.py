@@ -13,6 +13,7 @@ import typing
 from collections import UserDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -157,6 +158,16 @@ def setting(default: T, help: str, metavar: str | None = None, **about: Any) -> 
 _SETTINGS: dict[type, dict[str, Setting]] = {}
 
 
+def _loaded(entry: EntryPoint) -> Any:  # noqa: ANN401 -- whatever a package names
+    """Return what an entry point names."""
+    try:
+        return entry.load()
+    except Exception as error:
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise ConfigError(f"{entry.name} of the package {package} cannot be imported ({' '.join(str(error).split())}); "
+                          "mend or remove that package") from error
+
+
 def settings_of(kind: type[Config]) -> dict[str, Setting]:
     """Return the settings of a class by name, in the order of its fields."""
     if kind not in _SETTINGS:
@@ -176,18 +187,30 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
     return kind
 
 
+def with_plugins(names: list[str], group: str) -> list[str]:
+    """Return `names` and those of the entry points of a group that installed packages have; the first of a name counts.
+
+    Nothing of these packages is imported.
+    """
+    return list(dict.fromkeys([*names, *sorted(entry.name for entry in entry_points(group=group))]))
+
+
 class Registry(UserDict[str, T]):
     """Implementations of a setting by name.
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
-    implementation also changes this list. The keys of the first `members` must equal `names`.
+    implementation also changes this list. `names` are the keys of the first `members`, and those that `with_plugins`
+    adds from the entry points of `group`, if given, which are imported here. Raise ConfigError if one cannot be
+    imported.
     """
 
-    def __init__(self, names: list[str], members: dict[str, T]) -> None:
-        if list(members) != names:
+    def __init__(self, names: list[str], members: dict[str, T], group: str | None = None) -> None:
+        added = {} if group is None else {
+            entry.name: entry for entry in entry_points(group=group) if entry.name not in members}
+        if list(members) != names[:len(members)] or added.keys() != set(names[len(members):]):
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
         self.names = names
-        super().__init__(members)
+        super().__init__({**members, **{name: _loaded(added[name]) for name in names[len(members):]}})
 
     def __setitem__(self, name: str, member: T) -> None:
         super().__setitem__(name, member)

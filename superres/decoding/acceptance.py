@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from superres.config import CRITERION_NAMES, DecodeConfig, Registry
+from superres.config import CRITERION_NAMES, CRITERION_PLUGINS, DecodeConfig, Registry
 
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
@@ -76,5 +76,6 @@ class TopK(Exact):
         return (own >= worst).squeeze(-1) & possible(proposed, scores)
 
 
-CRITERIA: Registry[type[Criterion]] = Registry(CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK})
+CRITERIA: Registry[type[Criterion]] = Registry(
+    CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS)
 """Acceptance criteria by name."""

@@ -5,7 +5,7 @@ Exact acceptance gives the verifier's own tokens with any proposer; only the num
 
 from __future__ import annotations
 
-from superres.config import PROPOSER_NAMES, Registry
+from superres.config import PROPOSER_NAMES, PROPOSER_PLUGINS, Registry
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.heads import HeadProposer, JacobiProposer
@@ -16,5 +16,5 @@ from superres.decoding.proposers.ngrams import NgramProposer
 PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
     "heads": HeadProposer, "jacobi": JacobiProposer, "draft": DraftProposer, "ngram": NgramProposer,
     "lookup": LookupProposer, "lookahead": LookaheadProposer,
-})
+}, PROPOSER_PLUGINS)
 """Proposers by name. Proposers that use the heads propose at most one token per head."""

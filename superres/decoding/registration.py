@@ -1,0 +1,57 @@
+"""Own proposers and criteria, which need no change of the package.
+
+They are used like the built-in ones, by their names, in Python and in the commands of this process. A package makes its
+own known to all processes, the command line and the web demo, by an entry point in the group "superres.proposers" or
+"superres.criteria", whose name is that of the setting and whose object is the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from superres.config import Registry, require
+from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer
+
+KindT = TypeVar("KindT", bound=type)
+BUILT_IN = frozenset({*PROPOSERS, *CRITERIA})
+
+
+def register_proposer(name: str) -> Callable[[type[Proposer]], type[Proposer]]:
+    """Return a decorator that adds a class derived from `Proposer` as the proposer `name`.
+
+    The class defines `propose`, which may be wrong: exact acceptance gives the verifier's own tokens for any proposals.
+    A class of the same name that was registered before is replaced, so a notebook's cell can run again.
+
+    Raises:
+        ConfigError: the name is not of letters, digits, hyphens and underscores, or that of a built-in; or the class
+            does not derive from `Proposer`.
+    """
+    return _registering(PROPOSERS, name, Proposer)
+
+
+def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]]:
+    """Return a decorator that adds a class derived from `Criterion` as the acceptance criterion `name`.
+
+    The class defines `accept`. Unless it is exact, outputs are not those of greedy decoding.
+
+    Raises:
+        ConfigError: as for `register_proposer`.
+    """
+    return _registering(CRITERIA, name, Criterion)
+
+
+def _registering(registry: Registry[KindT], name: str, base: KindT) -> Callable[[KindT], KindT]:
+    require(isinstance(name, str) and name.replace("-", "").replace("_", "").isalnum() and name.isascii(),
+            f"a name has letters, digits, hyphens and underscores, unlike {name!r}")
+    require(name not in BUILT_IN, f"{name} is built in; choose another name")
+
+    def register(kind: KindT) -> KindT:
+        require(isinstance(kind, type) and issubclass(kind, base), f"{name} must be a class derived from "
+                f"superres.{'Proposer' if base is Proposer else 'Criterion'}, not {kind!r}")
+        registry[name] = kind
+        return kind
+
+    return register
