@@ -158,7 +158,7 @@ def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(ups
         patch.setitem(sys.modules, "demo", demo)  # dataclasses look their module up
         spec.loader.exec_module(demo)
     variants = demo.load_variants(upscaler.name, "cpu")
-    assert list(variants) == ["greedy", "exact", "epsilon 2", "sequential", "sample", "native-int8"]
+    assert list(variants) == ["greedy", "exact", "blocks", "epsilon 2", "sequential", "sample", "native-int8"]
     assert variants["exact"].options == upscaler.default
     demo.decode(variants, np.asarray(Image.open(FACE))[None], 1)
     for variant in variants.values():
@@ -168,5 +168,5 @@ def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(ups
         if variant.options.accept == "exact" and variant.upscaler is reference.upscaler:
             assert np.array_equal(variant.images, reference.images)
     lines = list(demo.table_lines(variants))
-    assert [line.split("  ")[0] for line in lines[1:7]] == [line.split("  ")[0] for line in lines[8:]] == list(variants)
+    assert [line.split("  ")[0] for line in lines[1:8]] == [line.split("  ")[0] for line in lines[9:]] == list(variants)
     assert "Decoding 1 faces" in capsys.readouterr().out
