@@ -208,8 +208,7 @@ def timed_cells(
     for draft in drafts:
         own = None
         if draft.network is not None:
-            steps = own_steps(draft.network, verifier, batches[0], sampled(plain, temperature, 1), middle)
-            own = [seconds / greedy.iteration for seconds in steps]
+            own = own_steps(draft.network, verifier, batches[0], sampled(plain, temperature, 1), middle)
         for gamma in (*gammas, "adaptive"):
             cell = cell_of(measured[draft.name, gamma], greedy)
             if not isinstance(gamma, str):
@@ -223,12 +222,12 @@ def timed_cells(
 def own_steps(
     draft: ScoringModel, verifier: ScoringModel, batch: Batch, options: DecodeConfig, position: int,
 ) -> tuple[float, float]:
-    """Return the median seconds of the draft's first step of an iteration and of a further one, in the engine itself.
+    """Return the costs of the draft's first step of an iteration and of a further one, in steps of the verifier.
 
-    The first step reads the token before the block as well (READ). It is timed in turns with a step of the verifier,
-    and its seconds include those that the verifier loses: both find the other's data in the processor's caches. The
-    loop's own work between calls of the engine is left out: a draft model does its steps within one iteration. Steps
-    are of one token per row, from `position` on, with `options`.
+    All are steps of the engine itself, without the loop's work between its calls, since a draft model does its steps
+    within one iteration. The first reads the token before the block as well (READ). Its cost includes what it and the
+    verifier lose in turns, where both find the other's data in the processor's caches, if that is more than twice its
+    standard error. Steps are of one token per row, from `position` on, with `options`.
     """
     source, padding = batch
     keys, timer = torch.arange(len(source), device=source.device), Timer(source.device)
@@ -241,18 +240,24 @@ def own_steps(
 
     first, further, verifying = loop_of(draft, READ), loop_of(draft, 1), loop_of(verifier, 1)
 
-    def seconds(*loops: BlockwiseLoop, count: int = 1) -> float:
-        """Return the median seconds of `count` steps of the loops, one loop after the other, after an untimed round."""
+    def seconds(*loops: BlockwiseLoop, rounds: int = 1, count: int = 1) -> float:
+        """Return the seconds per round, which makes `count` steps of each loop, one loop after the other."""
         def steps() -> None:
-            for loop in loops:
-                loop.burst(position, count)
+            for _ in range(rounds):
+                for loop in loops:
+                    loop.burst(position, count)
 
-        steps()
-        return statistics.median(timer.once(steps) for _ in range(STEPS))
+        return timer.once(steps) / rounds
 
-    rest, warm = (seconds(loop, count=STEPS) / STEPS for loop in (further, first))
-    turns = seconds(verifying, first) - seconds(verifying) - seconds(first)
-    return warm + max(turns, 0.0), rest
+    def per_step(loop: BlockwiseLoop) -> float:
+        return statistics.median(seconds(loop, count=STEPS) for _ in range(STEPS)) / STEPS
+
+    step, warm, rest = (per_step(loop) for loop in (verifying, first, further))
+    # All three make calls of single steps, so that their difference is what the other's data displaces.
+    turns = [seconds(verifying, first, rounds=STEPS) - seconds(verifying, rounds=STEPS) - seconds(first, rounds=STEPS)
+             for _ in range(4 * STEPS)]
+    displaced, error = statistics.median(turns), statistics.stdev(turns) / len(turns) ** 0.5
+    return (warm + (displaced if displaced > 2 * error else 0.0)) / step, rest / step
 
 
 def cell_of(variant: Variant, greedy: Variant) -> Row:
