@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
@@ -38,12 +38,18 @@ ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gra
            "input_noise")
 STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps", "schedule")
 HEADS = ("freeze_base", "head_positions", "head_target")
+UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
+"""Entries of a record by the unit of a progress bar."""
+SHOWN = ("step", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits_per_token", "bleu")
+"""Entries of a record that are shown beside a progress bar."""
+LINE_SECONDS = 60.0
+"""Seconds between two lines of progress, where there is no bar."""
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
                                    "text PATH.en and PATH.de.")]
 RunFolder = Annotated[Path, Option(metavar="DIR", help="Folder of the run; a run in it is resumed.")]
 Dev = Annotated[Path | None, Option(metavar="PATH", help="Faces or text to score during training.")]
-Start = Annotated[Path | None, Option(metavar="DIR", help="Checkpoint folder to start from.")]
+Start = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
 Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
 Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
 ScoredDev = Annotated[Path, Option(metavar="PATH", help="Faces to score after every round, the same in every run.")]
@@ -167,18 +173,16 @@ def decode(
                                "temperature")
         translator = opt.load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
-        with _training_bar(len(text), "pair") as (bar, stop):
-            done = translate_pairs(translator, text, output, search, batch_size, stop,
-                                   lambda record: _advance(bar, record["pairs"]))
+        with _training_bar(len(text), "pairs") as (bar, stop):
+            done = translate_pairs(translator, text, output, search, batch_size, stop, bar.show)
     else:
         upscaler = opt.load_upscaler(checkpoint, device)
         pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
         default = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
-        with _training_bar(len(pairs), "image") as (bar, stop):
-            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop,
-                                    lambda record: _advance(bar, record["images"]))
+        with _training_bar(len(pairs), "images") as (bar, stop):
+            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, bar.show)
     _finish(output, done)
 
 
@@ -223,7 +227,7 @@ def continue_run(
     run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops,
                 drawn=tuple(drawn or ()))
     with _training_bar(None, "s") as (bar, stop):
-        best = train_continuously(run, 60 * round_minutes, stop, lambda record: _show(bar, record, record["seconds"]))
+        best = train_continuously(run, 60 * round_minutes, stop, bar.show)
     found = "no round has beaten the reference yet" if best is None else \
         f"{best} beats the reference, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
@@ -280,11 +284,13 @@ def ladder(
 
     stages = Recipe.read(recipe)
     end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
+    lengths = {entry.name: _length(entry.train_config()) for entry in stages.stages}
     with _training_bar(None, "s") as (bar, stop):
 
         def report(stage: str, record: dict[str, float]) -> None:
-            bar.set_description_str(printable(stage), refresh=False)
-            _show(bar, record)
+            if stage != bar.name:
+                bar.begin(stage, *lengths[stage])
+            bar.show(record)
 
         done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more,
                             None if start is None else find_checkpoint(start), crops, tuple(drawn or ()))
@@ -295,37 +301,77 @@ def _train(context: typer.Context, name: str, **options: Any) -> None:  # noqa: 
     """Run the stage `name` with a progress bar."""
     settings = train_config(context, name)
 
+    from superres.checkpoint import find_checkpoint
     from superres.training.corpora import Stage
     from superres.training.recipes import train_stage
 
-    stage = Stage(settings, **options)
-    total = settings.steps or round(60 * (settings.minutes or 0))
-    with _training_bar(total, "step" if settings.steps else "s") as (bar, stop):
-        done = train_stage(stage, stop, lambda record: _show(
-            bar, record, min(record["step" if settings.steps else "seconds"], total)))
+    start = options.pop("start")
+    stage = Stage(settings, start=None if start is None else find_checkpoint(start), **options)
+    with _training_bar(*_length(settings)) as (bar, stop):
+        done = train_stage(stage, stop, bar.show)
     _finish(stage.output, done)
 
 
+class TrainingBar:
+    """Progress of training: a bar, or a line per minute where standard error is no terminal.
+
+    Beside the bar are the latest losses, the learning rate and the latest scores.
+    """
+
+    def __init__(self, total: float | None, unit: str) -> None:
+        """Show progress in `unit` up to `total`, or without an end."""
+        self.bar = tqdm(total=total, unit=unit, disable=None)
+        self.begin("", total, unit)
+
+    def begin(self, name: str, total: float | None, unit: str) -> None:
+        """Start at 0 again, with another name, total and unit."""
+        self.name, self.total, self.unit = name, total, unit
+        self.first: float | None = None
+        self.started = self.said = time.monotonic()
+        self.values = dict[str, float]()
+        self.bar.set_description(printable(name) or None, refresh=False)
+        self.bar.unit = unit
+        self.bar.reset(total)
+
+    def show(self, record: dict[str, float]) -> None:
+        """Show a record: of the history of a run, of its latest step, or of what is decoded for it."""
+        done = record.get(UNITS[self.unit], 0)
+        if self.first is None:  # a resumed run, whose earlier steps tell nothing about the time left
+            self.first, self.bar.initial, self.bar.n = done, done, done
+        self.values |= {name: record[name] for name in SHOWN if name in record and name != UNITS[self.unit]}
+        text = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(min(done, self.total or done) - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self.said > LINE_SECONDS:
+            self.said = now
+            say(f"{self.name or 'training'}: {done:.0f}{f' of {self.total:.0f}' if self.total else ''} {self.unit}, "
+                f"{text}{self.left(done, now)}")
+
+    def left(self, done: float, now: float) -> str:
+        """Return the time left as text, empty if unknown."""
+        made = done - (self.first or 0)
+        if not self.total or made <= 0:
+            return ""
+        return f", {tqdm.format_interval((self.total - done) * (now - self.started) / made)} left"
+
+
 @contextmanager
-def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoReturn], Callable[[], bool]]]:
+def _training_bar(total: float | None, unit: str) -> Iterator[tuple[TrainingBar, Callable[[], bool]]]:
     """Show a progress bar; the function beside it returns True once SIGTERM or Ctrl-C has arrived."""
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stopping.append(received))
-    with tqdm(total=total, unit=unit, disable=None) as bar:
+    bar = TrainingBar(total, unit)
+    with bar.bar:
         yield bar, lambda: bool(stopping)
 
 
-def _advance(bar: tqdm[NoReturn], done: float) -> None:
-    bar.update(done - bar.n)
-
-
-def _show(bar: tqdm[NoReturn], record: dict[str, float], done: float | None = None) -> None:
-    """Show the losses and scores of a record beside the bar, and move the bar to `done`."""
-    if done is not None:
-        _advance(bar, done)
-    shown = ("images", "pairs", "p1", "heads", "bits_per_dim", "bits_per_token", "bleu")
-    bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
+def _length(settings: TrainConfig) -> tuple[float | None, str]:
+    """Return the length of a stage and its unit."""
+    if settings.steps is not None:
+        return settings.steps, "steps"
+    return (None if settings.minutes is None else round(60 * settings.minutes)), "s"
 
 
 def _finish(output: Path, done: bool) -> None:

@@ -11,7 +11,7 @@ from superres.config import Config, documented, require, require_choice, setting
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
 OPTIMIZERS = ("adamw", "adam", "muon")
-PRECISIONS = ("bf16", "no")
+PRECISIONS = ("auto", "bf16", "no")
 SCHEDULES = ("cosine", "noam")
 
 
@@ -56,7 +56,8 @@ class TrainConfig(Config):
     optimizer: str = setting(
         "adamw", "AdamW; Adam, as in the paper; or Muon for the matrices of the layers and AdamW for all else.",
         choices=OPTIMIZERS)
-    precision: str = setting("bf16", "Autocast to bf16, or no autocast.", choices=PRECISIONS)
+    precision: str = setting("auto", "Autocast to bf16, or no autocast; auto tries both before the first step of a run "
+                             "on a CPU, with one thread and with all, and is bf16 on a GPU.", choices=PRECISIONS)
     seed: int = setting(0, "Seed of the weights, the order of the data and every random choice.", "S")
     gradient_checkpointing: bool = setting(False, "Use less memory and more computation.")
     warmup_steps: int = setting(200, "Steps of linear warm-up to the peak learning rate.", "N")

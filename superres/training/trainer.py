@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import os
@@ -33,10 +34,13 @@ from superres.nn.model import EncoderDecoder
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.settings import TrainConfig
+from superres.training.trial import fastest_setting
 
 SAVE_SECONDS = 45.0
 """Seconds between two resumable states, so that a killed run loses less than a minute."""
 EVALUATE_SECONDS = 600.0
+SHOW_SECONDS = 1.0
+"""Seconds between two reports of the latest step, which the history does not keep."""
 REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 HISTORY = 4000
@@ -160,6 +164,7 @@ class Trainer:
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
                                        kwargs_handlers=[parallel])
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
+        self.shown = -math.inf  # when the latest step was last reported
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
         self.optimizers = build_optimizers(self.model, settings)
@@ -176,13 +181,16 @@ class Trainer:
     ) -> bool:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
-        `stop` is called after every step, `report` with each new record of the history.
+        `stop` is called after every step. `report` is called with each new record of the history and, about once per
+        second, with a record of the latest step, its losses and its learning "rate". In the precision "auto", a new
+        run begins with a trial, and a resumed one keeps its choice.
 
         Returns:
             Whether the schedule was completed; then `checkpoint/` is written.
         """
         if self._finished() and (self.folder / "checkpoint").is_dir():
             return True
+        self._choose_precision()
         saved = evaluated = time.monotonic()
         started, before = self.clock(), self.seconds
         self.loss.train()
@@ -192,8 +200,7 @@ class Trainer:
             now = time.monotonic()
             self.seconds = before + self.clock() - started  # which `stop` may read
             self.seconds, stopped = self._agree(self.seconds, stop())
-            if self.step % self.report_steps == 0:
-                report(self.record(losses))
+            self._report(losses, report)
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
                 evaluated = time.monotonic()
@@ -252,20 +259,12 @@ class Trainer:
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
         plot_history(self.history, self.folder / "curves.png", self.batches.unit)
 
-    def _step(self) -> dict[str, float]:
-        """Train one step; return the losses if they are to be reported."""
-        part, parts = self.accelerator.process_index, self.accelerator.num_processes
-        batch = self.batches.batch(self.step, part, parts).to(self.accelerator.device)
-        factor = learning_rate_factor(self.settings, self.step, self.seconds)
+    def _step(self) -> dict[str, Tensor]:
+        """Train one step; return this process's losses."""
         for optimizer in self.prepared:
             for group in optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate * factor
-        draw = self.settings.seed * 1_000_003 + self.step
-        torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
-        mixed = self.settings.precision == "bf16"
-        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
-            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
-        self.accelerator.backward(losses["total"])
+                group["lr"] = self._rate()
+        losses = self._gradients(self.settings.precision)
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimizer in self.prepared:
@@ -275,10 +274,46 @@ class Trainer:
         decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))  # early weights are forgotten
         with torch.no_grad():
             torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()), 1 - decay)
-        if self.step % self.report_steps:
-            return {}
-        # All processes have equal shares of a batch.
-        means = self.accelerator.reduce(torch.stack([value.detach().double() for value in losses.values()]), "mean")
+        return losses
+
+    def _gradients(self, precision: str) -> dict[str, Tensor]:
+        """Compute the losses and gradients of the next step; return this process's losses."""
+        part, parts = self.accelerator.process_index, self.accelerator.num_processes
+        batch = self.batches.batch(self.step, part, parts).to(self.accelerator.device)
+        draw = self.settings.seed * 1_000_003 + self.step
+        torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
+        self.accelerator.backward(losses["total"])
+        return {name: value.detach() for name, value in losses.items()}
+
+    def _choose_precision(self) -> None:
+        """Replace the precision "auto" by the fastest one."""
+        def step(precision: str) -> None:
+            self._gradients(precision)
+            for optimizer in self.prepared:
+                optimizer.zero_grad()
+
+        if self.settings.precision == "auto":
+            alone = self.accelerator.device.type == "cpu" and self.accelerator.num_processes == 1
+            self.settings = dataclasses.replace(self.settings, precision=fastest_setting(step) if alone else "bf16")
+
+    def _report(self, losses: dict[str, Tensor], report: Callable[[dict[str, float]], None]) -> None:
+        """Report the losses of a step, if it is time."""
+        if self.step % self.report_steps == 0:
+            report(self.record(self._means(losses)))
+        elif time.monotonic() - self.shown > SHOW_SECONDS:
+            values = {name: float(value) for name, value in losses.items()}
+            report({**self._position(), "rate": self._rate(), **values})
+            self.shown = time.monotonic()
+
+    def _rate(self) -> float:
+        """Return the learning rate of the next step."""
+        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step, self.seconds)
+
+    def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        """Return the means of losses over all processes, which have equal shares of a batch."""
+        means = self.accelerator.reduce(torch.stack([value.double() for value in losses.values()]), "mean")
         return dict(zip(losses, means.tolist(), strict=True))
 
     def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
@@ -296,10 +331,13 @@ class Trainer:
         if len(self.history) >= HISTORY:
             self.history = [record for number, record in enumerate(self.history)
                             if number % 2 or "total" not in record]
-        record = {"step": self.step, "seconds": round(self.seconds, 1),
-                  self.batches.unit: self.step * self.settings.batch_size, **values}
+        record = {**self._position(), **values}
         self.history.append(record)
         return record
+
+    def _position(self) -> dict[str, float]:
+        return {"step": self.step, "seconds": round(self.seconds, 1),
+                self.batches.unit: self.step * self.settings.batch_size}
 
     def _evaluation(self) -> dict[str, float]:
         """Score the averaged weights, and return the record."""
@@ -315,6 +353,8 @@ class Trainer:
             position = document["step"], document["seconds"], document["history"]
         except (OSError, ValueError, KeyError, ConfigError) as error:
             raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
+        if self.settings.precision == "auto":
+            self.settings = dataclasses.replace(self.settings, precision=there[1].precision)
         for saved, current in zip(there, (self.model.config, self.settings), strict=True):
             before = saved.to_dict()
             different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
