@@ -21,13 +21,13 @@ from superres import DecodeConfig, SuperresError, Upscaler
 from superres.batch.image_files import encode_png
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.evaluation.pictures import contact_sheet
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import Picture, Pixels, read_image
+from superres.tasks.sheets import contact_sheet
 
 BLOCK = 4
 """Block size of the variant that has blocks on any processor."""

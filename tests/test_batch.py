@@ -58,7 +58,7 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7, "crop": None,
         "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
         "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png",
-                    "start": 8},
+                    "sheet": False, "start": 8},
     }
     assert summary.line().endswith(" images/s, mean accepted block size 9.97")
     with Image.open(out / "b.png") as image:
@@ -66,6 +66,22 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         assert json.loads(image.text["superres"]) == {"checkpoint": "fake@0123abcd", "config": config, "sample": 1}
     upscale(faces, tmp_path / "again", decode=DecodeConfig(seed=7), batch_size=4)
     assert [(out / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in NAMES] == [True] * 5
+
+
+def test_a_sheet_shows_input_enlargement_and_result_beside_the_results_themselves(faces, out):
+    upscale(faces, out)
+    assert upscale(faces, out, sheet=True, on_existing="skip").done == 5
+    assert pictures(out) == sorted([*NAMES, *(f"{name[0]}-sheet.png" for name in NAMES)])
+    with Image.open(out / "b-sheet.png") as sheet, Image.open(out / "b.png") as result, \
+            Image.open(faces / "b.png") as source:
+        assert sheet.size == (3 * 256, 16 + 256)
+        given, lanczos, shown = (np.asarray(sheet)[16:, 256 * column:256 * (column + 1)] for column in range(3))
+        assert np.array_equal(shown, np.asarray(result).repeat(8, 0).repeat(8, 1))
+        assert np.array_equal(given, np.asarray(source.convert("RGB")).repeat(32, 0).repeat(32, 1))
+        expected = source.convert("RGB").resize((32, 32), Image.Resampling.LANCZOS)
+        assert np.array_equal(lanczos, np.asarray(expected).repeat(8, 0).repeat(8, 1))
+        assert json.loads(sheet.text["superres"])["checkpoint"] == "fake@0123abcd"
+    assert upscale(faces, out, sheet=True).skipped == 5
 
 
 def test_seconds_are_shared_among_the_images_of_a_batch(faces, out):

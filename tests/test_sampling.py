@@ -11,7 +11,7 @@ from fakes import TOKENS, FakeUpscaler
 
 from sampling import EPSILONS, coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.config import DecodeConfig
-from superres.evaluation.pictures import contact_sheet, psnr, ssim
+from superres.evaluation.pictures import psnr, ssim
 from superres.evaluation.sampling import (
     diversity,
     draw_samples,
@@ -22,6 +22,7 @@ from superres.evaluation.sampling import (
 )
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce, enlarge, image_key
+from superres.tasks.sheets import contact_sheet
 
 ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(block_size=4, temperature=0.9)

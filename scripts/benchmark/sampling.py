@@ -24,6 +24,7 @@ from superres.system.output import markdown_table, number_text, prepare_folder, 
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.sheets import SHEET_ROWS, contact_sheet
 
 EPSILONS = (0, 2, 4, 8)
 """Distances of acceptance in grey levels; 0 is exact."""
@@ -39,7 +40,7 @@ def evaluate_coupled_sampling(
 
     Returns:
         The report, serialisable as JSON, with one row per variant of sampling; and pictures of the first inputs for
-        `superres.evaluation.pictures.contact_sheet`.
+        `superres.tasks.sheets.contact_sheet`.
 
     Raises:
         ConfigError: the temperature is 0, or a number is out of range.
@@ -66,7 +67,7 @@ def evaluate_coupled_sampling(
         "batch_size": min(batch_size, len(pairs)), "block_size": block_size,
         "temperature": sampling.temperature, "seed": sampling.seed, "ways": rows,
     }
-    shown = pairs.lr[:scores.SHEET_ROWS]
+    shown = pairs.lr[:SHEET_ROWS]
     greedy = draw_samples(shown, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
     pictures = {"input": pairs.task.enlarge(shown, "nearest"), "greedy": greedy}
     # Epsilon 0 has the same samples as sequential sampling.
@@ -111,7 +112,7 @@ def main(
     pairs = read_faces(data, upscaler.face_task, "valid", limit)
     report, pictures = evaluate_coupled_sampling(pairs, upscaler, sampling, batch_size)
     markdown = coupled_sampling_markdown(report)
-    sheet = encode_png(Picture(scores.contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
+    sheet = encode_png(Picture(contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
     write_results(output, {"sampling.json": report, "sampling.md": markdown, "sampling.png": sheet})
     print(markdown)
 

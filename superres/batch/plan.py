@@ -40,6 +40,7 @@ class BatchOptions:
         shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
         manifest: JSON lines file with one row per output; in the output folder if None.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
+        sheet: make each output a sheet of the input, its enlargement and the result, named <name>-sheet.
     """
 
     output: Path
@@ -56,6 +57,7 @@ class BatchOptions:
     alpha: str = "white"
     metadata: str = "strip"
     crop: str = DEFAULT_CROP
+    sheet: bool = False
 
     def __post_init__(self) -> None:
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
@@ -91,12 +93,12 @@ class BatchOptions:
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
-        return {name: getattr(self, name) for name in ("source", "crop", "alpha", "metadata", "format")}
+        return {name: getattr(self, name) for name in ("source", "crop", "alpha", "metadata", "format", "sheet")}
 
     @property
     def ending(self) -> str:
         """What follows the number of the sample in an output's name."""
-        return self.suffix + SUFFIXES[self.format]
+        return f"{self.suffix}{'-sheet' if self.sheet else ''}{SUFFIXES[self.format]}"
 
     def outputs(self, entry: Input, face: int = 0) -> list[str]:
         """Return the absolute path of each sample of an input; [""] for an input that cannot be listed.

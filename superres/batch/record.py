@@ -18,6 +18,7 @@ from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import CENTRE
 from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.sheets import face_sheet
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -142,7 +143,7 @@ class RunSettings:
         # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
         # Outputs that are older than the setting `crop` are from the centre, and `checkpoint` determines their start.
-        older = {"crop": CENTRE, "start": self.task.source}
+        older = {"crop": CENTRE, "start": self.task.source, "sheet": False}
         there = {"checkpoint": row.checkpoint, **config, **older, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
@@ -168,8 +169,11 @@ class RunSettings:
 
 
 def encode(request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
-    """Return the bytes of the file of a decoded image, uint8 [target, target, 3]."""
-    return FORMATS[options.format](replace(request.picture, rgb=image), {**record, "sample": request.sample})
+    """Return the bytes of the file of a decoded image, uint8 [target, target, 3], or of a sheet with it."""
+    picture = replace(request.picture, rgb=image)
+    if options.sheet:
+        picture = replace(picture, rgb=face_sheet(request.source, image), alpha=None)
+    return FORMATS[options.format](picture, {**record, "sample": request.sample})
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,16 @@ from typer import Argument, Option
 
 from superres.batch.image_files import FORMATS
 from superres.batch.inputs import read_list
-from superres.batch.plan import MANIFEST, METADATA, ON_EXISTING, BatchOptions, parse_batch_size, parse_shard, plan
+from superres.batch.plan import (
+    KEEP_ALPHA,
+    MANIFEST,
+    METADATA,
+    ON_EXISTING,
+    BatchOptions,
+    parse_batch_size,
+    parse_shard,
+    plan,
+)
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
 from superres.pipeline.options import as_option, combined
@@ -64,6 +73,8 @@ Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to us
                              "corner. The model sees it reduced to its input's few pixels.")]
 OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
                                    "an output that exists.")]
+Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the input, its Lanczos "
+                               "enlargement and the result, side by side and enlarged.")]
 Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal parts of "
                               "the inputs, I from 0 to N-1.")]
 Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
@@ -79,8 +90,9 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, start: Start = None, samples: Samples = 1, format_name: Format = "png", alpha: Alpha = "white",
-    metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
+    size: Size = None, start: Start = None, samples: Samples = 1, sheet: Sheet = False, format_name: Format = "png",
+    alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
+    recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
     engine: opt.Engine = "auto",
@@ -100,7 +112,7 @@ def upscale(
             on_existing = "error"  # without a manifest, nothing says how an output was made
     options = BatchOptions(
         output or Path(), parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard),
-        manifest, format_name, suffix, keep_tree, alpha, metadata, crop,
+        manifest, format_name, suffix, keep_tree, alpha, metadata, crop, sheet,
     )
     check_given(context, inputs, listed, workers)
 
@@ -142,6 +154,8 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
     if context.params["source"] == "lowres":
         opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's input size only; "
                                "leave it out, or give --source auto", "crop")
+    if context.params["sheet"] and context.params["alpha"] == KEEP_ALPHA:
+        opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out", "alpha")
     if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
         opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
                                "metadata")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
 from superres.config import DecodeConfig, require
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 BASELINE = "lanczos"
 """The enlargement from which the differences of the other methods are given."""
-
-SHEET_ROWS = 12
-"""Largest number of images on a contact sheet."""
 
 
 def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
@@ -394,19 +390,3 @@ def score_text(scores: dict[str, float | None], name: str, form: str) -> str:
     if value is None:
         return "-"
     return format(value, form) + ("" if half is None else f" +-{format(half, form.lstrip('+'))}")
-
-
-def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
-    """Return a sheet with one captioned column per method and one row per image, the first `SHEET_ROWS`.
-
-    `columns` has pictures by caption, each uint8 [N,H,W,3]. The sheet is uint8 [caption_height + rows * H * scale,
-    columns * W * scale, 3].
-    """
-    strips = [np.concatenate(list(images[:SHEET_ROWS])) for images in columns.values()]
-    body = np.concatenate(strips, axis=1).repeat(scale, axis=0).repeat(scale, axis=1)
-    sheet = Image.new("RGB", (body.shape[1], body.shape[0] + caption_height), "white")
-    sheet.paste(Image.fromarray(body), (0, caption_height))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for index, caption in enumerate(columns):
-        draw.text((index * body.shape[1] // len(columns) + 3, 2), caption, fill="black", font=font)
-    return np.asarray(sheet)
