@@ -13,10 +13,12 @@ from superres.survey import schema
 from superres.survey.assignment import schedule
 from superres.survey.credentials import link_key, new_token, pseudonym
 from superres.survey.exclusions import quality
+from superres.survey.export import export_study, import_study
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
 from superres.survey.voting import RefusedError, enrol, next_trial, shown_picture
+from superres.survey.withdrawal import withdraw
 
 PLAIN = {"gold": 0, "repeats": 0, "practice": 0}
 """Settings of a study of main pairs alone."""
@@ -214,6 +216,23 @@ def test_ids_that_are_none_are_refused(sqlite, rater):
     study, _ = add_study(sqlite)
     with refused(422, "a participant id must be 1 to 100 printable characters"):
         enter(sqlite, study, rater)
+
+
+def test_a_panels_parameters_are_kept_exported_and_erased_with_the_rater(sqlite, tmp_path):
+    study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
+    session, _ = enrol(sqlite, study, "me", study.settings.consent_version,
+                       panel={"SESSION_ID": "5f-ab", "STUDY_ID": "not asked for"})
+    vote_on(sqlite, study, session, next_trial(sqlite, study, session)["token"])
+    vote_through(sqlite, study, "without a panel")
+    assert {vote["panel"] for vote in read_votes(sqlite, study)} == {'{"SESSION_ID": "5f-ab"}', ""}
+    export_study(sqlite, study, tmp_path / "votes.csv")
+    again = import_study(sqlite, tmp_path / "votes.csv", "again")
+    assert [vote["panel"] for vote in read_votes(sqlite, again)] == [
+        vote["panel"] for vote in read_votes(sqlite, study)]
+    withdraw(sqlite, study, pseudonym(study.salt, "me"))
+    with sqlite.reading() as connection:
+        kept = connection.scalars(select(schema.rater.c.panel).where(schema.rater.c.study_id == study.id)).all()
+    assert kept == [None, None]
 
 
 def test_raters_are_stored_under_a_salted_pseudonym(sqlite):

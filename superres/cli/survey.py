@@ -51,6 +51,8 @@ Adaptive = Annotated[bool, Option("--adaptive/--balanced", help="With three or m
                                   "whose order is least certain, or equally many pairs of each comparison.")]
 IdParams = Annotated[list[str], Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's id; "
                                        "repeat the option for several names.")]
+PanelParams = Annotated[list[str], Option("--panel-param", metavar="NAME", help="URL parameter that is stored with the "
+                                          "rater as it is, such as a panel's id of the submission; '' stores none.")]
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
 RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
@@ -121,6 +123,7 @@ def create(
     consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
     minimum_viewport: Viewport = "240,240",
     id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
+    panel_params: PanelParams = list(SETTINGS.panel_params),  # noqa: B006
     batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
@@ -167,6 +170,7 @@ def _settings(context: typer.Context) -> StudySettings:
     require(len(viewport) == 2 and all(side.strip().isdecimal() for side in viewport),
             f"--minimum-viewport must be W,H such as 640,480, not {values['minimum_viewport']!r}")
     values["minimum_viewport"] = tuple(int(side) for side in viewport)
+    values["panel_params"] = tuple(name for name in values["panel_params"] if name)
     return StudySettings.from_dict(values)
 
 

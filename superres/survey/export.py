@@ -192,6 +192,7 @@ def _read(path: Path) -> bytes:
 
 def _row(row: Record) -> Record:
     """Return an imported row with converted and checked values; raise ValueError or KeyError if it is not valid."""
+    row = {"panel": "", **row}  # older exports have no such column
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
     if cleaned["choice"] not in ("left", "right", "unsure") or cleaned["left"] not in ("a", "b") \
             or cleaned["kind"] not in KINDS or cleaned["chosen"] != chosen_picture(cleaned["choice"], cleaned["left"]):
@@ -218,7 +219,7 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
         pair = insert_once(schema.pair, row["pair"], number=row["pair"], comparison=row["comparison"], image=image,
                            kind=MAIN if row["kind"] == REPEAT else row["kind"], picture_a=a, picture_b=b)
         rater = insert_once(schema.rater, row["rater"], pseudonym=row["rater"], consented=row["consented"],
-                            consent_version=row["consent_version"], session_hash=None)
+                            consent_version=row["consent_version"], session_hash=None, panel=row["panel"] or None)
         trial = add_row(connection, schema.trial, rater_id=rater, pair_id=pair, position=row["position"],
                         kind=row["kind"], left_side=row["left"], token_hash=None, issued=row["issued"])
         add_row(connection, schema.vote, trial_id=trial, response_ms=row["page_ms"],

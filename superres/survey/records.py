@@ -36,6 +36,7 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "viewport_width": (int, "width of the window, CSS pixels"),
     "viewport_height": (int, "height of the window, CSS pixels"),
     "input": (str, "key or pointer"),
+    "panel": (str, "the rater's study and submission at a panel, from the link (--panel-param), as JSON; or empty"),
     "consent_version": (str, "first 12 digits of the SHA-256 of the consent text that the rater agreed to"),
     "consented": (str, "time at which the rater first agreed, UTC, ISO 8601"),
     "issued": (str, "time at which the pair was last shown, UTC, ISO 8601"),
@@ -54,7 +55,8 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         pair.c.number.label("pair"), pair.c.image, a.c.method.label("method_a"), b.c.method.label("method_b"),
         a.c.sha256.label("sha256_a"), b.c.sha256.label("sha256_b"), trial.c.left_side.label("left"), vote.c.choice,
         vote.c.response_ms.label("page_ms"), vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width,
-        vote.c.viewport_height, vote.c.input, rater.c.consent_version, rater.c.consented, trial.c.issued, vote.c.voted,
+        vote.c.viewport_height, vote.c.input, rater.c.panel, rater.c.consent_version, rater.c.consented, trial.c.issued,
+        vote.c.voted,
     ).select_from(
         vote.join(trial, trial.c.id == vote.c.trial_id).join(rater, rater.c.id == trial.c.rater_id)
         .join(pair, pair.c.id == trial.c.pair_id)
@@ -63,6 +65,7 @@ def read_votes(store: Store, study: Study) -> list[Record]:
     with store.reading() as connection:
         records = [dict(row) for row in connection.execute(query).mappings()]
     for record in records:
+        record["panel"] = record["panel"] or ""
         record["response_ms"] = elapsed_ms(record["issued"], record["voted"])
         record["chosen"] = chosen = chosen_picture(record["choice"], record["left"])
         record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""

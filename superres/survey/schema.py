@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 
-VERSION = 2
+VERSION = 3
 """Version of the tables below."""
 
 metadata = sa.MetaData()
@@ -40,6 +41,7 @@ rater = _table(
     _column("consented", sa.String(30)), sa.Column("session_hash", sa.String(64), unique=True),
     # The time at which the rater withdrew, and the number of votes that were erased then.
     sa.Column("withdrawn", sa.String(30)), sa.Column("erased", sa.Integer),
+    sa.Column("panel", sa.Text),  # values of the study's `panel_params` as JSON, if the link had any
     sa.UniqueConstraint("study_id", "pseudonym"))
 trial = _table(
     "trial", _column("rater_id", sa.ForeignKey("survey_rater.id")),
@@ -95,15 +97,24 @@ def _protect(connection: sa.Connection, table: sa.Table) -> None:
         connection.exec_driver_sql(statement)
 
 
+def _add_columns(connection: sa.Connection, *columns: sa.Column[Any]) -> None:
+    for column in columns:
+        kind = column.type.compile(connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind}")
+
+
 def _allow_withdrawal(connection: sa.Connection) -> None:
     """Upgrade a store to version 2, in which raters can withdraw."""
-    for column in (rater.c.withdrawn, rater.c.erased):
-        kind = column.type.compile(connection.dialect)
-        connection.exec_driver_sql(f"ALTER TABLE {rater.name} ADD COLUMN {column.name} {kind}")
+    _add_columns(connection, rater.c.withdrawn, rater.c.erased)
     _protect(connection, vote)
 
 
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _allow_withdrawal}
+def _keep_panels(connection: sa.Connection) -> None:
+    """Upgrade a store to version 3, which keeps what a panel's link says of a rater."""
+    _add_columns(connection, rater.c.panel)
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _allow_withdrawal, 2: _keep_panels}
 """Function n upgrades a store from version n to n + 1."""
 
 

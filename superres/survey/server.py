@@ -50,13 +50,20 @@ Session = Annotated[str, Header(alias="X-Session", max_length=100)]
 Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 
 
+PanelText = Annotated[str, Field(max_length=200)]
+
+
 class Enrolment(BaseModel):
-    """A rater's agreement to a version of the consent text; `key` is the key of a personal link."""
+    """A rater's agreement to a version of the consent text; `key` is the key of a personal link.
+
+    `panel` has parameters of the page's URL that name the rater's submission at a panel.
+    """
 
     model_config = STRICT
     rater: str = Field(max_length=200)
     consent: str = Field(max_length=64)
     key: str = Field("", max_length=64)
+    panel: dict[PanelText, PanelText] = Field({}, max_length=8)
 
 
 def guard(app: ASGIApp) -> ASGIApp:
@@ -154,7 +161,8 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
 
     @app.get("/api/study")
     def get_study() -> dict[str, Any]:
-        shown = "title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params"
+        shown = ("title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params",
+                 "panel_params")
         return {
             **{name: getattr(settings, name) for name in shown},
             # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may be reduced smoothly.
@@ -168,7 +176,8 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         if seconds:
             raise RefusedError(429, "many people are starting this survey at the moment; please try again in "
                                     f"{seconds} s", seconds)
-        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session, enrolment.key)
+        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session, enrolment.key,
+                                        enrolment.panel)
         return {"session": session, "resumed": resumed}
 
     @app.get("/api/trial")

@@ -25,7 +25,8 @@ CONSENT = (
     "You will see pairs of pictures, and choose one picture of each pair. There is no time limit, and you may stop at "
     "any time by closing the page.\n\n"
     "We store your choices, how long each took, the size of your window and the resolution of your screen. Your "
-    "participant id is stored as a salted hash only. No name, e-mail or network address is stored. The votes may be "
+    "participant id is stored as a salted hash only. If a panel such as Prolific sent you, its ids of the study and of "
+    "your submission are stored, too. No name, e-mail or network address is stored. The votes may be "
     "published."
 )
 
@@ -41,6 +42,8 @@ class StudySettings(Config):
     of the methods whose order is least certain (see `superres.survey.assignment`); otherwise all comparisons get
     equally many votes. `minimum_viewport` is the smallest window (width, height) in which votes are accepted, in CSS
     pixels. `id_params` are parameters of the page's URL that may hold the rater's id; the first one present is used.
+    `panel_params` are parameters whose values are kept as they are, such as Prolific's, by which its owner finds a
+    rater's submission.
     """
 
     question: str = setting(
@@ -66,6 +69,7 @@ class StudySettings(Config):
     adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
+    panel_params: tuple[str, ...] = ("STUDY_ID", "SESSION_ID")
 
     def __post_init__(self) -> None:
         for name in ("question", "title", "consent", "thanks"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -56,13 +58,15 @@ class Vote(BaseModel):
 
 def enrol(
     store: Store, study: Study, rater_id: str, consent_version: str, session: str = "", key: str = "",
+    panel: Mapping[str, str] | None = None,
 ) -> tuple[str, bool]:
     """Record a rater's consent and return (session token, whether the rater had enrolled before).
 
     The session token identifies the rater in all other requests and replaces the rater's earlier one. A rater who
     returns must present the earlier session token or the `key` of the personal link, since the id is not a secret.
     `session` may also be a token that the page generated, so that it can repeat a request whose response was lost. A
-    value that is not 32 characters long is replaced. Raise RefusedError if the id is not valid, the consent is to
+    value that is not 32 characters long is replaced. `panel` has values of the study's `panel_params`, which are stored
+    with a new rater; others are dropped. Raise RefusedError if the id is not valid, the consent is to
     another text, the key is wrong, or a returning rater presents neither session token nor
     key.
     """
@@ -89,8 +93,9 @@ def enrol(
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
             session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
+            kept = {one: value for one, value in (panel or {}).items() if one in study.settings.panel_params}
             add_row(connection, rater, study_id=study.id, pseudonym=name, consent_version=consent_version,
-                    consented=utc_now(), session_hash=digest(session))
+                    consented=utc_now(), session_hash=digest(session), panel=json.dumps(kept) if kept else None)
         else:
             connection.execute(update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
     return session, known is not None

@@ -38,7 +38,8 @@ def withdraw(store: Store, study: Study, pseudonym: str) -> Withdrawal:
         found = Withdrawal(utc_now(), count)
         # First, since votes of other raters cannot be deleted.
         connection.execute(update(rater).where(rater.c.id == key).values(
-            pseudonym=f"withdrawn {new_token()}", session_hash=None, withdrawn=found.recorded, erased=found.votes))
+            pseudonym=f"withdrawn {new_token()}", session_hash=None, withdrawn=found.recorded, erased=found.votes,
+            panel=None))
         connection.execute(delete(vote).where(vote.c.trial_id.in_(trials)))
         connection.execute(delete(trial).where(trial.c.rater_id == key))
     return found

@@ -123,6 +123,7 @@ def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(pa
             if query != link:
                 other.wait_for_selector("#message >> text=started already")
         wait_for_pair(other, 2)
+        assert [vote["panel"] for vote in read_votes(sqlite, study)] == ['{"STUDY_ID": "x"}']
         elsewhere.close()
         page.keyboard.press("f")
         page.wait_for_selector("#message >> text=opened elsewhere")

@@ -12,6 +12,7 @@ let study = null;
 let session = null;
 let raterFromUrl = null;
 let key = "";          // key of a personal link, with which a rater returns from any browser
+let panel = {};        // the study and the submission at a panel that sent the rater
 let trial = null;      // trial on the page; null while no vote is possible
 let shownAt = 0;       // performance.now() at the display of both pictures
 let section = "loading";
@@ -138,7 +139,7 @@ async function enrol(event) {
   byId("begin").disabled = true;
   // The page generates the token: if the response is lost, the repeated request resumes the same enrolment.
   session = session || newSession();
-  const {status, value} = await askInTurn("api/raters", {rater, consent: study.consent_version, key});
+  const {status, value} = await askInTurn("api/raters", {rater, consent: study.consent_version, key, panel});
   byId("begin").disabled = false;
   if (status !== 200) return startOver(value.error);
   session = value.session;
@@ -240,6 +241,8 @@ async function main() {
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
   key = parameters.get("link_key") || "";
+  panel = Object.fromEntries(study.panel_params.map((name) => [name, (parameters.get(name) || "").slice(0, 200)])
+    .filter(([, value]) => value));
   byId("id-row").hidden = Boolean(raterFromUrl);
   byId("enrol").addEventListener("submit", enrol);
   byId("continue").addEventListener("click", () => next(""));
