@@ -21,6 +21,7 @@ from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
+from superres.system.progress import say
 from superres.system.terminal import echo
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from superres.web.decoding import Decoder
 
 FACES = Path(__file__).parent / "scripts" / "faces"
+NAMES = "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"
+"""What the pictures in FACES show, in their order."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
@@ -60,8 +63,10 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
     folder = new_folder()  # the page may serve temporary files only
     Image.fromarray(first_example()).save(folder / "astronaut.png")
     least = decoder.upscaler.face_task.source
-    faces = [path for path in sorted(FACES.glob("*.png")) if min(Image.open(path).size) >= least]
-    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in faces)]
+    faces = {name: path for name, path in zip(NAMES, sorted(FACES.glob("*.png")), strict=True)
+             if min(Image.open(path).size) >= least}
+    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder / f"{name}.png"))
+                                            for name, path in faces.items())]
     return build_page(decoder, examples, max_queue, with_survey, root_path)
 
 
@@ -159,6 +164,7 @@ def main(
         from superres.web.photos import subjects
         from superres.web.serving import build_server, serve
 
+        say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
         decoder.warm_up(subjects(first_example(), decoder.upscaler.face_task)[0].source)

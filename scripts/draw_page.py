@@ -74,8 +74,7 @@ def draw_faces(page: Page, output: Path) -> None:
     page.locator("#results summary", has_text="Step through it").click()
     decode(page, "#draw")
     save(page.screenshot(full_page=True), output / "demo-samples.webp")
-    page.check("#race input")
-    decode(page, "#run")
+    decode(page, "#race")
     save(page.screenshot(), output / "demo-race.webp")
 
 

@@ -27,7 +27,7 @@ from superres.web.controls import options_of
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
 from superres.web.photos import reduce_picture, subjects, take
-from superres.web.upscale_tab import with_blocks
+from superres.web.race import with_blocks
 
 TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
@@ -202,7 +202,7 @@ def test_every_file_has_a_row_and_a_bad_one_costs_only_itself(photo, tmp_path):
     assert [(row.input, row.status) for row in progress.rows] == [
         ("bad.png", "failed"), ("gone.png", "failed"), ("empty.png", "failed"), ("a.png", "ok"), ("c.png", "ok")]
     assert [row.tokens for row in progress.rows][-1] == TOKENS
-    assert [name for name, _, _ in progress.pictures] == ["a.png", "c.png"]
+    assert [one.output for one in progress.pictures] == ["a.png", "c.png"]
     assert all(str(tmp_path) not in row.error for row in failed(progress))
     assert (progress.total, progress.done) == (5, 2)
 
@@ -214,7 +214,7 @@ def test_every_file_has_a_row_and_a_bad_one_costs_only_itself(photo, tmp_path):
 ])
 def test_names_in_a_zip_are_made_different_and_never_become_paths(photo, tmp_path, names, outputs):
     progress = batch([write_zip(tmp_path / "more.zip", dict.fromkeys(names, png(photo)))])
-    assert [name for name, _, _ in progress.pictures] == outputs
+    assert [one.output for one in progress.pictures] == outputs
     assert sorted(path.name for path in tmp_path.iterdir()) == ["more.zip"]
 
 
@@ -222,7 +222,7 @@ def test_every_face_of_a_photo_becomes_a_picture_with_its_crop(tmp_path):
     group = np.concatenate([data.astronaut(), data.astronaut()], 1)
     progress = batch([saved(group, tmp_path / "both.png"), saved(group[:8, :8], tmp_path / "small.png"),
                       saved(group[:, :512], tmp_path / "both-face1.png")])
-    assert [name for name, _, _ in progress.pictures] == ["both-face1-2.png", "both-face2.png", "small.png",
+    assert [one.output for one in progress.pictures] == ["both-face1-2.png", "both-face2.png", "small.png",
                                                           "both-face1.png"]
     assert progress.total == 4
     crops = [row.crop for row in progress.rows]

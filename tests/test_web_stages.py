@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from html import unescape
 
 import numpy as np
 import pytest
@@ -19,9 +22,12 @@ from superres.errors import ConfigError
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.pictures import read_image
 from superres.web.decoding import Decoder
-from superres.web.photos import chosen, offer_crop, show_crop, started
-from superres.web.upscale_tab import example_html, views_of
+from superres.web.drawing import data_uri
+from superres.web.photos import chosen, offer_crop, show_crop, started, subjects
+from superres.web.race import race_html
+from superres.web.upscale_tab import example_html, example_of, views_of
 
 TASK = FaceTask(4, 16, (8,))
 FAST = DecodeConfig(accept="distance", epsilon=255)
@@ -83,15 +89,38 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
     assert "Stage 1" not in page
 
 
-def test_the_example_shows_the_input_its_enlargement_and_each_stage(cascade, rng):
+def test_the_example_shows_the_input_its_enlargement_each_stage_and_the_truth(cascade, photo, rng):
     decoder = Decoder(cascade)
-    assert example_html(decoder) == ""
+    assert example_html(decoder, example_of(decoder, photo)) == ""
     decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
-    page = example_html(decoder)
-    names = "Input, 4x4", "Lanczos", "Stage 1 of 2, 8x8", "superres, 16x16"
-    places = [page.index(f"<figcaption>{name}") for name in names]
-    assert places == sorted(places)
-    assert page.count("<figure") == 4
+    assert example_of(decoder, photo).truth is None  # the example is another picture
+    for given, names in ((photo, ("Truth",)), (photo.with_name("other.png"), ())):
+        if not given.exists():
+            Image.fromarray(data.astronaut()[:4, :4]).save(given)
+        decoder.warm_up(subjects(read_image(given), TASK)[0].source)
+        page = example_html(decoder, example_of(decoder, given))
+        names = "Input, 4x4", "Lanczos", "Stage 1 of 2, 8x8", "superres, 16x16", *names
+        places = [page.index(f"<figcaption>{name}") for name in names]
+        assert places == sorted(places)
+        assert page.count("<figure") == len(names)
+
+
+def test_the_race_on_arrival_has_the_steps_of_both_and_blocks_even_if_the_default_has_none(cascade, rng, monkeypatch):
+    decoder = Decoder(cascade)
+    assert race_html(decoder, None) == ""
+    truth = rng.integers(0, 256, (16, 16, 3), np.uint8)
+    for default in (DecodeConfig(block_size=4), DecodeConfig(adaptive=True)):
+        monkeypatch.setattr(cascade, "default", default)
+        decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
+        view = json.loads(unescape(re.search('data-view="([^"]*)"', race_html(decoder, truth))[1]))
+        assert view["truth"] == data_uri(truth)
+        single, blocks = (decode["stages"] for decode in view["decodes"])
+        assert [stage["tokens"] for stage in single] == [192, 768]
+        assert all("accepted" not in stage for stage in single)
+        assert [sum(stage["accepted"]) for stage in blocks] == [192, 768]
+        assert [stage["uri"] for stage in blocks] == [data_uri(stage.images[0]) for stage in decoder.example.stages]
+    monkeypatch.setattr(cascade, "default", FAST)
+    assert race_html(decoder, truth) == ""  # blocks and single steps may then make different pictures
 
 
 def test_the_endpoints_start_where_a_program_asks(cascade, tmp_path, rng):

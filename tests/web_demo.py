@@ -24,11 +24,14 @@ import app
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
+from superres.web.photos import subjects
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+LABELS = [name.replace("-", " ").capitalize() for name in app.NAMES]
+"""The page's buttons of FACES."""
 FILE = {"_type": "gradio.FileData"}
 """What marks a file in a request."""
 FAST = {"accept": "distance", "epsilon": 255}
@@ -77,10 +80,15 @@ def wait(condition, seconds=300):
 
 @contextmanager
 def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None,
-            frame_seconds=FRAME_SECONDS):
-    """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end."""
+            frame_seconds=FRAME_SECONDS, example=False):
+    """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end.
+
+    With `example`, the page begins with a decode of its first example, as that of app.py does.
+    """
     with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
+        if example:
+            decoder.warm_up(subjects(app.first_example(), upscaler.face_task)[0].source)
         page = app.build_app(decoder, max_queue, survey is not None)
         server = uvicorn.Server(configure(build_server(page, decoder, folder, auth, survey=survey), grace_seconds=1))
         listening = socket.create_server(("127.0.0.1", 0))

@@ -64,6 +64,23 @@ class Result:
     subject: Subject
 
 
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A finished output: its name, its input, its picture, uint8 [target, target, 3], and the picture's metadata."""
+
+    output: str
+    subject: Subject
+    image: Pixels
+    record: dict[str, Any]
+
+    def html(self) -> str:
+        """Return the crop of the photo, if it is large enough, the input and the result, side by side."""
+        source, truth = self.subject.source, self.subject.truth
+        crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {self.output}")]
+        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {self.output}"),
+                                drawing.figure(self.image, self.output, f"Upscaled {self.output}")], self.output)
+
+
 @dataclass
 class Batch:
     """The progress of a batch.
@@ -73,7 +90,7 @@ class Batch:
         bytes_left: bytes that may still be unpacked; negative after the file that exceeds them. So is `pixels_left`.
         done: number of decoded images, with the decoded share of the current group.
         rows: one manifest row per output that is finished or has failed.
-        pictures: the finished results: names, pictures, uint8 [target, target, 3], and their metadata.
+        pictures: the finished results.
     """
 
     total: int
@@ -81,7 +98,7 @@ class Batch:
     pixels_left: int
     done: float = 0.0
     rows: list[Row] = field(default_factory=list)
-    pictures: list[tuple[str, Pixels, dict[str, Any]]] = field(default_factory=list)
+    pictures: list[Finished] = field(default_factory=list)
 
     def fail(self, file: File, reason: object, output: str | None = None) -> None:
         """Add the row of a file, or of one of its outputs, that cannot be upscaled."""
@@ -97,8 +114,8 @@ class Batch:
             return None
         path = new_folder() / "superres-batch.zip"
         with zipfile.ZipFile(path, "w") as archive:
-            for name, image, record in self.pictures:
-                archive.writestr(name, encode_png(Picture(image), record))
+            for one in self.pictures:
+                archive.writestr(one.output, encode_png(Picture(one.image), one.record))
             archive.writestr("manifest.jsonl", "".join(json.dumps(row) + "\n" for row in self.manifest()))
         return str(path)
 
@@ -139,8 +156,8 @@ def batch_for_page(decoder: Decoder, uploads: Value, start: Value, *settings: Va
                 value=path, visible=controls.visibility(path is not None))
             continue
         finished, path = len(batch.rows), batch.save()
-        parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in batch.pictures]
-        gallery = f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
+        parts = "".join(one.html() for one in batch.pictures)
+        gallery = f'<div class="sr-result sr-gallery">{parts}</div>' if parts else ""
         yield state_html(batch), gallery, gr.update(
             value=path, visible=controls.visibility(path is not None))
 
@@ -150,7 +167,9 @@ def state_html(batch: Batch) -> str:
     errors = [row.error or "" for row in batch.rows if row.status == "failed"]
     items = "".join(f"<li>{escape(error)}</li>" for error in errors)
     failures = f'<p>Not upscaled: {len(errors)}</p><ul class="sr-bad">{items}</ul>' if errors else ""
-    return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready <progress max="{batch.total}" '
+    failed = f", {len(errors)} not upscaled" if errors else ""
+    return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready{failed} <progress '
+            f'max="{batch.total}" '
             f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}')
 
 
@@ -292,7 +311,8 @@ def _decode(
         if result.is_complete:
             for row, (one, image) in enumerate(zip(group, result.images, strict=True)):
                 counts, crop = drawing.counts_of(result.stage_traces(row)), one.subject.crop
-                batch.pictures.append((one.output, image, drawing.record_of(upscaler, options, 1)))
+                batch.pictures.append(Finished(one.output, one.subject, image,
+                                               drawing.record_of(upscaler, options, 1)))
                 batch.rows.append(Row(
                     one.file.name, one.output, "ok", None, **counts, seconds=result.seconds / len(group),
                     checkpoint=f"{upscaler.name}@{upscaler.revision}", config=options.to_dict(), seed=options.seed,

@@ -123,7 +123,7 @@ def decode_on(
         started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **QUEUED)
         for ended in (started.success, started.failure):
             ended(None, None, None, **script("end", view))
-        stop.click(None, None, None, cancels=[started], **script("end", view))
+        stop.click(None, None, None, cancels=[started], **script("stop", view))
 
 
 def script(function: str, view: gr.components.Component) -> dict[str, Any]:

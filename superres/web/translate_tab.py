@@ -59,15 +59,15 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
                 settings = [*controls.decoding_controls(translator.default, heads, TRANSLATION), gr.Slider(
                     0, MAX_BEAM, 0, step=1, label="Beam search",
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")]
-            race = gr.Checkbox(label="Race against greedy decoding", elem_id="race-text")
         with gr.Column(scale=3, min_width=300):
-            (run,), stop = controls.buttons_of("-text", "Translate")
+            (run, race), stop = controls.buttons_of("-text", "Translate", "Race")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
-    controls.decode_on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
-                       [text, race, *settings], live, [live], stop)
-    controls.note_changes(live, [text, race, *settings])
+    for triggers, is_race in (([run.click, text.submit], False), ([race.click], True)):
+        controls.decode_on(triggers, functools.partial(translate_for_page, decoder, translator, is_race),
+                           [text, *settings], live, [live], stop)
+    controls.note_changes(live, [text, *settings])
     endpoint(decoder, translator, settings)
 
 
@@ -97,14 +97,14 @@ def lines_of(text: Value) -> list[str]:
 
 
 def translate_for_page(
-    decoder: Decoder, translator: Translator, text: Value, race: bool, *settings: Value,
+    decoder: Decoder, translator: Translator, is_race: bool, text: Value, *settings: Value,
 ) -> Iterator[str]:
-    """Translate, and yield the HTML of the page."""
+    """Translate, also one token per step if it is a race, and yield the HTML of the page."""
     lines, variant = lines_of(text), variant_of(translator.default, *settings)
     variants = {"": variant}
-    if race:
-        name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "Blockwise"
-        variants = {"Greedy": translator.default.sequential(), name: variant}
+    if is_race:
+        name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "In blocks"
+        variants = {"One token per step": translator.default.sequential(), name: variant}
     times: dict[str, Times] = {name: [] for name in variants}
     is_first = True
     for frames, is_due in with_due(decoder.translate("translate", lines, variants), decoder.frame_seconds):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import numpy as np
 
 from superres.batch.image_files import encode_png
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
@@ -25,28 +26,34 @@ from superres.web import controls, drawing, photos
 from superres.web.controls import Value
 from superres.web.decoding import Decoder, is_complete
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
+from superres.web.race import race_html, with_blocks
 
-INTRODUCTION = f"""A face of {{source}} pixels becomes one of {{target}}, several tokens per step. **The detail is
-invented**: a plausible face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's
-faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may have
-{MAX_FILE_BYTES // 10**6} MB and {photos.MAX_PIXELS // 10**6} megapixels."""
-HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, and <b>Draw '
-        "samples</b> a sheet of faces that the input fits as well. They appear here, block by block.</p>")
+HEADLINE = """## From {source} pixels to a face of {target}
+
+A model draws the face one value after another: red, green and blue of each pixel. Instead of one value per step, it
+proposes several, checks them together, and keeps those that it would have drawn anyway. So it draws **the same picture
+in a fraction of the steps**."""
+LIMITS = f"""**The detail is invented**: a plausible face, not a likeness, so never use it to identify anyone. The model
+was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may
+have {MAX_FILE_BYTES // 10**6} MB and {photos.MAX_PIXELS // 10**6} megapixels."""
+HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
+        "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
+        "the input fits as well. They appear here while they are drawn.</p>")
 SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
-FEW_TOKENS, SHOWN_BLOCK = 1.5, 4
-"""Tokens per step below which a race shows blocks of a fixed size, and that size."""
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    between = "".join(f" by way of {side}x{side}" for side in task.between)
-    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size + between),
-                elem_classes="sr-introduction")
+    gr.Markdown(HEADLINE.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
+    first = example_of(decoder, examples[0])
+    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
+    gr.Markdown(LIMITS, elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             label = f"Face: a photo, or a picture of {photos.input_sizes(task)} pixels"
+            choose = gr.UploadButton("Choose a photo", file_types=["image"], elem_id="choose")
             upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
                               sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
@@ -57,56 +64,53 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
                                     info=f"Drawn at temperature {SHEET_TEMPERATURE} if the temperature above is 0.")
-            race = gr.Checkbox(label="Race against greedy decoding", elem_id="race")
         with gr.Column(scale=3, min_width=300):
-            (run, draw, other), stop = controls.buttons_of("", "Upscale", "Draw samples", "Other samples")
-            results = gr.HTML(HINT + example_html(decoder), elem_id="results", padding=False)
+            (run, race, draw, other), stop = controls.buttons_of(
+                "", "Upscale", "Race", "Draw samples", "Other samples")
+            results = gr.HTML(HINT + example_html(decoder, first), elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     for button, path in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
+    choose.upload(lambda value: path_of(value), choose, upload, **controls.INSTANT, **controls.RAW)
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
-    controls.decode_on([run.click], functools.partial(upscale_for_page, decoder),
-                       [upload, square, start, race, *settings], results, [results], stop)
+    for button, is_race in ((run, False), (race, True)):
+        controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
+                           [upload, square, start, *settings], results, [results], stop)
     next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
                             **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
                        functools.partial(sheet_for_page, decoder), [upload, square, start, samples, *settings],
                        results, [results], stop)
-    controls.note_changes(results, [upload, square, start, race, samples, *settings])
+    controls.note_changes(results, [upload, square, start, samples, *settings])
     endpoint(decoder, settings)
 
 
-def example_html(decoder: Decoder) -> str:
-    """Return the pictures of the decoder's warm-up; nothing without one."""
+def example_of(decoder: Decoder, path: Path) -> photos.Subject | None:
+    """Return the input of the decoder's warm-up, with the truth if it is from the picture `path`; None without one."""
     if decoder.example is None or decoder.example.sources is None:
+        return None
+    source, task = decoder.example.sources[0], decoder.upscaler.face_task
+    found = photos.reduce_picture(path, lambda image: photos.subjects(image, task), task.source)
+    return next((subject for subject in found if np.array_equal(subject.source, source)), photos.Subject(source))
+
+
+def example_html(decoder: Decoder, subject: photos.Subject | None) -> str:
+    """Return the pictures of the decoder's warm-up, whose input is `subject`; nothing without one."""
+    if subject is None or decoder.example is None:
         return ""
-    subject = photos.Subject(decoder.example.sources[0])
     pictures = pictures_html(subject, decoder.example)
-    return f'<div class="sr-example"><p class="sr-hint">An example, from the input to the result:</p>{pictures}</div>'
+    return f'<div class="sr-example"><p class="sr-hint">The same face, from input to truth:</p>{pictures}</div>'
 
 
 def upscale_for_page(
-    decoder: Decoder, upload: Value, square: Value, start: Value, race: bool, *settings: Value,
+    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, *settings: Value,
 ) -> Iterator[str]:
-    """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
+    """Upscale, also one value per step if it is a race, and yield the page's HTML: the live view, then the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
-    variants = {"Greedy": options.sequential(), "Blockwise": with_blocks(decoder, options)} if race else {"": options}
+    variants = {"One value per step": options.sequential(), "In blocks": with_blocks(decoder, options)} if is_race \
+        else {"": options}
     subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
-    yield from views_of(decoder, "race" if race else "upscale", subject, variants)
-
-
-def with_blocks(decoder: Decoder, options: DecodeConfig) -> DecodeConfig:
-    """Return settings whose steps have blocks to show, and that make the same picture.
-
-    They are `options`, unless these choose the block size and the decoder's example took about one token per step: on
-    some processors, smaller blocks are faster.
-    """
-    example = decoder.example
-    if not options.adaptive or options.accept != "exact" or example is None:
-        return options
-    mean = mean_accepted_block_size([trace for stage in example.stages for trace in stage.traces])
-    shown = options.changed({"adaptive": False, "block_size": SHOWN_BLOCK})
-    return options if mean >= FEW_TOKENS else resolve_options(shown, decoder.upscaler)
+    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants)
 
 
 def sheet_for_page(
@@ -255,9 +259,11 @@ def size_of(image: Pixels) -> str:
 
 def pictures_html(subject: photos.Subject, result: Upscaled) -> str:
     """Return the pictures of `compared` with their scores."""
+    note = "" if subject.truth is None else \
+        '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is closer.</p>'
     return drawing.figures([
         drawing.figure(image, caption_of(name, image, None if image is subject.truth else subject.truth), name)
-        for name, image in compared(subject, result)], "Side by side", "compared")
+        for name, image in compared(subject, result)], "Side by side", "compared") + note
 
 
 def stage_under_way(result: Upscaled) -> str:
@@ -333,7 +339,7 @@ def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
     parts = [name] if name else []
     if found := scores(image, truth):
         decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
-        parts.append(f"{decibels}, SSIM {found['ssim']:.3f}")
+        parts.append(f"{decibels}, SSIM {found['ssim']:.3f}{'' if name else ' against the truth'}")
     return ": ".join(parts)
 
 

@@ -7,6 +7,7 @@ import pytest
 from browser_tools import check_wcag, picture
 from PIL import Image
 from skimage import data
+from web_demo import LABELS
 
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import Crop, choose_crops
@@ -217,7 +218,7 @@ def test_a_photo_without_a_face_says_so_and_an_8x8_picture_has_no_crop(visit, tm
     Image.fromarray(data.coffee()).save(tmp_path / "coffee.png")
     open_photo(page, tmp_path / "coffee.png")
     assert "No face was found, so the centre: 400x400 pixels from column 100, row 0." in page.inner_text(".sr-where")
-    page.get_by_role("button", name="Face 1").click()
+    page.get_by_role("button", name=LABELS[0]).click()
     page.wait_for_selector("superres-crop", state="detached")
     page.wait_for_selector("#preview figure")
 

@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 from browser_tools import begin_batch, picture
-from web_demo import FACES, running, wait
+from web_demo import FACES, LABELS, running, wait
 
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
@@ -119,6 +119,7 @@ def test_stop_stops(visit, demo, frames):
     wait(lambda: frames.release() or not demo.decoder.is_busy)  # the decoding ends between two frames
     frames.release(1_000_000)
     assert "100 %" not in page.inner_text("#results")
+    assert page.inner_text("#results > [role=status]") == "Stopped before the end."
     assert page.locator("#results superres-viewer").count() == 0
     set_block_size(page, 10)
     page.click("#run")  # and the next run works
@@ -127,13 +128,12 @@ def test_stop_stops(visit, demo, frames):
 
 def test_a_race_shows_both_on_the_same_clock(visit):
     page = visit()
-    page.check("#race input")
-    page.click("#run")
+    page.click("#race")
     page.wait_for_selector("#results figure:nth-child(2)")
     finish(page)
     text = page.inner_text("#results")
-    assert "Greedy: 100 %" in text
-    assert "Blockwise: 100 %" in text
+    assert "One value per step: 100 %" in text
+    assert "In blocks: 100 %" in text
     assert "3,073" in text  # model calls of greedy decoding
     assert "times as fast" in text or "the same time" in text
 
@@ -180,7 +180,7 @@ def test_the_keyboard_alone_is_enough(visit):
                 return
         raise AssertionError(f"Tab never reaches {name}")
 
-    tab_to("Face 3")
+    tab_to(LABELS[2])
     page.keyboard.press("Enter")
     wait_for_preview(page, before)
     tab_to("Upscale")

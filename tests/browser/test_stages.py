@@ -7,7 +7,7 @@ import pytest
 from browser_tools import check_wcag, picture
 from PIL import Image
 from skimage import data
-from web_demo import FACES, running
+from web_demo import FACES, LABELS, running
 
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
@@ -25,6 +25,12 @@ def cascade(browser):
     with running(Upscaler.load("celeba-8to64", "cpu")) as served:
         source = read_image(FACES[0])
         served.decoder.warm_up(source)
+        yield served
+
+
+@pytest.fixture(scope="module")
+def arrival(browser):
+    with running(Upscaler.load("celeba-8to64", "cpu"), example=True) as served:
         yield served
 
 
@@ -87,14 +93,14 @@ def test_the_choice_is_hidden_where_the_crop_is_small_and_for_inputs(visit, casc
         page.get_by_label("Side, pixels").press("Enter")
         choice.wait_for(state="visible" if is_visible else "hidden")
         input_becomes(page, 32 if is_visible else 8)
-    page.get_by_role("button", name="Face 1").click()
+    page.get_by_role("button", name=LABELS[0]).click()
     choice.wait_for(state="hidden")
     input_becomes(page, 8)
 
 
 def test_the_second_stage_is_stepped_through_over_the_picture_of_the_first(visit, cascade):
     page = visit("/", cascade)
-    page.get_by_role("button", name="Face 2").click()
+    page.get_by_role("button", name=LABELS[1]).click()
     page.wait_for_selector("superres-crop", state="detached")
     decode(page)
     page.locator("#results summary", has_text="Step through it").click()
@@ -105,3 +111,35 @@ def test_the_second_stage_is_stepped_through_over_the_picture_of_the_first(visit
     seen = picture(page.evaluate("[...document.querySelectorAll('superres-stepper')].at(-1).view.canvas.toDataURL()"))
     scale = seen.width // small.shape[1]
     np.testing.assert_array_equal(np.asarray(seen.convert("RGB"))[scale // 2::scale, scale // 2::scale], small)
+
+
+CANVASES = "[...document.querySelectorAll('superres-race canvas')].map(canvas => canvas.toDataURL())"
+COUNTS = "[...document.querySelectorAll('superres-race canvas')].map(one => one.closest('figure').innerText)"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, arrival, width):
+    moving = visit("/", arrival, viewport={"width": width, "height": 900})
+    still = visit("/", arrival, viewport={"width": width, "height": 900}, reduced_motion="reduce")
+    example = arrival.decoder.example
+    most = sum(trace.iterations for stage in example.stages for trace in stage.traces)
+    still.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
+    single, blocks = still.evaluate(f"document.querySelector('superres-race').show({most}), {COUNTS}")
+    assert f"{most:,} of 15,360 steps" in single  # on its way, when the blocks are done
+    assert f"{most:,} steps: the same picture" in blocks
+    still.evaluate("document.querySelector('superres-race').show(1e9)")
+    for page in (still, moving):
+        page.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
+        for uri in page.evaluate(CANVASES):
+            np.testing.assert_array_equal(np.asarray(picture(uri).convert("RGB")), example.images[0])
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    still.evaluate("""(race => { const show = race.show; race.seen = []; race.show = steps => {
+        race.seen.push(steps); show.call(race, steps); }; })(document.querySelector('superres-race'))""")
+    still.click("superres-race button")  # it plays because it was asked to
+    still.wait_for_function("(race => race.seen.at(-1) === race.most)(document.querySelector('superres-race'))")
+    names = [name.split(":")[0] for name in still.locator(".sr-example figcaption").all_inner_texts()]
+    assert names == ["Input, 8x8", "Lanczos", "Stage 1 of 2, 32x32", "superres, 64x64", "Truth"]
+    moving.mouse.move(0, 0)
+    check_wcag(moving, "arrival")
+    box = moving.locator("superres-race").bounding_box()
+    assert box["y"] + box["height"] < 900  # in view without scrolling

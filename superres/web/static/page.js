@@ -7,15 +7,18 @@
   const nameOf = fold => `${fold.closest(".block").id}: ${fold.querySelector("summary").textContent}`;
   const opened = new Set();
 
-  // Mark the results as stale; without results there is nothing to mark.
-  function stale(view) {
-    const element = document.getElementById(view);
-    if (!element.querySelector(".sr-result") || notes(view).length) return;
+  function say(view, text) {
     const note = document.createElement("p");
     note.className = "sr-stale";
     note.role = "status";
-    note.textContent = "The input or a setting has changed since this result.";
-    element.prepend(note);
+    note.textContent = text;
+    document.getElementById(view).prepend(note);
+  }
+
+  // Mark the results as stale; without results there is nothing to mark.
+  function stale(view) {
+    if (!document.querySelector(`#${view} .sr-result`) || notes(view).length) return;
+    say(view, "The input or a setting has changed since this result.");
   }
 
   function begin(view) {
@@ -30,11 +33,17 @@
     for (const fold of document.querySelectorAll(`#${view} .sr-fold`)) fold.open = opened.has(nameOf(fold));
   }
 
+  function stop(view) {
+    end(view);
+    notes(view).forEach(note => note.remove());
+    say(view, "Stopped before the end.");
+  }
+
   // Details that the visitor has opened stay open with the next results.
   document.addEventListener("click", event => {
     const fold = event.target.closest?.(".sr-fold > summary")?.parentElement;
     if (fold) fold.open ? opened.delete(nameOf(fold)) : opened.add(nameOf(fold));
   });
 
-  Object.assign(superres, {stale, begin, end});
+  Object.assign(superres, {stale, begin, end, stop});
 })();

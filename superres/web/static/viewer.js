@@ -4,7 +4,7 @@
 "use strict";
 (() => {
   const {make, Drawn} = superres;
-  const FIRST = 15;  // first place of the divider in percent: it shows that there is one, and nearly all of the result
+  const FIRST = 50;  // first place of the divider in percent
   let viewers = 0;
 
   const download = face => make("a", {class: "sr-download", download: face.file, href: face.uri}, "Download PNG");
