@@ -39,6 +39,7 @@ def reduced(path, chosen):
 
 
 def middle(page, selector=".sr-crop"):
+    page.locator(selector).scroll_into_view_if_needed()  # a mouse reaches only what is in the window
     box = page.locator(selector).bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
