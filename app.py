@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -44,6 +45,9 @@ Auth = Annotated[list[str] | None, typer.Option(
     help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]
 RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy serves the page.")]
 MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; further requests are refused.")]
+EmbedIn = Annotated[list[str] | None, typer.Option(
+    metavar="ORIGIN", help="Site that may show the page in a frame, such as https://example.org; repeat the option for "
+    "several sites.")]
 TimeLimit = Annotated[float, typer.Option(min=1, help="Largest duration of a request in seconds.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
     metavar="NAME|DIR", help="Checkpoint of the tab Translate. The page has no such tab if the default is not "
@@ -134,11 +138,14 @@ def main(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
     max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CASCADE,
     device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
-    store: StoreLocation = DEFAULT_STORE,
+    store: StoreLocation = DEFAULT_STORE, embed_in: EmbedIn = None,
 ) -> None:
     """Serve the web demo until Ctrl-C or SIGTERM."""
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
     require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
+    for origin in embed_in or ():
+        require(re.fullmatch(r"https?://[\w.-]+(:\d+)?", origin, re.ASCII) is not None,
+                f"--embed-in must be http(s)://HOST, not {origin!r}")
     given = context.get_parameter_source("store")
     require(survey is not None or given is None or given.name != "COMMANDLINE",
             f"--store {store} needs a survey; name its study with --survey")
@@ -169,7 +176,7 @@ def main(
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
         decoder.warm_up(subjects(first_example(), decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
-        server = build_server(page, decoder, folder, visitors, root_path, pages)
+        server = build_server(page, decoder, folder, visitors, root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
         serve(server, decoder, listening)
 

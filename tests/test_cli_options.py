@@ -37,7 +37,7 @@ PAGES = {
 
 SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"],
             "tasks/face_data": ["scripts/train/prepare_celeba.py"],
-            "training": ["train", "scripts/train/prepare_celeba.py"]}
+            "cli/space": ["space", "app.py"], "training": ["train", "scripts/train/prepare_celeba.py"]}
 """What modules with options in their messages are about, by the beginning of their path."""
 
 

@@ -46,8 +46,8 @@ MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names o
 MAX_CONNECTIONS = 512  # an open page uses two or three
 SWEEP_SECONDS = 30
 GRACE_SECONDS = 5  # that open connections have to end when the server stops
-# The page loads nothing from other hosts, and other sites may not embed it. Some of Gradio's scripts and styles are
-# inline.
+# The page loads nothing from other hosts. Some of Gradio's scripts and styles are inline. Sites that may embed the page
+# are added to the policy.
 HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; font-src 'self' data:; "
@@ -114,13 +114,18 @@ def survey_tab(name: str, address: str, note: str) -> None:
                 elem_id=name.lower())
 
 
-def guarded(app: ASGIApp) -> ASGIApp:
-    """Return `app` with headers, but without large requests and the parts that the page does not use."""
+def guarded(app: ASGIApp, embedders: Sequence[str] = ()) -> ASGIApp:
+    """Return `app` with headers, but without large requests and the parts that the page does not use.
+
+    `embedders` are origins, such as "https://example.org", whose pages may embed this one.
+    """
+    always = {**HEADERS, "content-security-policy": " ".join([HEADERS["content-security-policy"], *embedders])}
+
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        path, given, headers, answer = scope["path"], Headers(scope=scope), HEADERS, app
+        path, given, headers, answer = scope["path"], Headers(scope=scope), always, app
         most = MAX_UPLOAD_BYTES if path == "/gradio_api/upload" else MAX_REQUEST_BYTES
         if path.startswith(CLOSED_PATHS):
             answer = JSONResponse({"detail": "not found"}, 404)
@@ -135,9 +140,9 @@ def guarded(app: ASGIApp) -> ASGIApp:
 
 def build_server(
     page: gr.Blocks, decoder: Decoder, folder: Path, auth: list[tuple[str, str]] | None = None, root_path: str = "",
-    survey: ASGIApp | None = None,
+    survey: ASGIApp | None = None, embedders: Sequence[str] = (),
 ) -> FastAPI:
-    """Return the server of a page, under the path `root_path` of a proxy.
+    """Return the server of a page, under the path `root_path` of a proxy, which `embedders` may embed: see `guarded`.
 
     `folder` is Gradio's folder of temporary files; those in it at the start of the server stay. `auth` has names and
     passwords, or None for no login. The application of a survey needs none: its results need the owner's token.
@@ -183,7 +188,7 @@ def build_server(
     # no heartbeats, by which it notices that a visitor has left.
     page.has_launched = page.is_running = True
     processing_utils.async_ssrf_protected_download = _refuse_download
-    server.add_middleware(guarded)
+    server.add_middleware(guarded, embedders=embedders)
     if root_path:
         server.add_middleware(without_root_path, root_path=root_path)
     return server
