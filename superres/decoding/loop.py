@@ -26,6 +26,8 @@ from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.interfaces import BlockCosts, LoopState, ProposerData, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
+FEW_COLUMNS = 16
+"""Columns of a step (rows times tokens) up to which torch's operations are too small to be divided among threads."""
 Iterate = Callable[[int, int], Tensor]  # Native iterations: see `superres.interfaces.Session.iterations`
 
 
@@ -77,7 +79,8 @@ class BlockwiseLoop:
         proposer = proposer or PROPOSERS[options.proposer]()
         stateless = criterion is None and getattr(proposer, "stateless", False)
         self.resizable, self.complete, self.confident = resizable, False, confident
-        self.torch_threads = TorchThreads(1 if model.own_threads else None)
+        alone = model.own_threads or len(keys) * block_size <= FEW_COLUMNS
+        self.torch_threads = TorchThreads(1 if alone else None)
         self.seed, self.keys = options.seed, keys.clone()
         self.recorder, self.nan_check = TraceRecorder(), NanCheck(len(keys), session.width, keys.device)
         # The filler must not be the end token, or a row would end where it starts.

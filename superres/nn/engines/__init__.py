@@ -24,7 +24,7 @@ def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
         try:
             return NativeModel(model, end_token)
         except NativeUnavailable as error:
-            LOG.warning("decoding with the plain step, which is slower: %s", error)
+            LOG.warning("decoding with the engine plain, which takes ten times as long or more: %s", error)
     return StepModel(model, end_token)
 
 

@@ -158,7 +158,9 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     elif command is not None:
         flags = variants.flags_of_ziglang(flags)
     else:
-        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; pip install ziglang has one")
+        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get install g++ "
+                                "installs one on Debian and Ubuntu, pip install ziglang on any system, and a wheel of "
+                                "your platform needs none")
     # The key includes the machine: several kinds of machines may share a home folder.
     words = *flags, *command, platform.machine()
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
