@@ -18,6 +18,7 @@ from superres.nn.engines.native import build
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
+from superres.training import trainer
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
@@ -111,6 +112,19 @@ def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe
     states = [load_checkpoint(folder).state_dict() for folder in (kept[3], kept[5])]
     assert any(not torch.equal(states[0][name], weight) for name, weight in states[1].items())
     assert all(torch.equal(states[1][name], weight) for name, weight in network.state_dict().items())
+
+
+def test_all_rungs_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
+    tried = iter(["no", "bf16"])
+    monkeypatch.setattr(trainer, "fastest_setting", lambda _: next(tried))
+    document = json.loads(recipe.read_text())
+    for rung in document["rungs"]:
+        del rung["settings"]["precision"]
+    recipe.write_text(json.dumps(document))
+    for _ in range(2):  # the second time, all is finished
+        assert train_recipe(Recipe.read(recipe), data, tmp_path / "run", None, never, ignore)
+        rows = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
+        assert [row["settings"]["precision"] for row in rows] == ["no"] * 3
 
 
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):

@@ -210,9 +210,8 @@ def table1_markdown(document: dict[str, Any]) -> str:
         "English-German, one network per k. Our figures are on other data; one network serves all k with its first k "
         "heads. The base of Regular and Fine-tuning was trained on true text; that of Distillation and Both for as "
         "many steps, from the same random weights, on the translations of a teacher with another seed. Regular and "
-        "Distillation freeze their base. The paper's heads are one dense layer, which learns the true words, one "
-        "random head per minibatch; recurrent heads learn the distributions of p1, all at once. The networks differ in "
-        "nothing else.",
+        "Distillation freeze their base. The paper's heads are one dense layer, which learns the true words; recurrent "
+        "heads learn the distributions of p1. The networks differ in nothing else.",
         *claims_parts(CLAIMS, SERIES, entries), *costs_parts(document),
         "## Quality and cost", markdown_table(["series", "k", *COLUMNS], details),
         f"Speed-up and agreement are relative to greedy decoding of the same network in the same run. After +- is half "

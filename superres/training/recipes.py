@@ -200,10 +200,12 @@ def train_recipe(
     processes = PartialState(cpu=not torch.cuda.is_available())
     backward = {entry.name for entry in recipe.stages if entry.reverse}
     is_text = recipe.preset in PRESETS and PRESETS[recipe.preset].task == translation.name
-    rows, trained = [], dict[str, Path]()
+    rows, trained = list[dict[str, Any]](), dict[str, Path]()
     for entry in recipe.stages:
         entry_report = functools.partial(report, entry.name)
         settings = entry.train_config()
+        if settings.precision == "auto" and rows:  # the stages of a recipe differ in nothing that it does not say
+            settings = dataclasses.replace(settings, precision=rows[0]["settings"]["precision"])
         heads = recipe.prediction_heads if settings.trains_heads else None if recipe.keep_heads else 1
         # All stages of text have the vocabulary of the first.
         vocabulary = next(iter(trained.values())) / translation.VOCABULARY_FILE if is_text and trained else None
