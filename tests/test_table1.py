@@ -13,8 +13,9 @@ import tables
 from series import ACCEPTED, BLOCK_SIZES
 from superres.checkpoint import read_training
 from superres.errors import ConfigError
+from superres.evaluation.text import bleu, bleu_difference
 from superres.tasks.translation import TextPairs
-from table1 import CHECKPOINTS, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
+from table1 import CHECKPOINTS, CLAIMS, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
 
 DEV, TEST = sentences(6), sentences(3, seed=1)
 
@@ -103,6 +104,22 @@ def test_the_views_hold_ours_beside_the_papers(opened, toy):
     assert Image.open(paths[2]).size == (1100, 500)
 
 
+def test_a_difference_in_bleu_is_of_the_same_sentences():
+    references = [f"the {colour} dog runs through {depth} snow" for colour in ("red", "old", "small", "big")
+                  for depth in ("deep", "new", "white", "wet")]
+    good = [line.replace("deep", "thick") for line in references]
+    bad = [line.replace("snow", "rain") if "red" in line else line for line in good]
+    found = bleu_difference(good, bad, references, 200)
+    assert found["difference"] == pytest.approx(bleu(good, references)["score"] - bleu(bad, references)["score"])
+    alone = [bleu(one, references, 200)["half_width"] for one in (good, bad)]
+    assert 0 < found["half_width"] < (alone[0] ** 2 + alone[1] ** 2) ** 0.5
+    assert bleu_difference(good, good, references, 20) == {"difference": 0.0, "half_width": 0.0}
+    claim = next(one for one in CLAIMS if one.score == "bleu")
+    assert claim.row(SERIES, {}, {claim.text: {"difference": -1.5, "half_width": 0.5}})[2:] == [
+        "- and - (-1.50 +-0.50)", "does not hold"]
+    assert claim.row(SERIES, {}, {claim.text: {"difference": 0.4, "half_width": 0.5}})[3] == "undecided"
+
+
 def test_one_command_trains_the_ladder_and_measures_it(tmp_path, capsys):
     paths = {name: write_pairs(sentences(count, seed), tmp_path / name)
              for name, count, seed in (("train", 200, 2), ("val", 3, 0), ("test", 2, 1))}
@@ -118,6 +135,7 @@ def test_one_command_trains_the_ladder_and_measures_it(tmp_path, capsys):
     assert set(document["series"]) == {*SERIES, *(f"test, {role}" for role in CHECKPOINTS)}
     assert all([point["step"] for point in points] == [1, 2] for points in document["curves"].values())
     assert [row["rung"] for row in document["costs"]] == ["teacher", "base", "student", *CHECKPOINTS]
+    assert set(document["differences"]) == {claim.text for claim in CLAIMS if claim.score == "bleu"}
     bases = {name: read_training(output / "ladder" / name / "checkpoint")[-1]
              for name in ("teacher", "base", "student")}
     assert bases["teacher"]["settings"]["seed"] != bases["base"]["settings"]["seed"]

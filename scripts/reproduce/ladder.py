@@ -128,9 +128,11 @@ def conditions(document: Mapping[str, Any]) -> str:
             f"{here['cpu']}, {here['cores']} cores, {here['threads']} threads, torch {here['torch']}.")
 
 
-def claims_parts(claims: Sequence[Claim], series: Mapping[str, Series], measured: Mapping[str, Any]) -> list[str]:
+def claims_parts(
+    claims: Sequence[Claim], series: Mapping[str, Series], measured: Mapping[str, Any], differences: Mapping[str, Any],
+) -> list[str]:
     """Return the heading and the table of what the paper concludes, and whether it holds here."""
-    rows = [claim.row(series, measured) for claim in claims]
+    rows = [claim.row(series, measured, differences) for claim in claims]
     return ["## The paper's conclusions", markdown_table(["claim", "paper", "ours", "verdict"], rows)]
 
 

@@ -73,7 +73,7 @@ class Table:
         self.folder, self.names, self.path = folder, names, folder / f"{self.name}.json"
         self.document: dict[str, Any] = {
             "paper": PAPER, "run": run, "command": command_text(sys.argv[1:]), "costs": [], "curves": {},
-            "series": {}}
+            "differences": {}, "series": {}}
         prepare_folder(folder)
         if self.path.exists():
             try:
@@ -135,6 +135,9 @@ class Table:
         """Measure what the snapshots of the network `role` accept at its largest block size."""
         raise NotImplementedError
 
+    def add_differences(self, pipelines: Mapping[str, Any]) -> None:
+        """Measure the differences of scores on the same examples, for claims that need them."""
+
     def save(self) -> None:
         """Write the document; raise OutputError if that is not possible."""
         write_results(self.folder, {self.path.name: self.document})
@@ -160,14 +163,26 @@ class Claim:
     score: str = ACCEPTED
     other_block_size: int | None = None
 
-    def row(self, series: Mapping[str, Series], measured: Mapping[str, Any]) -> list[str]:
-        """Return the claim, the paper's two scores and ours with intervals, and the verdict."""
+    def row(
+        self, series: Mapping[str, Series], measured: Mapping[str, Any], differences: Mapping[str, Any],
+    ) -> list[str]:
+        """Return the claim, the paper's two scores and ours with intervals, and the verdict.
+
+        `differences` has the difference of the scores on the same examples, by the text of a claim: it decides where it
+        is known.
+        """
         places = ((self.better, self.block_size), (self.other, self.other_block_size or self.block_size))
         theirs = [series[name].paper.get(k, {}).get(self.score) for name, k in places]
         ours = [_found(measured, name, k) for name, k in places]
         text = self.text if self.factor == 1 else f"{self.text} (more than {self.factor:g} times)"
+        known = differences.get(self.text)
+        if known is None:
+            return [text, " and ".join(number_text(value, 2) for value in theirs),
+                    " and ".join(with_half(cell, self.score, 2) for cell in ours), self.verdict(*ours)]
+        shown = f"{known['difference']:+.2f} +-{known['half_width']:.2f}"
         return [text, " and ".join(number_text(value, 2) for value in theirs),
-                " and ".join(with_half(cell, self.score, 2) for cell in ours), self.verdict(*ours)]
+                f"{' and '.join(number_text(cell.get(self.score), 2) for cell in ours)} ({shown})",
+                _decided(known["difference"], known["half_width"])]
 
     def verdict(self, better: Cell, other: Cell) -> str:
         """Return whether the claim holds, beyond the intervals of both scores."""
@@ -176,7 +191,11 @@ class Claim:
         difference = better[self.score] - self.factor * other[self.score]
         halves = [cell.get(f"{self.score}_half_width") or 0.0 for cell in (better, other)]
         noise = (halves[0] ** 2 + (self.factor * halves[1]) ** 2) ** 0.5
-        return "undecided" if abs(difference) <= noise else "holds" if difference > 0 else "does not hold"
+        return _decided(difference, noise)
+
+
+def _decided(difference: float, noise: float) -> str:
+    return "undecided" if abs(difference) <= noise else "holds" if difference > 0 else "does not hold"
 
 
 def _found(measured: Mapping[str, Any], name: str, block_size: int) -> Cell:

@@ -12,7 +12,7 @@ from ladder import claims_parts, conditions, costs_parts, draw_curves, snapshots
 from series import ACCEPTED, BLOCK_SIZES, EXACT, Cell, Claim, Series, Table, with_half
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import survival_curve
-from superres.evaluation.text import Variant, bleu, chrf, decode_text, identical_share, text_scores
+from superres.evaluation.text import Variant, bleu, bleu_difference, chrf, decode_text, identical_share, text_scores
 from superres.pipeline.translator import Translator
 from superres.system.output import figure_png, markdown_table, number_text, short_digest
 from superres.tasks.translation import TextPairs
@@ -143,6 +143,25 @@ class Table1(Table):
 
         self.measure_curve(role, snapshots(ladder, role), scores)
 
+    def add_differences(self, pipelines: Mapping[str, Translator]) -> None:
+        """Measure the differences in BLEU of the claims by a paired bootstrap of the sentences."""
+        texts: dict[tuple[str, int], list[str]] = {}
+        for claim in CLAIMS:
+            needed = {SERIES[name].checkpoint for name in (claim.better, claim.other)}
+            if claim.score != "bleu" or needed - {*pipelines}:
+                continue
+            for name in (claim.better, claim.other):
+                place = name, claim.block_size
+                if place not in texts:
+                    translator = pipelines[SERIES[name].checkpoint]
+                    options = SERIES[name].variants(translator.model_config.prediction_heads).get(claim.block_size)
+                    texts[place] = [] if options is None else translator(
+                        list(self.dev.source), options, batch_size=self.batch_size).texts
+            better, other = (texts[name, claim.block_size] for name in (claim.better, claim.other))
+            if better and other:
+                self.document["differences"][claim.text] = bleu_difference(better, other, self.dev.target, RESAMPLES)
+        self.save()
+
     def views(self) -> dict[str, str | bytes]:
         """See `Table.views`."""
         series = self.document["series"]
@@ -212,7 +231,7 @@ def table1_markdown(document: dict[str, Any]) -> str:
         "many steps, from the same random weights, on the translations of a teacher with another seed. Regular and "
         "Distillation freeze their base. The paper's heads are one dense layer, which learns the true words; recurrent "
         "heads learn the distributions of p1. The networks differ in nothing else.",
-        *claims_parts(CLAIMS, SERIES, entries), *costs_parts(document),
+        *claims_parts(CLAIMS, SERIES, entries, document["differences"]), *costs_parts(document),
         "## Quality and cost", markdown_table(["series", "k", *COLUMNS], details),
         f"Speed-up and agreement are relative to greedy decoding of the same network in the same run. After +- is half "
         f"the width of a 95 % interval over sentences, of BLEU and chrF by bootstrap. {run['chrf']}.",
@@ -246,15 +265,17 @@ def table4_markdown(document: dict[str, Any]) -> str:
 
 def _scatter(series: dict[str, Any]) -> bytes:
     """Plot BLEU against mean accepted block size as in the paper: our figures on the left, the paper's on the right."""
-    from matplotlib.figure import Figure  # an optional dependency, slow to import
+    from matplotlib import colormaps  # an optional dependency, slow to import
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     ours, paper = figure.subplots(1, 2, sharey=True)
     for number, (name, column) in enumerate(SERIES.items()):
         cells = [cell for cell in series.get(name, {"cells": []})["cells"] if cell["block_size"] in column.block_sizes]
-        points = {cell["block_size"]: cell for cell in cells}
-        for axes, figures in ((ours, points), (paper, column.paper)):
-            _draw_curve(axes, name, {k: (one["bleu"], one[ACCEPTED]) for k, one in figures.items()}, f"C{number}")
+        measured = {cell["block_size"]: cell for cell in cells}
+        for axes, figures in ((ours, measured), (paper, column.paper)):
+            points = {k: (one["bleu"], one[ACCEPTED]) for k, one in figures.items()}
+            _draw_curve(axes, name, points, colormaps["tab20"](number))
     for axes, title in ((ours, "ours"), (paper, "paper, newstest2013")):
         axes.set(xlabel="BLEU", title=title)
         axes.grid(alpha=0.3)
@@ -264,7 +285,7 @@ def _scatter(series: dict[str, Any]) -> bytes:
     return figure_png(figure)
 
 
-def _draw_curve(axes: Axes, name: str, points: dict[int, tuple[float, float]], color: str | None = None) -> None:
+def _draw_curve(axes: Axes, name: str, points: dict[int, tuple[float, float]], color: Any = None) -> None:  # noqa: ANN401 -- Matplotlib's
     """Draw a line through the points of a series, with k beside each; nothing without points."""
     if points:
         axes.plot(*zip(*points.values(), strict=True), marker="o", linewidth=1, color=color, label=name.capitalize())

@@ -167,7 +167,7 @@ def table2_markdown(document: dict[str, Any]) -> str:
         "head of p1..pk per minibatch (p2..pk on the frozen base). Sequential heads learn the distributions of p1, all "
         "at once, beside p1's own loss. The networks differ in nothing else. "
         "After +- is half the width of a 95 % interval over images.",
-        *claims_parts(CLAIMS, SERIES, series),
+        *claims_parts(CLAIMS, SERIES, series, document["differences"]),
         *costs_parts(document),
         "## Quality and cost",
         markdown_table(["series", "k", *COLUMNS], details),

@@ -121,6 +121,7 @@ def measure(table: Table, series: Mapping[str, Series], pipelines: Mapping[str, 
     for role, pipeline in pipelines.items():
         table.add_test(role, pipeline)
         table.add_curve(role, ladder)
+    table.add_differences(pipelines)
 
 
 def _finish(table: Table, ladder: Path, views: int) -> None:

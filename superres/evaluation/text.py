@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
@@ -36,17 +37,33 @@ def bleu(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) ->
     return _score("BLEU", texts, references, bootstrap)
 
 
+def bleu_difference(
+    texts: Sequence[str], others: Sequence[str], references: Sequence[str], resamples: int,
+) -> dict[str, float]:
+    """Return the "difference" of the BLEU scores of two translations of the same sentences, and its "half_width".
+
+    The latter is half the width of the 95 % interval of a paired bootstrap: both scores are of the same resampled
+    sentences, so what makes a sentence hard for both does not count (Koehn 2004). Raise ConfigError without sacreBLEU.
+    """
+    measure = _metric("BLEU")
+    first, second = (np.array(measure._extract_corpus_statistics(list(one), [list(references)]))
+                     for one in (texts, others))  # int64 [N, statistics]
+    rows = np.random.default_rng(0).integers(0, len(first), (resamples, len(first)))
+
+    def score(statistics: np.ndarray) -> float:
+        return float(measure._compute_score_from_stats(statistics.sum(0).tolist()).score)
+
+    low, high = np.quantile([score(first[chosen]) - score(second[chosen]) for chosen in rows], (0.025, 0.975))
+    return {"difference": score(first) - score(second), "half_width": float(high - low) / 2}
+
+
 def chrf(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
     """Return corpus chrF of `texts` in the form of `bleu`."""
     return _score("CHRF", texts, references, bootstrap)
 
 
 def _score(metric: str, texts: Sequence[str], references: Sequence[str], bootstrap: int) -> dict[str, Any]:
-    try:
-        from sacrebleu import metrics
-    except ImportError as error:
-        raise ConfigError("scores of text need sacreBLEU; install it with: pip install 'superres[text]'") from error
-    measure = getattr(metrics, metric)()
+    measure = _metric(metric)
     score = measure.corpus_score(list(texts), [list(references)])
     half = None
     if bootstrap > 1:
@@ -54,6 +71,14 @@ def _score(metric: str, texts: Sequence[str], references: Sequence[str], bootstr
         with suppress(TypeError):
             half = float(measure.corpus_score(list(texts), [list(references)], n_bootstrap=bootstrap)._ci)
     return {"score": float(score.score), "signature": str(measure.get_signature()), "half_width": half}
+
+
+def _metric(name: str) -> Any:  # noqa: ANN401 -- a metric of sacreBLEU
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise ConfigError("scores of text need sacreBLEU; install it with: pip install 'superres[text]'") from error
+    return getattr(metrics, name)()
 
 
 @dataclass
