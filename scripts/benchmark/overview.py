@@ -166,10 +166,11 @@ def draw(
     write_result(output, content.getvalue())
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app.command()(measure)
+app.command()(draw)
+
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(measure)
-    app.command()(draw)
     try:
         app()
     except SuperresError as error:
