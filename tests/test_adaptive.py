@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,9 +129,21 @@ def test_every_proposer_makes_the_greedy_tokens_while_its_block_size_changes(eng
     assert decoded.model_calls < network.config.target_length or name != "draft"
 
 
-def test_costs_are_those_of_the_proposer_that_is_used(cache):
-    """A draft as large as its verifier makes larger blocks slower; proposals that were looked up do not."""
+def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
+    """A draft as large as its verifier makes larger blocks slower; proposals that were looked up do not.
+
+    A clock that counts multiplications in millionths of a second takes the place of the machine's.
+    """
     network = random_model(replace(TINY, width=64, filter_size=256, decoder_layers=3), dtype=torch.float32)
+    spent = [0.0]
+
+    def count(layer, _, output):
+        spent[0] += 1e-6 * layer.in_features * output.numel()
+
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(count)
+    monkeypatch.setattr("superres.decoding.cost.time", SimpleNamespace(perf_counter=lambda: spent[0]))
     model, source = StepModel(network), random_tokens(network.config, 1)[0]
     sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda *given: measured_costs(*given))
     costs = {name: sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer).costs
