@@ -63,7 +63,7 @@ def draw(source: Pixels, panels: list[Panel], steps: int) -> Image.Image:
     font, small = (ImageFont.load_default(size) for size in (17, 15))
     frame = Image.new("RGB", ((SIDE + GAP) * (len(panels) + 1) + GAP, HEAD + SIDE + FOOT), PAPER)
     pen = ImageDraw.Draw(frame)
-    columns = [("input, 8x8", source, "")]
+    columns = [(f"input, {len(source)}x{len(source)}", source, "")]
     for panel in panels:
         made = min(steps, panel.steps)
         ended = f", {panel.about}" if made == panel.steps else ""
@@ -78,7 +78,7 @@ def draw(source: Pixels, panels: list[Panel], steps: int) -> Image.Image:
 
 def main(
     output: Annotated[Path, typer.Option(help="Animated WebP to write.")],
-    face: Annotated[Path, typer.Option(help="Input of 8x8 pixels.")] = Path("scripts/faces/face-6.png"),
+    face: Annotated[Path, typer.Option(help="Input of the network's size.")] = Path("scripts/faces/face-6.png"),
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "celeba-8to64",
     block_size: Annotated[int, typer.Option(help="Block size k of exact decoding.")] = 10,
     frames: Annotated[int, typer.Option(help="Number of frames of the longest decode.")] = 150,

@@ -272,7 +272,7 @@ def test_the_program_says_where_its_pages_are_and_stops_in_the_middle_of_a_decod
         process.kill()
         store.close()
     assert [line.split(": ")[1].split()[0] for line in log.splitlines() if ": " in line] == [
-        "done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
+        "loading", "done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
     assert "private" not in log
     assert "127.0.0.1" not in log
     assert [path.name for path in temporary.iterdir()] == []

@@ -146,7 +146,7 @@ def draw_plot(reports: Sequence[Row]) -> bytes:
                           markerfacecolor="none" if number else f"C{place}", markeredgewidth=1.8,
                           label=None if number else names[place])
         axes.set(xscale="log", xlabel=f"{unit} per second, one at a time (log scale)", ylabel=quality,
-                 title="8x8 to 32x32 faces" if task == "faces" else "English to German captions, one thread")
+                 title="faces, the first stage" if task == "faces" else "English to German captions, one thread")
         axes.margins(0.12, 0.2)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="best")
