@@ -52,6 +52,8 @@ TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "int8, one token": ("native-int8", {"block_size": 1}), "int8, exact blocks": ("native-int8", {"adaptive": True}),
 }
 ROUNDS = 3
+COLOURS = (("#1b7a4b", "#8fd3b0"), ("#666666", "#c4c4c4"))
+"""Colours of the bars of superres and of others, for the first report and the second."""
 
 
 def in_turns(variants: dict[str, Callable[[], object]], clock: Timer) -> dict[str, float]:
@@ -125,33 +127,38 @@ def measure(
 
 
 def draw_plot(reports: Sequence[Row]) -> bytes:
-    """Return a PNG: quality over speed of faces and of sentences, filled for the first report, empty for the others."""
+    """Return a PNG: a bar of speed per variant and report, with the quality beside the name of the variant."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
     panels = figure.subplots(1, 2)
-    for axes, task, unit, quality in zip(panels, ("faces", "text"), ("faces", "sentences"), ("PSNR, dB", "BLEU"),
-                                         strict=True):
-        names = [row["name"] for row in reports[0][task]]
+    thick = 0.8 / len(reports)
+    for axes, task, title in zip(panels, ("faces", "text"), (
+            "faces per second, the first stage", "translated captions per second, one thread"), strict=True):
+        names = [f"{row['name']}\n{quality_text(task, [report[task][place]['quality'] for report in reports])}"
+                 for place, row in enumerate(reports[0][task])]
         for number, report in enumerate(reports):
-            for place, row in enumerate(report[task]):
-                if row["quality"] is None:
-                    axes.axvline(1 / row["seconds"], color="grey", linestyle=":", linewidth=1.2 if number else 2)
-                    if not number:
-                        axes.annotate(row["name"], (1 / row["seconds"], 0.04), (5, 0), fontsize=8, color="dimgrey",
-                                      xycoords=("data", "axes fraction"), textcoords="offset points")
-                    continue
-                peer = row["name"].startswith("CTranslate2")
-                axes.plot(1 / row["seconds"], row["quality"], "s" if peer else "o", color=f"C{place}", markersize=9,
-                          markerfacecolor="none" if number else f"C{place}", markeredgewidth=1.8,
-                          label=None if number else names[place])
-        axes.set(xscale="log", xlabel=f"{unit} per second, one at a time (log scale)", ylabel=quality,
-                 title="faces, the first stage" if task == "faces" else "English to German captions, one thread")
-        axes.margins(0.12, 0.2)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="best")
-    figure.suptitle("Filled: AVX-512; empty: AVX2, forced on the same machine. Circles are superres.", fontsize=10)
+            speeds = [1 / row["seconds"] for row in report[task]]
+            peers = [row["name"].startswith(("CTranslate2", "transformers")) for row in report[task]]
+            places = [place + (number - (len(reports) - 1) / 2) * thick for place in range(len(speeds))]
+            bars = axes.barh(places, speeds, thick, color=[COLOURS[is_peer][number] for is_peer in peers])
+            axes.bar_label(bars, [f"{speed:#.3g}".rstrip(".") for speed in speeds], padding=3, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=11)
+        axes.margins(x=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("dark: AVX-512, light: AVX2, forced on the same machine; green: superres, grey: others; one input "
+                    "at a time", fontsize=10)
     return figure_png(figure)
+
+
+def quality_text(task: str, qualities: Sequence[float | None]) -> str:
+    """Return the quality of a variant by report, with its unit; once, if all are equal."""
+    found = [f"{quality:.2f}" if task == "faces" else f"{quality:.1f}" for quality in qualities if quality is not None]
+    if not found:
+        return "random weights"
+    return f"{' / '.join(dict.fromkeys(found))} {'dB PSNR' if task == 'faces' else 'BLEU'}"
 
 
 def draw(

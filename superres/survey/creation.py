@@ -52,9 +52,10 @@ def create_study(
         f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
     checks = f", on {gold} obvious pairs that test attention, and first on {practice} for practice" if gold + practice \
         else ""
+    votes = round(20 * settings.trials / main)
     say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
         f"{main} pairs, on {settings.repeats} of these again with the sides swapped{checks}; 20 raters give each pair "
-        f"about {20 * settings.trials / main:.0f} votes")
+        f"about {votes} vote{'' if votes == 1 else 's'}")
     if not checks and settings.gold + settings.practice:
         say("there are no obvious pairs, since pictures with shuffled tiles need not answer this question; --obvious "
             "makes some")
