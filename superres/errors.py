@@ -57,5 +57,9 @@ class OutputError(SuperresError):
     """A result cannot be written to the place that the user named."""
 
 
+class PlaceError(SuperresError):
+    """A place, such as an object store, gives no answer at present; the same request may succeed later."""
+
+
 class StoreError(SuperresError):
     """A survey's store is missing, unusable or of another schema, or lacks the requested study."""

@@ -16,7 +16,7 @@ from PIL import Image
 from superres.batch import inputs
 from superres.batch.inputs import open_inputs, read_list
 from superres.batch.plan import BatchOptions, plan
-from superres.batch.reading import read_requests
+from superres.batch.reading import open_wanted, read_requests
 from superres.batch.record import Request, RunSettings
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
@@ -55,7 +55,7 @@ def sources(found, **options):
     wanted = ((number, job, [1]) for number, job in enumerate(found))
     result = []
     settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
-    for item in read_requests(wanted, settings, 1, lambda line, more: None):
+    for item in read_requests(open_wanted(wanted), settings, 1, lambda line, more: None):
         if isinstance(item, Request):
             (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
         result.append(int(number) if isinstance(item, Request) else item.row.error)
@@ -85,12 +85,12 @@ def test_a_pattern_gives_what_matches_in_order_and_its_folders_below_the_fixed_p
 def test_a_list_names_files_folders_and_their_tree(tree, monkeypatch, separator):
     lines = [b"in/sub/c.png", "in/ä ö.png".encode(), b"in/z", b"in/sub/../sub/c.png", b""]
     (tree / "list.txt").write_bytes(separator.join(lines))
-    listed = read_list("list.txt")
+    listed = list(read_list("list.txt"))
     assert [job.name for job in jobs(listed=listed, keep_tree=True)] == ["in/sub/c", "in/ä ö", "e"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(separator.join(lines))))
-    assert read_list("-") == listed
+    assert list(read_list("-")) == listed
     with pytest.raises(InvalidInputError, match="cannot read the list nowhere"):
-        read_list("nowhere")
+        list(read_list("nowhere"))
 
 
 def test_an_input_is_taken_once_however_it_is_spelt(tree):

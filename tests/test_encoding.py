@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.reading import read_requests, unblend
+from superres.batch.reading import open_wanted, read_requests, unblend
 from superres.batch.record import Request, RunSettings, encode
 from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
@@ -64,7 +64,7 @@ def photo(tmp_path):
 
 def item_of(path, **options):
     settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
-    *_, item = read_requests([(0, Input(str(path), "photo"), [1])], settings, 1, lambda line, more: None)
+    *_, item = read_requests(open_wanted([(0, Input(str(path), "photo"), [1])]), settings, 1, lambda line, more: None)
     assert isinstance(item, Request), item
     return item
 

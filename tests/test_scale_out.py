@@ -138,4 +138,4 @@ def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, check
 def test_without_the_extra_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'superres\[ray\]'"):
-        ray_cluster._import_ray()
+        ray_cluster.import_ray()

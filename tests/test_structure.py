@@ -18,7 +18,8 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
     "build_hook", "build_native", "batch", "exactness", "native", "cost_model", "survey", "check_wheel", "draw_decode",
     "draw_dev", "draw_faces", "draw_page", "face_crops", "native_kernels", "pages", "prepare_celeba", "simulate_votes",
-    "speculative", "stress_demo", "ladder", "lookahead", "series", "table1", "table2", "table3", "which_proposer",
+    "speculative", "store_with_faults", "stress_demo", "ladder", "lookahead", "series", "table1", "table2", "table3",
+    "which_proposer",
 }
 """Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import itertools
+import hashlib
 import json
 import os
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
+from superres.system.places import fetched, files_in, is_url, join, move_to, public
 from superres.tasks.face_finder import MOST_FACES
 
 LINE_BYTES = 2048  # bytes per read of a line; most lines are shorter
@@ -94,7 +97,7 @@ class Row:
 _NAMES = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
+def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
     """Yield the byte offsets and rows of whole lines; raise InvalidInputError if a line is not a row."""
     place = 0
     for number, line in enumerate(file, 1):
@@ -252,58 +255,134 @@ class Manifest:
                 file.close()
 
 
-def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
+def merge(paths: Sequence[str], output: str) -> Counter[str]:
     """Merge the manifests of shards, in their order, into one row per output, in the order of an unsharded run.
 
     Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". The rows of the manifests
-    are interleaved input by input, as the shards divide the inputs. `output` may be one of `paths`. Returns the number
-    of rows with each status. Raises InvalidInputError if a manifest cannot be read or is damaged, and OutputError if
-    the result cannot be written.
+    are interleaved input by input, as the shards divide the inputs. A folder, or a URL that ends with a slash, stands
+    for the manifests of a run in parts, whose rows follow each other. `output` may be one of `paths`. All are places
+    (`superres.system.places`), and memory does not grow with the number of rows. Returns the number of rows with each
+    status. Raises InvalidInputError if a manifest cannot be read or is damaged, and OutputError if the result cannot be
+    written.
     """
-    chosen: dict[str, tuple[BinaryIO, int, str]] = {}  # file, offset and status of the row of each output
-    turns: list[list[list[str]]] = []  # keys of the outputs of each input of each manifest
+    counts = Counter[str]()
     with ExitStack() as stack:
-        for path in paths:
-            try:
-                file = stack.enter_context(open(path, "rb"))
-            except OSError as error:
-                raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name manifests that "
-                                        "superres upscale wrote") from error
-            turns.append([])
-            source: str | None = None
-            for place, row in read_rows(file, path):
-                before = chosen.get(row.key)
-                if before is None:
-                    if row.input != source:
-                        turns[-1].append([])
-                        source = row.input
-                    turns[-1][-1].append(row.key)
-                if before is None or row.status == "ok" or before[2] != "ok":
-                    chosen[row.key] = (file, place, row.status)
-        keys = (key for inputs in itertools.zip_longest(*turns, fillvalue=[]) for keys in inputs for key in keys)
+        if all(map(_is_run, paths)):
+            lines = _counted((row.line() for path in paths for row in latest_rows(path)), counts)
+        else:
+            files = [stack.enter_context(_opened(path)) for path in paths]
+            index = stack.enter_context(_Index(files, paths))
+            lines, counts = index.lines(), index.counts()
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            _rewrite(output, (_line_at(*chosen[key][:2]) for key in keys))
+            _write_lines(output, lines)
         except OSError as error:
-            raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
-    return Counter(status for _, _, status in chosen.values())
+            raise OutputError(f"cannot write {public(output)}: {error.strerror}; choose another --output") from error
+    return counts
 
 
-def latest_rows(path: Path) -> Iterator[Row]:
-    """Yield the latest row of each output of a manifest; raise InvalidInputError if it cannot be read or is damaged."""
-    try:
-        with open(path, "rb") as file:
-            places = {row.key: place for place, row in read_rows(file, path)}
-            for place in sorted(places.values()):
-                yield Row.parse(_line_at(file, place))
-    except OSError as error:
-        raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name one that superres upscale "
-                                "wrote") from error
+def _counted(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[bytes]:
+    for line in lines:
+        counts[json.loads(line)["status"]] += 1
+        yield line
+
+
+def latest_rows(path: str) -> Iterator[Row]:
+    """Yield the latest row of each output of a manifest, or of the manifests of a run in parts (see `merge`).
+
+    Raises InvalidInputError if it cannot be read or is damaged.
+    """
+    if _is_run(path):
+        names = [name for name in files_in(path, "part-") if name.endswith(".jsonl")]
+        if not names:
+            raise InvalidInputError(f"{public(path)} has no manifests of a run in parts; name a manifest")
+        for name in names:
+            with _opened(join(path, name)) as file:
+                yield from (row for _, row in read_rows(file, join(path, name)))
+        return
+    with _opened(path) as file, _Index([file], [path]) as index:
+        yield from map(Row.parse, index.lines())
+
+
+def _is_run(path: str) -> bool:
+    return path.endswith("/") if is_url(path) else os.path.isdir(path)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    with fetched(path) as copy:
+        try:
+            file = open(copy, "rb")  # noqa: SIM115 -- closed below
+        except OSError as error:
+            raise InvalidInputError(f"cannot read the manifest {public(path)}: {error.strerror}; name manifests that "
+                                    "superres upscale wrote") from error
+        with file:
+            yield file
+
+
+class _Index:
+    """The row that counts of each output in some manifests, in a temporary database. A context manager.
+
+    A row's turn is the number of its input among those that its manifest is the first to name.
+    """
+
+    def __init__(self, files: Sequence[BinaryIO], paths: Sequence[str]) -> None:
+        self.files = files
+        self.database = sqlite3.connect("")  # a file that the system removes
+        self.database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
+                                    "CREATE TABLE rows (key BLOB PRIMARY KEY, turn INTEGER, manifest INTEGER, number "
+                                    "INTEGER, file INTEGER, place INTEGER, status TEXT) WITHOUT ROWID")
+        try:
+            for number, (file, path) in enumerate(zip(files, paths, strict=True)):
+                self._add(file, path, number)
+        except BaseException:
+            self.database.close()
+            raise
+
+    def __enter__(self) -> _Index:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.database.close()
+
+    def _add(self, file: BinaryIO, path: str, number: int) -> None:
+        source, turn = None, 0
+        for count, (place, row) in enumerate(read_rows(file, path)):
+            key = hashlib.blake2b(row.key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            turn_here = turn + (row.input != source)
+            added = self.database.execute("INSERT OR IGNORE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", (
+                key, turn_here, number, count, number, place, row.status))
+            if added.rowcount:
+                source, turn = row.input, turn_here
+            else:
+                self.database.execute("UPDATE rows SET file = ?, place = ?, status = ? WHERE key = ? AND (? = 'ok' OR "
+                                      "status != 'ok')", (number, place, row.status, key, row.status))
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the rows in the order of their turns."""
+        for file, place in self.database.execute("SELECT file, place FROM rows ORDER BY turn, manifest, number"):
+            yield _line_at(self.files[file], place)
+
+    def counts(self) -> Counter[str]:
+        """Return the number of rows with each status."""
+        return Counter(dict(self.database.execute("SELECT status, count(*) FROM rows GROUP BY status")))
 
 
 def _line_at(file: BinaryIO, place: int) -> bytes:
     file.seek(place)
     return file.readline()
+
+
+def _write_lines(place: str, lines: Iterable[bytes]) -> None:
+    """Write lines to a place, whole or not at all."""
+    if not is_url(place):
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        _rewrite(Path(place), lines)
+        return
+    with TemporaryDirectory(prefix="superres-") as folder:
+        path = os.path.join(folder, "manifest")
+        with open(path, "wb") as file:
+            file.writelines(lines)
+        move_to(path, place)
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:

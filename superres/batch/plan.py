@@ -13,7 +13,7 @@ from typing import Any
 from PIL import ImageColor
 
 from superres.batch.image_files import FORMATS, SUFFIXES
-from superres.batch.inputs import Input, distinct, find_inputs, require_inputs
+from superres.batch.inputs import LOCAL, Input, distinct, find_inputs, require_inputs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
@@ -41,6 +41,7 @@ class BatchOptions:
         manifest: JSON lines file with one row per output; in the output folder if None.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
         sheet: make each output a sheet of the input, its enlargement and the result, named <name>-sheet.
+        place: of a run in parts, the place of the outputs, instead of `output`.
     """
 
     output: Path
@@ -58,6 +59,7 @@ class BatchOptions:
     metadata: str = "strip"
     crop: str = DEFAULT_CROP
     sheet: bool = False
+    place: str | None = None
 
     def __post_init__(self) -> None:
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
@@ -100,17 +102,22 @@ class BatchOptions:
         """What follows the number of the sample in an output's name."""
         return f"{self.suffix}{'-sheet' if self.sheet else ''}{SUFFIXES[self.format]}"
 
-    def outputs(self, entry: Input, face: int = 0) -> list[str]:
-        """Return the absolute path of each sample of an input; [""] for an input that cannot be listed.
+    def names(self, entry: Input, face: int = 0) -> list[str]:
+        """Return the path of each sample of an input below the folder of the outputs.
 
         `face` is the number of the face, from 1, if several are found in the input; otherwise 0.
         """
-        if entry.error is not None:
-            return [""]
-        stem = f"{_absolute(self.output)}/{entry.name}{f'-face{face}' if face else ''}"
+        stem = f"{entry.name}{f'-face{face}' if face else ''}"
         if self.samples == 1:
             return [f"{stem}{self.ending}"]
         return [f"{stem}-{sample}{self.ending}" for sample in range(1, self.samples + 1)]
+
+    def outputs(self, entry: Input, face: int = 0) -> list[str]:
+        """Return the whole path or URL of each sample; [""] for an input that cannot be listed."""
+        if entry.error is not None:
+            return [""]
+        folder = _absolute(self.output) if self.place is None else self.place.rstrip("/")
+        return [f"{folder}/{name}" for name in self.names(entry, face)]
 
     def face_of(self, output: str) -> tuple[str, int]:
         """Return the output's path without "-faceN", and N; 0 if the path has no such part."""
@@ -141,13 +148,17 @@ def parse_shard(text: str) -> tuple[int, int]:
         raise ConfigError(f"--shard must be I/N, such as 0/4 for the first of four, not {text!r}") from None
 
 
-def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Input]:
+def plan(
+    inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = (),
+    allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}),
+) -> list[Input]:
     """Return this shard's part of `inputs` and `listed`, as for `find_inputs`; all output paths are distinct.
 
     Raises InvalidInputError if there are no inputs, two inputs have the same output, or an output would replace an
     input.
     """
-    found = find_inputs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
+    found = find_inputs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output,
+                        allowed)
     entries = list(distinct(found))
     require_inputs(entries, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
     _refuse_clashes(entries, options)

@@ -22,6 +22,7 @@ import numpy as np
 
 from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
+from superres.batch.reading import open_wanted
 from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.run import BatchRun
 from superres.batch.upscaling import decode_all
@@ -80,8 +81,12 @@ class Worker:
         """Read and decode the inputs in column "wanted", and return the files in column "made"."""
         wanted = [one for part in block["wanted"] for one in pickle.loads(part)]  # noqa: S301 -- from this run itself
         self.made, self.photos = list[Output](), list[tuple[str, int]]()
-        decode_all(iter(wanted), self, self.upscaler, min(self.rows, sum(len(samples) for _, _, samples in wanted)))
+        rows = min(self.rows, sum(len(samples) for _, _, samples in wanted))
+        decode_all(open_wanted(wanted), self, self.upscaler, rows)
         return {"made": np.array([pickle.dumps((self.made, self.photos))], dtype=object)}
+
+    def read(self, number: int) -> None:
+        """See `superres.batch.upscaling.Sink`."""
 
     def put(self, result: Result[Request] | Output) -> None:
         """See `superres.batch.upscaling.Sink`."""
@@ -104,7 +109,7 @@ def upscale_on_cluster(
     The actors' checkpoints must equal that of `upscaler`. Raises SuperresError if there is no such cluster or it fails,
     ConfigError if Ray is not installed, and the errors of `upscale_files`.
     """
-    ray = _import_ray()
+    ray = import_ray()
     decode = resolve_options(decode, upscaler, options.samples)
     # An actor may run in another folder.
     options = replace(options, output=Path(os.path.abspath(options.output)))
@@ -113,12 +118,13 @@ def upscale_on_cluster(
         inputs = run.wanted()
         wanted = [pickle.dumps(part) for part in iter(lambda: list(itertools.islice(inputs, block)), [])]
         if wanted:
-            with _connected(ray, cluster):
+            with connected(ray, cluster):
                 _decode(ray, run, wanted, cluster)
     return run.summary
 
 
-def _import_ray() -> ModuleType:
+def import_ray() -> ModuleType:
+    """Import Ray, or raise ConfigError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no prompt and no usage reports
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors also arrive as exceptions
     try:
@@ -131,7 +137,7 @@ def _import_ray() -> ModuleType:
 
 
 @contextmanager
-def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
+def connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster or start one; raise its errors as a SuperresError of one line."""
     own: dict[str, Any] = {}
     if cluster.address == "local":
@@ -150,16 +156,27 @@ def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
             ray.shutdown()
 
 
+def pool_of(ray: ModuleType, cluster: Cluster, most: int) -> tuple[int, dict[str, float]]:
+    """Return the number of actors, at most `most`, and the share of a processor or GPU that each asks for.
+
+    On CPUs some of a processor is left to the tasks that read and write.
+    """
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0)) if cluster.device != "cpu" else 0
+    cpus = int(resources.get("CPU", 1))
+    workers = min(cluster.workers or gpus or max(1, cpus // CPUS), most)
+    if gpus:
+        return workers, {"num_gpus": gpus / workers if workers > gpus else 1.0}
+    share = max(1, cpus // workers)
+    return workers, {"num_cpus": 0.8 if share == 1 else share - 1}
+
+
 def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluster) -> None:
     """Let the actors decode the blocks `wanted`, and pass the results to `run`."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0)) if cluster.device != "cpu" else 0
-    cpus = int(resources.get("CPU", 1))
-    workers = min(cluster.workers or gpus or max(1, cpus // CPUS), len(wanted))
-    share = {"num_gpus": gpus / workers if workers > gpus else 1.0} if gpus else {"num_cpus": max(1, cpus // workers)}
+    workers, share = pool_of(ray, cluster, len(wanted))
     folder = os.getcwd()
     if os.path.isdir(cluster.checkpoint):
         cluster = replace(cluster, checkpoint=os.path.abspath(cluster.checkpoint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import TypeAlias
@@ -11,35 +12,43 @@ import numpy as np
 from superres.batch.inputs import Content, Input, open_inputs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
-from superres.errors import InvalidInputError, SuperresError
+from superres.errors import SuperresError
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
 
 Wanted: TypeAlias = tuple[int, Input, list[int]]
 """The number of the first sample's output, an input, and the numbers (from 1) of its samples to make."""
+Opened: TypeAlias = tuple[int, Input, list[int], Content | SuperresError]
+"""A wanted input with its content, or the error why it cannot be read."""
 
 
-def read_requests(
-    wanted: Iterable[Wanted], settings: RunSettings, count: int, cropped: Callable[[str, int], None],
-) -> Iterator[Request | Output]:
-    """Yield a request for each sample of an input's crops, or a failed output per sample.
-
-    `wanted` are in the order of the plan, which has `count` outputs; output n of face f has the number n + f * count.
-    `cropped` gets, for a photo, the line that says how it was cropped and the number of outputs that further faces add.
-    """
-    pending: list[tuple[int, list[int]]] = []
+def open_wanted(wanted: Iterable[Wanted]) -> Iterator[Opened]:
+    """Open wanted inputs in their order."""
+    pending: deque[tuple[int, list[int]]] = deque()
 
     def entries() -> Iterator[Input]:
         for first, entry, samples in wanted:
             pending.append((first, samples))
             yield entry
 
+    for entry, content in open_inputs(entries()):
+        first, samples = pending.popleft()
+        yield first, entry, samples, content
+
+
+def read_requests(
+    opened: Iterable[Opened], settings: RunSettings, count: int, cropped: Callable[[str, int], None],
+) -> Iterator[Request | Output]:
+    """Yield a request for each sample of an input's crops, or a failed output per sample.
+
+    `opened` are in the order of the plan, which has `count` outputs; output n of face f has the number n + f * count.
+    `cropped` gets, for a photo, the line that says how it was cropped and the number of outputs that further faces add.
+    """
     options, task = settings.options, settings.task
     if options.source == "photo":
         task = replace(task, between=())  # reduces pictures of the size of a later stage's input, too
-    for entry, content in open_inputs(entries()):
-        first, samples = pending.pop(0)
+    for first, entry, samples, content in opened:
         try:
             picture, crops = _open(entry, content, options, task)
             reduced = [_reduced(picture, crop, options, task) for crop in crops]
@@ -60,10 +69,10 @@ def read_requests(
 
 
 def _open(
-    entry: Input, content: Content | InvalidInputError, options: BatchOptions, task: FaceTask,
+    entry: Input, content: Content | SuperresError, options: BatchOptions, task: FaceTask,
 ) -> tuple[Picture, list[Crop]]:
     """Return the picture of an input and its squares; raise the error why there is none."""
-    if isinstance(content, InvalidInputError):
+    if isinstance(content, SuperresError):
         raise content
     if isinstance(content, np.ndarray):
         picture = Picture(content)

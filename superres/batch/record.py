@@ -102,6 +102,13 @@ class Summary:
             # Details such as sizes differ between files, so all reasons after the first 20 are counted together.
             self.reasons[reason if len(self.reasons) < 20 or reason in self.reasons else "other reasons"] += 1
 
+    def include(self, other: Summary) -> None:
+        """Add the counts of another part of the run, without its seconds."""
+        self.done, self.skipped, self.failed = (
+            self.done + other.done, self.skipped + other.skipped, self.failed + other.failed)
+        self.tokens, self.iterations = self.tokens + other.tokens, self.iterations + other.iterations
+        self.reasons.update(other.reasons)
+
     def line(self) -> str:
         """Return the counts as one human-readable line."""
         counts = f"{self.done} done, {self.skipped} skipped, {self.failed} failed"

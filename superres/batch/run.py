@@ -95,6 +95,9 @@ class BatchRun:
                 raise self.error
         self.summary.seconds = time.perf_counter() - self._started
 
+    def read(self, number: int) -> None:
+        """See `superres.batch.upscaling.Sink`."""
+
     def put(self, result: Result[Request] | Output) -> None:
         """Queue a decoded image or an output; block while the queue is full."""
         self._queue.put(result)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from superres.batch.commit import GROUP
 from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.reading import Wanted, read_requests
+from superres.batch.reading import Opened, open_wanted, read_requests
 from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.run import BatchRun
 from superres.config import DecodeConfig
@@ -39,6 +39,9 @@ class Sink(Protocol):
     count: int
     error: BaseException | None
 
+    def read(self, number: int) -> None:
+        """Receive the number of an output before the output itself; called in the order of the inputs."""
+
     def put(self, result: Result[Request] | Output) -> None:
         """Receive a decoded image, or an output that cannot be made."""
 
@@ -63,16 +66,17 @@ def upscale_files(
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
     with BatchRun(entries, options, settings, group) as run:
         rows = min(options.batch_size or upscaler.fitting_rows(decode), max(run.total, 1))
-        decode_all(run.wanted(), run, upscaler, rows)
+        decode_all(open_wanted(run.wanted()), run, upscaler, rows)
     return run.summary
 
 
-def decode_all(wanted: Iterator[Wanted], sink: Sink, upscaler: Upscaler, rows: int) -> None:
-    """Read the inputs `wanted` in a thread of its own, and decode them, `rows` images together."""
+def decode_all(opened: Iterator[Opened], sink: Sink, upscaler: Upscaler, rows: int) -> None:
+    """Open inputs in a thread of its own, and decode them, `rows` images together."""
     feed = FeedQueue[Request](AHEAD * rows)
 
     def requests() -> Iterator[Request]:
-        for result in read_requests(wanted, sink.settings, sink.count, sink.cropped):
+        for result in read_requests(opened, sink.settings, sink.count, sink.cropped):
+            sink.read(result.number)
             if isinstance(result, Request):
                 yield result
             else:

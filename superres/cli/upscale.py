@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from superres.batch.image_files import FORMATS
-from superres.batch.inputs import read_list
+from superres.batch.inputs import LOCAL, Input, read_list
+from superres.batch.parts import LAYOUTS, MOST_ROWS, ROWS, Job
 from superres.batch.plan import (
     KEEP_ALPHA,
     MANIFEST,
@@ -25,24 +26,38 @@ from superres.batch.plan import (
     parse_shard,
     plan,
 )
+from superres.batch.ray_cluster import Cluster
 from superres.cli import options as opt
-from superres.config import DEFAULT_CASCADE, require
+from superres.config import DEFAULT_CASCADE, DecodeConfig, require, require_choice, require_whole
 from superres.pipeline.options import as_option, combined
+from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.terminal import echo
 from superres.tasks.faces import SOURCES
 from superres.tasks.photos import CROPS, DEFAULT_CROP
 
+if TYPE_CHECKING:
+    from superres.batch.record import Summary
+    from superres.pipeline.upscaler import Upscaler
+
+SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])  # formats that pack pictures into shards
 FEW = 20
 """Largest number of input files whose results are written to the current folder."""
 Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
-                                       ".tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
+                                       ".tar.gz, .npz, .parquet ...), and patterns such as 'photos/**/*.jpg'; paths or "
+                                       "URLs (s3://, gs://, az://, hf://, https://; extra cloud).")]
 InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more inputs "
                                          "from FILE, one per line; '-' reads standard input.")]
-Output = Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Folder for the results, DIR/<name of the "
-                                       "input>.png. [default: the current folder, as <name>-superres.png, for up to "
-                                       f"{FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices(list(FORMATS)), help="Format of the results.")]
+Allow = Annotated[list[str], Option("--allow", metavar="URL", rich_help_panel=opt.FILES, help="Let --list name inputs "
+                                    "at this scheme and host, such as s3://faces; repeatable. Places of the other "
+                                    "arguments are allowed.")]
+Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Folder for the results, DIR/<name of the "
+                                      "input>.png, or its URL. [default: the current folder, as <name>-superres.png, "
+                                      f"for up to {FEW} files]")]
+Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]), help="Format of the results; "
+                               "webdataset and parquet pack PNG pictures into shards.")]
+Rows = Annotated[int, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per shard or, at a URL, per part of "
+                             f"the run, 1 to {MOST_ROWS}; an archive is a part by itself.")]
 Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
                                "before its file extension.")]
 KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the inputs' sub-folders in "
@@ -79,10 +94,12 @@ Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="De
                               "the inputs, I from 0 to N-1.")]
 Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
                                          "output; a later run continues from it. [default: DIR/manifest.jsonl]")]
-Manifests = Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests in the order of their shards.")]
-Merged = Annotated[Path, Option(metavar="FILE", help="File for the merged manifest.")]
+Manifests = Annotated[list[str], Argument(metavar="MANIFEST", help="Manifests in the order of their shards; or folders "
+                                         "(URLs that end with /) of runs in parts.")]
+Merged = Annotated[str, Option(metavar="FILE", help="File for the merged manifest.")]
 
-OneManifest = Annotated[Path, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from its shards.")]
+OneManifest = Annotated[str, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from its shards; or the "
+                                      "folder (URL that ends with /) of a run in parts.")]
 
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 
@@ -95,7 +112,7 @@ def upscale(
     recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
-    engine: opt.Engine = "auto",
+    engine: opt.Engine = "auto", rows: Rows = ROWS, allow: Allow = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
@@ -111,37 +128,99 @@ def upscale(
         if not opt.is_given(context, "on_existing"):
             on_existing = "error"  # without a manifest, nothing says how an output was made
     options = BatchOptions(
-        output or Path(), parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard),
-        manifest, format_name, suffix, keep_tree, alpha, metadata, crop, sheet,
+        Path(output or ""), parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard),
+        manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha, metadata, crop, sheet,
     )
     check_given(context, inputs, listed, workers)
+    allowed = allowed_hosts([*inputs, output or "", listed or ""], allow, listed)
+    job = part_job(context, output, inputs, listed, allowed)
 
-    from superres.batch.manifest import latest_rows
-    from superres.batch.upscaling import upscale_files
     from superres.pipeline.options import check_samples
 
     check_samples(decode, samples)
-    jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
+    entries = [] if job else plan(inputs, options, list(read_list(listed)) if listed is not None else [], allowed)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
-    with TemporaryDirectory() as folder:
-        if output is None and manifest is None:
-            options = dataclasses.replace(options, manifest=Path(folder) / MANIFEST)
-        if ray is None:
-            counts = upscale_files(jobs, upscaler, options, decode)
-        else:
-            from superres.batch.ray_cluster import Cluster, upscale_on_cluster
-
-            cluster = Cluster(ray, workers, checkpoint, device, engine)
-            counts = upscale_on_cluster(jobs, upscaler, options, decode, cluster)
-        for row in latest_rows(options.manifest_path) if output is None else ():
-            if row.status == "ok":
-                say(f"{row.input}: written to {os.path.relpath(row.output)}")
+    cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
+    if job is not None:
+        counts = run_in_parts(job, upscaler, dataclasses.replace(options, place=job.output), decode, cluster)
+    else:
+        counts = run_files(entries, upscaler, options, decode, cluster, output is not None)
     for line in [*counts.reason_lines(), counts.line()]:
         say(line)
     raise typer.Exit(counts.exit_code)
+
+
+def run_files(
+    entries: list[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster | None,
+    in_folder: bool,
+) -> Summary:
+    """Upscale into files of this machine; unless `in_folder`, keep no manifest but say where each result is."""
+    from superres.batch.manifest import latest_rows
+    from superres.batch.upscaling import upscale_files
+
+    with TemporaryDirectory() as folder:
+        if not in_folder and options.manifest is None:
+            options = dataclasses.replace(options, manifest=Path(folder) / MANIFEST)
+        if cluster is None:
+            counts = upscale_files(entries, upscaler, options, decode)
+        else:
+            from superres.batch.ray_cluster import upscale_on_cluster
+
+            counts = upscale_on_cluster(entries, upscaler, options, decode, cluster)
+        for row in latest_rows(str(options.manifest_path)) if not in_folder else ():
+            if row.status == "ok":
+                say(f"{row.input}: written to {os.path.relpath(row.output)}")
+    return counts
+
+
+def run_in_parts(
+    job: Job, upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster | None,
+) -> Summary:
+    """Upscale into a store or into shards."""
+    redo = options.on_existing == "overwrite"
+    if cluster is None:
+        from superres.batch.part_run import upscale_parts
+
+        return upscale_parts(job, upscaler, options, decode, redo)
+    from superres.batch.ray_parts import upscale_parts_on_cluster
+
+    return upscale_parts_on_cluster(job, upscaler, options, decode, cluster, redo)
+
+
+def part_job(
+    context: typer.Context, output: str | None, inputs: Sequence[str], listed: str | None,
+    allowed: frozenset[tuple[str, str]],
+) -> Job | None:
+    """Return what a run in parts reads and writes; None if the results are single files of this machine."""
+    kind, rows = context.params["format_name"], context.params["rows"]
+    if output is None or not (is_url(output) or kind in SHARDS):
+        require(kind not in SHARDS, f"--format {kind} needs a folder or a URL; give --output")
+        opt.refuse_ineffective(context, "where each result is a file of this machine; leave it out, or give --format "
+                               "webdataset", "rows")
+        return None
+    require_whole("--rows", rows, 1, MOST_ROWS)
+    require_choice("--on-existing", context.params["on_existing"], ("skip", "overwrite"))
+    opt.refuse_ineffective(context, "in a store or with shards, since each part has its manifest beside it; leave it "
+                           "out", "manifest")
+    if is_url(output):
+        check_url(output)
+    return Job(output.rstrip("/") if is_url(output) else os.path.abspath(output), kind if kind in SHARDS else "files",
+               rows, tuple(place if is_url(place) else os.path.abspath(place) for place in inputs), listed, allowed)
+
+
+def allowed_hosts(places: Sequence[str], allow: Sequence[str], listed: str | None) -> frozenset[tuple[str, str]]:
+    """Return the schemes and hosts that the command line names; a list from elsewhere must not name local paths."""
+    for place in [*places, *allow]:
+        if is_url(place):
+            check_url(place)
+    for place in allow:
+        require(is_url(place), f"--allow must be a URL such as s3://faces, not {place!r}")
+    hosts = {host_of(place) for place in [*places, *allow] if is_url(place)}
+    is_local = not is_url(listed or "") or any(not is_url(place) for place in places[:-2])
+    return frozenset(hosts | ({LOCAL} if is_local else set()))
 
 
 def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None, workers: int | None) -> None:
@@ -163,7 +242,8 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:
     """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder."""
-    require(listed is None and len(inputs) <= FEW and all(Path(name).is_file() for name in inputs),
+    require(listed is None and len(inputs) <= FEW
+            and all((is_url(name) and not name.endswith("/")) or Path(name).is_file() for name in inputs),
             f"folders, patterns, lists and more than {FEW} files need a folder for their results; give --output DIR")
 
 

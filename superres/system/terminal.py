@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -61,12 +61,17 @@ def write_output(data: bytes) -> None:
     sys.stdout.flush()
 
 
+def standard_input() -> BinaryIO:
+    """Return standard input, or raise InvalidInputError if it is closed."""
+    if sys.stdin is None:
+        raise InvalidInputError(f"cannot read standard input: {os.strerror(errno.EBADF)}; give it a file or a pipe")
+    return sys.stdin.buffer
+
+
 def read_standard_input() -> bytes:
     """Read standard input to its end, or raise InvalidInputError if it is closed or cannot be read."""
     try:
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return sys.stdin.buffer.read()
+        return standard_input().read()
     except OSError as error:
         raise InvalidInputError(f"cannot read standard input: {error.strerror}; give it a file or a pipe") from error
 

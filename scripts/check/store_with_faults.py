@@ -1,0 +1,123 @@
+"""Serve an S3 store on loopback that fails: for `scripts/check/bucket.py` and for trying a run by hand.
+
+    python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
+
+A proxy in front of moto's server answers some requests with 500 or 503, cuts some downloads, and counts requests and
+bytes. GET /-/counts gives the counts as JSON. What fails depends on the seed and the number of the request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+
+from aiohttp import ClientSession, TCPConnector, web
+
+SLOW = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+BROKEN = b"<Error><Code>InternalError</Code><Message>Internal error.</Message></Error>"
+DROPPED = ("transfer-encoding", "content-length", "connection", "content-encoding")
+
+
+class Proxy:
+    """Passes requests on to `target`, and fails `errors` of them and `cuts` of the downloads."""
+
+    def __init__(self, target: str, errors: float, cuts: float, seed: int) -> None:
+        self.target, self.errors, self.cuts, self.draw = target, errors, cuts, random.Random(seed)
+        self.counts: Counter[str] = Counter()
+
+    async def start(self, app: web.Application) -> None:
+        """Open the connections to the store."""
+        self.session = ClientSession(connector=TCPConnector(limit=64), auto_decompress=False)
+
+    async def stop(self, app: web.Application) -> None:
+        """Close the connections to the store."""
+        await self.session.close()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request."""
+        if request.path == "/-/counts":
+            return web.json_response(dict(self.counts))
+        body = await request.read()
+        self.counts[request.method] += 1
+        self.counts["bytes in"] += len(body)
+        fate = self.draw.random()
+        if fate < self.errors:
+            status = 500 if fate < self.errors / 2 else 503
+            self.counts[str(status)] += 1
+            return web.Response(status=status, body=BROKEN if status == 500 else SLOW, content_type="application/xml")
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        async with self.session.request(request.method, f"{self.target}{request.raw_path}", data=body, headers=headers,
+                                        allow_redirects=False, skip_auto_headers=("Content-Type",)) as answer:
+            content = await answer.read()
+            kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in DROPPED]
+            self.counts["bytes out"] += len(content)
+            if request.method == "GET" and len(content) > 1 and self.draw.random() < self.cuts:
+                self.counts["cut"] += 1
+                return await self._cut(request, answer.status, kept, content)
+            response = web.Response(status=answer.status, body=content)
+            if request.method == "HEAD" and "Content-Length" in answer.headers:
+                response.headers["Content-Length"] = answer.headers["Content-Length"]
+            for name, value in kept:
+                response.headers[name] = value
+            return response
+
+    @staticmethod
+    async def _cut(request: web.Request, status: int, headers: list[tuple[str, str]], content: bytes
+                   ) -> web.StreamResponse:
+        """Send half of a download and close the connection."""
+        response = web.StreamResponse(status=status)
+        for name, value in headers:
+            response.headers[name] = value
+        response.content_length = len(content)
+        await response.prepare(request)
+        await response.write(content[: len(content) // 2])
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+def serve(host: str, port: int, errors: float, cuts: float, seed: int) -> None:
+    """Serve until the process is ended; the store itself has a port of its own on the same host."""
+    from moto.server import ThreadedMotoServer
+
+    store = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
+    store.start()
+    _, own = store.get_host_and_port()
+    proxy = Proxy(f"http://{host}:{own}", errors, cuts, seed)
+    app = web.Application(client_max_size=1 << 31)
+    app.router.add_route("*", "/{path:.*}", proxy.handle)
+    app.on_startup.append(proxy.start)
+    app.on_cleanup.append(proxy.stop)
+
+    async def run() -> None:
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        print(json.dumps({"endpoint": f"http://{host}:{runner.addresses[0][1]}"}), flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    """Read the arguments and serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--errors", type=float, default=0.0)
+    parser.add_argument("--cuts", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    try:
+        serve(arguments.host, arguments.port, arguments.errors, arguments.cuts, arguments.seed)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
