@@ -19,6 +19,8 @@ from batch_tools import contents
 from PIL import Image
 from test_photos import group_photo
 
+from superres.batch.part_run import upscale_parts
+from superres.batch.parts import Job
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.checkpoint import save_checkpoint
@@ -31,6 +33,7 @@ ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
 from superres.batch import ray_cluster  # noqa: E402
 from superres.batch.ray_cluster import Cluster, upscale_on_cluster  # noqa: E402
+from superres.batch.ray_parts import upscale_parts_on_cluster  # noqa: E402
 
 TINY = ModelConfig(width=32, filter_size=32, attention_heads=2, encoder_layers=0, decoder_layers=1, norm="pre",
                    attention_block_length=16, prediction_heads=64, head_filter_size=32, cross_attention=False,
@@ -103,6 +106,39 @@ def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoi
     assert killed
     assert (summary.done, summary.failed) == (local.done, local.failed) == (26, 1)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_run_in_parts_ends_as_it_does_without_ray(cluster, checkpoint, faces, tmp_path, kill, capfd):
+    upscaler = Upscaler.load(checkpoint, "cpu", "plain")
+    jobs = [Job(str(tmp_path / name), "webdataset", 4, (str(faces),)) for name in ("out", "whole")]
+    options = [BatchOptions(Path(), recursive=True, place=job.output) for job in jobs]
+    local = upscale_parts(jobs[1], upscaler, options[1], DECODE)
+    capfd.readouterr()
+    before, killed = set(actors()), []
+
+    def watch():
+        while kill and not killed and not stopped.is_set():
+            if (mine := sorted(set(actors()) - before)) and (tmp_path / "out" / "part-000000.jsonl").exists():
+                os.kill(mine[0], signal.SIGKILL)
+                killed.append(mine[0])
+            time.sleep(0.02)
+
+    stopped = threading.Event()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    summary = upscale_parts_on_cluster(jobs[0], upscaler, options[0], DECODE, cluster)
+    stopped.set()
+    thread.join()
+    assert bool(killed) == kill
+    assert (summary.done, summary.failed) == (local.done, local.failed) == (26, 1)
+    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("out", "whole")]
+    assert files[0] == files[1]
+    for name in files[0]:
+        if name.endswith(".tar"):
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert capfd.readouterr().err.count("00.png is not an image") == 1
+    assert upscale_parts_on_cluster(jobs[0], upscaler, options[0], DECODE, cluster).finished == 0
 
 
 @pytest.mark.parametrize("size", [None, 32])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import sys
 from collections import Counter
@@ -83,6 +84,8 @@ class Proxy:
 def serve(host: str, port: int, errors: float, cuts: float, seed: int) -> None:
     """Serve until the process is ended; the store itself has a port of its own on the same host."""
     from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
 
     store = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     store.start()

@@ -1,0 +1,325 @@
+"""Runs in parts end alike: from any place to any place, in files and in shards, interrupted or not."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batch_tools import contents, upscale
+from fakes import FakeUpscaler
+from PIL import Image
+from stores import faulty_store
+from test_photos import group_photo
+
+from superres.batch import inputs, part_run, parts, shard_files
+from superres.batch.inputs import LOCAL, read_archive
+from superres.batch.manifest import Row, latest_rows, merge
+from superres.batch.part_run import upscale_parts
+from superres.batch.parts import Job, read_part
+from superres.batch.plan import BatchOptions
+from superres.cli.upscale import allowed_hosts
+from superres.config import DecodeConfig
+from superres.errors import InvalidInputError, OutputError, PlaceError
+from superres.system import places
+from superres.system.places import files_in, read_place, write_place
+
+pytest.importorskip("s3fs", reason="the extra cloud is not installed")
+parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+
+pytestmark = pytest.mark.slow
+DRAW = np.random.default_rng(0)
+
+
+def png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+FACES = {f"{number % 3}/{number:02d}.png": png(DRAW.integers(0, 256, (8, 8, 3), np.uint8)) for number in range(24)}
+FACES |= {"0/03.png": b"no picture", "1/22.png": b""}
+
+
+@pytest.fixture(scope="module")
+def store():
+    with pytest.MonkeyPatch.context() as patch, faulty_store(patch) as bucket:
+        for name, content in FACES.items():
+            write_place(f"{bucket}/in/{name}", content)
+        yield bucket
+
+
+@pytest.fixture
+def faces(tmp_path):
+    for name, content in FACES.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    return str(tmp_path / "in")
+
+
+def run(given, output, layout="files", rows=7, listed=None, redo=False, allow=(), upscaler=None, **options):
+    """Run in parts, as the command does, and return the summary."""
+    given = [given] if isinstance(given, str) else given
+    allowed = allowed_hosts([*given, output, listed or ""], list(allow), listed)
+    job = Job(output, layout, rows, tuple(given), listed, allowed)
+    settings = BatchOptions(Path(), **{"recursive": True, "place": output, **options})
+    decode = DecodeConfig(temperature=0.9 if options.get("samples", 1) > 1 else 0.0)
+    return upscale_parts(job, upscaler or FakeUpscaler(), settings, decode, redo)
+
+
+def pictures(output, layout="files"):
+    """Return the pictures of a run by their names."""
+    found = {}
+    for name in files_in(output, recursive=True):
+        content = read_place(f"{output}/{name}", 10_000_000)
+        if layout == "files" and name.endswith(".png"):
+            found[name] = content
+        elif name.endswith(".tar"):
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                found |= {member.name: archive.extractfile(member).read() for member in archive
+                          if member.name.endswith(".png")}
+        elif name.endswith(".parquet"):
+            rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+            found |= {row["image"]["path"]: row["image"]["bytes"] for row in rows}
+    return found
+
+
+def rows_in(output):
+    """Return the rows of all parts without times and places."""
+    rows = [json.loads(row.line()) for row in latest_rows(f"{output}/")]
+    for row in rows:
+        row["seconds"] = None
+        row["output"] = row["output"].removeprefix(output).partition(".tar/")[2] or row["output"].removeprefix(output)
+    return rows
+
+
+@pytest.mark.parametrize("layout", ["files", "webdataset", "parquet"])
+def test_from_store_to_store_as_from_folder_to_folder(store, faces, tmp_path, layout):
+    upscale(Path(faces), tmp_path / "whole", recursive=True, keep_tree=True)
+    whole = {name: content for name, content in contents(tmp_path / "whole").items() if name.endswith(".png")}
+    there, here = f"{store}/out-{layout}", str(tmp_path / "out")
+    for source, output in ((f"{store}/in/", there), (faces, here)):
+        summary = run(source, output, layout)
+        assert (summary.done, summary.failed, summary.exit_code) == (22, 2, 1)
+        assert pictures(output, layout) == whole
+        rows = list(latest_rows(f"{output}/"))
+        assert len({row.input for row in rows}) == len(rows) == 24
+        assert all(row.sha256 and row.input.startswith(source) for row in rows if row.status == "ok")
+    assert sorted(files_in(there)) == sorted(files_in(here))
+
+
+def test_a_shard_has_keys_statistics_and_no_time_in_it(faces, tmp_path):
+    for name, upscaler in (("a", FakeUpscaler()), ("b", FakeUpscaler(seconds_per_call=9.0))):
+        run(faces, str(tmp_path / name), "webdataset", upscaler=upscaler)
+        run(faces, str(tmp_path / f"{name}-parquet"), "parquet", upscaler=upscaler)
+    for kind in ("", "-parquet"):
+        for name in files_in(str(tmp_path / f"a{kind}"), "part-"):
+            if not name.endswith(".jsonl"):
+                assert (tmp_path / f"a{kind}" / name).read_bytes() == (tmp_path / f"b{kind}" / name).read_bytes()
+    with tarfile.open(tmp_path / "a" / "part-000001.tar") as archive:
+        names = archive.getnames()
+        record = json.load(archive.extractfile(names[1]))
+    assert names[:2] == ["0/21.png", "0/21.json"]
+    assert record["tokens"] == 3072
+    assert record["input"].endswith("in/0/21.png")
+    table = parquet.read_table(tmp_path / "a-parquet" / "part-000001.parquet")
+    assert table["key"].to_pylist()[:2] == ["0/21", "1/01"]
+
+
+def test_shards_are_inputs_whose_keys_are_kept(store, tmp_path):
+    for kind in ("webdataset", "parquet"):
+        run(f"{store}/in/", f"{store}/low-{kind}", kind)
+    whole = pictures(f"{store}/low-parquet", "parquet")
+    for kind, suffix in (("webdataset", "tar"), ("parquet", "parquet")):
+        output = str(tmp_path / kind)
+        summary = run(f"{store}/low-{kind}/*.{suffix}", output, "webdataset", source="photo", crop="centre")
+        assert (summary.done, summary.failed) == (22, 0)
+        assert sorted(pictures(output, "webdataset")) == sorted(whole)
+    run(f"{store}/low-webdataset/*.tar", str(tmp_path / "files"), source="photo", crop="centre")
+    assert sorted(pictures(str(tmp_path / "files")))[0] == "part-000000/0/00.png"
+
+
+def test_a_damaged_shard_is_named_once_and_the_others_are_done(tmp_path):
+    for name in ("a", "b"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            for key in ("0.png", "1.png", "1.jpg"):
+                member = tarfile.TarInfo(key)
+                member.size = len(FACES["0/00.png"])
+                archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
+    content = (tmp_path / "b.tar").read_bytes()
+    (tmp_path / "b.tar").write_bytes(content[:700])
+    (tmp_path / "c.tar").write_bytes(b"no archive")
+    summary = run([str(tmp_path / f"{name}.tar") for name in "abc"], str(tmp_path / "out"), "webdataset")
+    assert (summary.done, summary.failed) == (2, 3)
+    errors = [row.error for row in latest_rows(f"{tmp_path}/out") if row.error]
+    assert "would be written to the same output as" in errors[0]
+    assert "b.tar is damaged" in errors[1] or "b.tar" in errors[1]
+    assert "c.tar is damaged or not an archive" in errors[2]
+
+
+@pytest.mark.parametrize("layout", ["files", "webdataset", "parquet"])
+@pytest.mark.parametrize("moment", range(1, 9, 2))
+def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, tmp_path, monkeypatch, layout, moment):
+    run(faces, str(tmp_path / "whole"), layout)
+    calls, real = [], part_run.move_to
+
+    def fail(path, place):
+        calls.append(place)
+        if len(calls) == moment:
+            raise PlaceError("the store is away")
+        real(path, place)
+
+    out = str(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(part_run, "move_to", fail)
+        patch.setattr(shard_files, "move_to", fail)
+        stopped = run(faces, out, layout)
+    assert (stopped.stopped is None) == (len(calls) < moment)
+    resumed = run(faces, out, layout)
+    assert resumed.stopped is None
+    assert pictures(out, layout) == pictures(str(tmp_path / "whole"), layout)
+    assert rows_in(out) == rows_in(str(tmp_path / "whole"))
+    assert run(faces, out, layout).finished == 0
+
+
+def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_path, monkeypatch):
+    real, asked = inputs.read_place, []
+
+    def sometimes(place, most):
+        asked.append(place)
+        if len(asked) == 12:
+            raise PlaceError(f"cannot read {place} at present")
+        return real(place, most)
+
+    monkeypatch.setattr(inputs, "read_place", sometimes)
+    monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
+    for name, content in FACES.items():
+        write_place(f"memory://in/{name}", content)
+    out = str(tmp_path / "out")
+    summary = run("memory://in/", out)
+    assert "at present" in summary.stopped
+    assert summary.exit_code == 1
+    run("memory://in/", out)
+    assert len(pictures(out)) == 22
+    assert len(list(latest_rows(f"{out}/"))) == 24
+
+
+def test_shards_of_a_run_share_its_plan(faces, tmp_path):
+    out = str(tmp_path / "out")
+    counts = [run(faces, out, "webdataset", rows=5, shard=(index, 2)) for index in range(2)]
+    assert sum(one.done for one in counts) == 22
+    assert all(one.done > 5 for one in counts)
+    assert len(pictures(out, "webdataset")) == 22
+
+
+def test_other_settings_or_inputs_are_refused_and_redone_when_asked(faces, tmp_path):
+    out = str(tmp_path / "out")
+    run(faces, out)
+    with pytest.raises(OutputError, match=r"rows 7 there, 8 now.*overwrite"):
+        run(faces, out, rows=8)
+    with pytest.raises(OutputError, match="other settings"):
+        run(faces, out, samples=2)
+    assert run(faces, out, rows=8, redo=True).done == 22
+    assert list(files_in(out, "part-")) == [f"part-{part:06d}.jsonl" for part in range(3)]
+    assert len(list(latest_rows(f"{out}/"))) == 24
+    (tmp_path / "out" / "run.json").write_text("[]")
+    with pytest.raises(OutputError, match="is not the record of a run"):
+        run(faces, out)
+
+
+def test_inputs_of_one_name_are_refused_before_anything_is_decoded(faces, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "00.png").write_bytes(FACES["0/00.png"])
+    listed = tmp_path / "list"
+    listed.write_text(f"{faces}/0/00.png\n{faces}/0/00.png\n")
+    out = str(tmp_path / "out")
+    with pytest.raises(InvalidInputError, match=r"00.png is named twice; leave one out"):
+        run([], out, listed=str(listed), rows=1)
+    with pytest.raises(InvalidInputError, match=r"would both be written to 00\.png"):
+        run([f"{faces}/0/00.png", str(tmp_path / "other" / "00.png")], out, rows=1)
+    (tmp_path / "other" / "00-face2.png").write_bytes(FACES["0/00.png"])
+    with pytest.raises(InvalidInputError, match=r"would both be written to 00\.png"):
+        run(str(tmp_path / "other"), out, rows=1)
+    with pytest.raises(InvalidInputError, match="no image in"):
+        run(str(tmp_path / "out"), str(tmp_path / "out2"))
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_faces_and_samples_of_a_photo_are_in_one_part(tmp_path):
+    (tmp_path / "in").mkdir()
+    Image.fromarray(group_photo()[0]).save(tmp_path / "in" / "party.png")
+    (tmp_path / "in" / "small.png").write_bytes(FACES["0/00.png"])
+    (tmp_path / "in" / "zero.png").write_bytes(b"")
+    summary = run(str(tmp_path / "in"), str(tmp_path / "out"), "webdataset", samples=2, rows=1)
+    assert (summary.done, summary.failed) == (8, 2)
+    assert sorted(pictures(str(tmp_path / "out"), "webdataset")) == sorted(
+        [f"party-face{face}-{sample}.png" for face in (1, 2, 3) for sample in (1, 2)] + ["small-1.png", "small-2.png"])
+
+
+def test_a_list_names_only_places_of_the_command_line(store, faces, tmp_path, capfd):
+    listed = tmp_path / "list"
+    lines = [f"{store}/in/0/00.png", "s3://other/a.png", "https://elsewhere/b.png", "ftp://elsewhere/c.png",
+             f"{faces}/1/01.png"]
+    listed.write_text("\n".join(lines))
+    out = str(tmp_path / "out")
+    summary = run([], out, listed=str(listed), allow=[store])
+    assert (summary.done, summary.failed) == (2, 3)
+    refused = [row for row in latest_rows(f"{out}/") if row.error]
+    assert all("is at a place that the command line does not name" in row.error for row in refused)
+    write_place(f"{store}/lists/all.txt", listed.read_bytes())
+    away = run([], str(tmp_path / "away"), listed=f"{store}/lists/all.txt")
+    assert (away.done, away.failed) == (1, 4)
+    assert any("path of this machine" in row.error for row in latest_rows(f"{tmp_path}/away") if row.error)
+
+
+def test_a_plan_that_was_changed_reads_no_other_place(faces, tmp_path):
+    out = str(tmp_path / "out")
+    job = Job(out, "files", 7, (faces,), None, frozenset({LOCAL}))
+    settings = BatchOptions(Path(), recursive=True, place=out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_run, "decode_all", lambda *_: None)
+        upscale_parts(job, FakeUpscaler(), settings, DecodeConfig())
+    plan = tmp_path / "out" / "plan" / "000000.jsonl"
+    plan.write_text('["s3://elsewhere/a.png", "a", null]\n')
+    archive = tmp_path / "out" / "plan" / "000001.jsonl"
+    archive.write_text('{"archive": "https://elsewhere/a.tar"}\n')
+    upscale_parts(job, FakeUpscaler(), settings, DecodeConfig())
+    errors = [row.error for row in latest_rows(f"{out}/") if row.error]
+    assert sum("does not name" in error for error in errors) == 2
+    plan.write_text("[1")
+    with pytest.raises(InvalidInputError, match="is damaged"):
+        read_part(job, 0)
+
+
+def test_a_member_never_leaves_the_place(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("../../x.png", "/etc/y.png", "ok/z.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(FACES["0/00.png"])
+            archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
+    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/")]
+    assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
+    run(str(tmp_path / "a.tar"), str(tmp_path / "deep" / "out"))
+    assert {path.name for path in tmp_path.rglob("*.png")} <= {"z.png", "y.png", "x.png"}
+    assert all(str(path).startswith(str(tmp_path / "deep" / "out")) for path in tmp_path.rglob("*.png"))
+
+
+def test_manifests_of_parts_and_of_shards_merge_in_a_stream(store, faces, tmp_path):
+    run(f"{store}/in/", f"{store}/merged")
+    counts = merge([f"{store}/merged/"], f"{store}/merged/all.jsonl")
+    assert counts == {"ok": 22, "failed": 2}
+    assert len(list(latest_rows(f"{store}/merged/all.jsonl"))) == 24
+    rows = [Row(f"{number}", f"/{number % 50}", "failed" if number % 3 else "ok") for number in range(200)]
+    for index in range(2):
+        (tmp_path / f"{index}").write_bytes(b"".join(row.line() for row in rows[index::2]))
+    assert merge([str(tmp_path / "0"), str(tmp_path / "1")], str(tmp_path / "all")).total() == 50
+    assert len(list(latest_rows(str(tmp_path / "all")))) == 50
+
+
+def test_files_of_a_run_are_numbered():
+    job = Job("s3://b/out", "webdataset", 10, ())
+    assert (job.manifest(3), job.shard(3)) == ("s3://b/out/part-000003.jsonl", "s3://b/out/part-000003.tar")
+    assert parts.archive_prefix("s3://b/in/faces-000001.tar.gz") == "faces-000001/"
