@@ -2,8 +2,8 @@
 
     python scripts/check/bucket.py faults   --faces 5000     # bucket to bucket, with failing requests
     python scripts/check/bucket.py nodes    --faces 5000     # as root: two Ray nodes, one of which is killed
-    python scripts/check/bucket.py speed    --faces 1600     # as root: one node and two nodes, one core each
-    python scripts/check/bucket.py overhead --faces 600      # through a store and from disc to disc
+    python scripts/check/bucket.py speed    --faces 700 --rows 25 --checkpoint celeba-8to64   # as root: one node, two
+    python scripts/check/bucket.py overhead --faces 300 --checkpoint celeba-8to64   # through a store, and on a disc
     python scripts/check/bucket.py memory   --faces 10000000
 
 The store is moto's server behind `store_with_faults.py`. The nodes are network namespaces, each with a /tmp of its own.
@@ -17,16 +17,20 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from batch import make_checkpoint, make_faces
 from superres.batch.manifest import latest_rows
@@ -39,7 +43,6 @@ ADDRESSES = {"root": "10.77.0.254", "a": "10.77.0.1", "b": "10.77.0.2"}
 PORT = 6399
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true", "RAY_AUTH_MODE": "disabled"}
-ROWS = 100
 
 
 @contextmanager
@@ -142,7 +145,7 @@ def faults(work: Path, arguments: argparse.Namespace) -> bool:
     with store(errors=0.05, cuts=0.01) as endpoint:
         upload(folder, "s3://faces/in")
         for layout in ("webdataset", "parquet", "png"):
-            more = ["--recursive", "--rows", str(ROWS), "--format", layout, *options]
+            more = ["--recursive", "--rows", str(arguments.rows), "--format", layout, *options]
             timed([*RUN, str(folder), "--output", str(work / f"whole-{layout}"), *more], work / "whole.log")
             before = counts(endpoint)
             timed([*RUN, "s3://faces/in/", "--output", f"s3://faces/{layout}", *more], work / "out.log")
@@ -211,10 +214,10 @@ def kill_node(node: str) -> None:
         subprocess.run(["kill", "-9", process], check=False)
 
 
-def on_nodes(work: Path, output: str, options: list[str], workers: int) -> list[str]:
+def on_nodes(work: Path, output: str, options: list[str], workers: int, arguments: argparse.Namespace) -> list[str]:
     """Return the command of a run on the nodes, whose own process is in node a."""
-    words = [*RUN, "s3://faces/in/", "--recursive", "--output", output, "--format", "webdataset", "--rows", str(ROWS),
-             "--ray", f"{ADDRESSES['a']}:{PORT}", "--workers", str(workers), *options]
+    words = [*RUN, "s3://faces/in/", "--recursive", "--output", output, "--format", "webdataset", "--rows",
+             str(arguments.rows), "--ray", f"{ADDRESSES['a']}:{PORT}", "--workers", str(workers), *options]
     return inside("a", work, words, 0)
 
 
@@ -224,16 +227,16 @@ def nodes(work: Path, arguments: argparse.Namespace) -> bool:
     with namespaces(work), store(ADDRESSES["root"], 0.05, 0.01) as endpoint:
         upload(folder, "s3://faces/in")
         timed([*RUN, "s3://faces/in/", "--recursive", "--output", "s3://faces/whole", "--format", "webdataset",
-               "--rows", str(ROWS), *options], work / "whole.log")
+               "--rows", str(arguments.rows), *options], work / "whole.log")
         start_node("a", work)
         start_node("b", work)
         before, started = counts(endpoint), time.monotonic()
         with open(work / "out.log", "w") as log, subprocess.Popen(
-                on_nodes(work, "s3://faces/out", options, 2), stderr=log) as process:
+                on_nodes(work, "s3://faces/out", options, 2, arguments), stderr=log) as process:
             killed = False
             while process.poll() is None:
                 done = sum(name.endswith(".jsonl") for name in files_in("s3://faces/out", "part-"))
-                if not killed and done >= inputs // ROWS // 4:
+                if not killed and done >= inputs // arguments.rows // 4:
                     kill_node("b")
                     killed = True
                     print(f"killed node b after {done} parts, {time.monotonic() - started:.0f} s", flush=True)
@@ -244,6 +247,41 @@ def nodes(work: Path, arguments: argparse.Namespace) -> bool:
         found = fingerprint("s3://faces/out")
         return (compare(fingerprint("s3://faces/whole"), found, inputs, "nodes") and killed
                 and named_once(work / "out.log", found[1]))
+
+
+class Watcher(threading.Thread):
+    """Looks every second how much memory Ray's actors have."""
+
+    def __init__(self) -> None:
+        """Start to look."""
+        super().__init__(daemon=True)
+        self.most, self.ended = 0.0, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look until it is stopped."""
+        while not self.ended.wait(1.0):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if "MapWorker" in " ".join(process.cmdline()):
+                        self.most = max(self.most, process.memory_info().rss / 2**20)
+
+    def stop(self) -> int:
+        """Stop, and return the megabytes of the largest actor."""
+        self.ended.set()
+        self.join()
+        return round(self.most)
+
+
+def rates(place: str) -> str:
+    """Return images per second of decoding over the parts of a run: the lowest, the median and the highest."""
+    found = []
+    for name in files_in(place, "part-"):
+        if name.endswith(".jsonl"):
+            rows = [json.loads(line) for line in read_place(f"{place}/{name}", 1 << 30).splitlines()]
+            seconds = [row["seconds"] for row in rows if row["seconds"]]
+            found.append(len(seconds) / sum(seconds))
+    return f"{min(found):.2f} to {max(found):.2f}, median {statistics.median(found):.2f}, over {len(found)} parts"
 
 
 @training_paused()
@@ -258,8 +296,10 @@ def speed(work: Path, arguments: argparse.Namespace) -> bool:
             before, taken = counts(endpoint), []
             for workers in (1, 2):
                 place = f"s3://faces/{turn}-{workers}"
-                taken.append(timed(on_nodes(work, place, options, workers), work / "out.log"))
-                print(f"{workers} nodes: {dict(counts(endpoint) - before)}")
+                watcher = Watcher()
+                taken.append(timed(on_nodes(work, place, options, workers, arguments), work / "out.log"))
+                print(f"{workers} nodes: {dict(counts(endpoint) - before)}; actors had {watcher.stop()} MB at most; "
+                      f"images per second of a core: {rates(place)}")
                 before = counts(endpoint)
             print(f"two nodes over one: {taken[0] / taken[1]:.2f}", flush=True)
     return True
@@ -273,7 +313,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
         upload(folder, "s3://faces/in")
         for layout in ("webdataset", "png"):
             for turn in range(arguments.rounds):
-                more = ["--recursive", "--rows", str(ROWS), "--format", layout, *options]
+                more = ["--recursive", "--rows", str(arguments.rows), "--format", layout, *options]
                 here = timed([*RUN, str(folder), "--output", str(work / f"{layout}{turn}"), *more], work / "a.log")
                 before = counts(endpoint)
                 there = timed([*RUN, "s3://faces/in/", "--output", f"s3://faces/{layout}{turn}", *more], work / "b.log")
@@ -347,6 +387,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"),  # noqa: S108 -- /tmp is the nodes' own
                         help="parent of the temporary folder")
+    parser.add_argument("--rows", type=int, default=100, help="inputs per part")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     work = Path(tempfile.mkdtemp(prefix="superres-bucket-", dir=arguments.work))

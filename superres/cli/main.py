@@ -19,6 +19,7 @@ from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
 from superres.cli.options import INTERRUPTED, AsJson, HelpfulCommand, decoding_command
+from superres.cli.plan import plan
 from superres.cli.space import space
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
@@ -73,6 +74,7 @@ decoding_command(app, TRANSLATION)(translate)
 app.command(cls=HelpfulCommand)(tune)
 app.command(cls=HelpfulCommand)(info)
 app.command(cls=HelpfulCommand)(space)
+app.command(cls=HelpfulCommand)(plan)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):
     app.add_typer(group, name=name)
