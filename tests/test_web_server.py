@@ -24,9 +24,9 @@ import stress_demo
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
+from superres.system.serving import MOST_CONNECTIONS
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.web.files import files_below, sweep
-from superres.web.serving import MAX_CONNECTIONS
 
 TASK = FaceTask(8, 16)
 SLOW = {"block_size": 1}
@@ -190,7 +190,7 @@ def test_a_page_with_passwords_is_closed_to_strangers(upscaler):
 
 def test_a_server_with_too_many_connections_says_so(demo):
     with ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS):
+        for _ in range(MOST_CONNECTIONS):
             stack.enter_context(socket.create_connection(("127.0.0.1", int(demo.url.rpartition(":")[2]))))
         wait(lambda: httpx.get(f"{demo.url}/health", timeout=300).status_code == 503)
     wait(lambda: httpx.get(f"{demo.url}/health", timeout=300).status_code == 200)

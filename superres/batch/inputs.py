@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 import re
-import tarfile
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ import numpy as np
 from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
 from superres.system.places import check_url, fetched, files_in, host_of, is_url, public, read_place
 from superres.system.terminal import standard_input
+from superres.system.unpacking import array_header, check_size, open_tar
 from superres.tasks.pictures import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -438,7 +438,7 @@ def _read_zip_member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo)
 
 
 def _tar_members(path: str, label: str) -> Members:
-    with tarfile.open(path, "r|*") as archive:  # a stream of any compression
+    with open(path, "rb") as content, open_tar(content) as archive:
         for number, info in enumerate(archive):
             if info.isfile() and _is_picture(info.name) and (file := archive.extractfile(info)) is not None:
                 yield number, info.name, partial(_limited, file, f"{label}/{plain(info.name)}")
@@ -453,14 +453,13 @@ def _npz_members(path: str, label: str) -> Members:
         if name is None:
             raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
         stream, array = archive.open(name), name[:-4]
-        version = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(stream)
-        if fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+        shape, dtype = array_header(stream)
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
             raise ValueError(f"{array} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
         if int(np.prod(shape[1:], dtype=object)) > MAX_MEMBER_BYTES:
             raise ValueError(f"its pictures are too large: {shape[2]}x{shape[1]}")
         start = stream.tell()
+        check_size(array, math.prod(shape), archive.getinfo(name), start)
         for number in range(shape[0]):
             yield number, f"{array}/{number:06d}", partial(_read_picture, stream, start, number, shape[1:])
 

@@ -56,6 +56,8 @@ PanelParams = Annotated[list[str], Option("--panel-param", metavar="NAME", help=
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
 RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
+Proxy = Annotated[list[str], Option(metavar="ADDRESS", help="Address of a proxy, whose X-Forwarded-For is believed; "
+                                    "repeatable. [default: none, not even this machine]")]
 PerAddress = Annotated[int, Option(min=0, metavar="N", help="Raters per client address who may enrol in 10 minutes; 0 "
                                    "means no limit. Raise it for a large group behind one address. For a proxy on "
                                    "another machine, set FORWARDED_ALLOW_IPS to its address.")]
@@ -178,17 +180,19 @@ def _settings(context: typer.Context) -> StudySettings:
 def serve(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
     root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
+    proxy: Proxy = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
     import uvicorn
 
     from superres.survey.server import study_app
     from superres.system.asgi import how_to_leave, local_address
+    from superres.system.serving import BACKLOG, server_config
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
-        listening = socket.create_server((host, port), backlog=2048)
+        listening = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
         raise ConfigError(message) from error
@@ -196,7 +200,7 @@ def serve(
     say(f"open {address} to vote in {study} ({how_to_leave(host)})")
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+    server = uvicorn.Server(server_config(app, proxy, log_level="warning"))
     server.run(sockets=[listening])
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
 from superres.system.progress import say
+from superres.system.unpacking import read_array
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
@@ -168,12 +169,12 @@ def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
 def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
     """Read `hr`, `lr` and `ids` of an `.npz`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            keys = ("hr", "lr", "ids")
-            missing = [key for key in keys if key not in archive]
+        with zipfile.ZipFile(path) as archive:
+            keys, names = ("hr", "lr", "ids"), archive.namelist()
+            missing = [key for key in keys if f"{key}.npy" not in names]
             if missing:
                 raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with {PREPARE}")
-            hr, lr, ids = (np.asarray(archive[key]) for key in keys)
+            hr, lr, ids = (read_array(archive, key) for key in keys)
             check_arrays(hr, lr, ids)
             if not len(ids):
                 raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")

@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from superres.system.asgi import with_headers, without_root_path
+from superres.system.serving import server_config
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import shown_to_visitor
 from superres.web.decoding import Decoder
@@ -43,7 +44,6 @@ SURVEY_PATH = "/survey"  # of the voting page
 FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels of the screen
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
-MAX_CONNECTIONS = 512  # an open page uses two or three
 SWEEP_SECONDS = 30
 GRACE_SECONDS = 5  # that open connections have to end when the server stops
 # The page loads nothing from other hosts. Some of Gradio's scripts and styles are inline. Sites that may embed the page
@@ -201,8 +201,7 @@ async def _refuse_download(url: str, cache_dir: str) -> str:
 
 def configure(app: FastAPI, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
     """Return the server's configuration: no log of requests, and a limited number of connections."""
-    return uvicorn.Config(app, ws="none", log_config=None, access_log=False, server_header=False,
-                          limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=grace_seconds)
+    return server_config(app, log_config=None, timeout_graceful_shutdown=grace_seconds)
 
 
 def serve(app: FastAPI, decoder: Decoder, listening: socket.socket) -> None:

@@ -1,0 +1,204 @@
+"""Small archives that claim or unpack to much are refused in little memory, in every command that reads them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superres.system import unpacking
+from superres.system.unpacking import Unpacked, array_header, open_tar, read_array
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+
+
+def header(name, size, kind=b"0"):
+    """Return a header of a tar file that claims `size` bytes."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, min(size, 1)
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"\x80" + size.to_bytes(11, "big") if size >= 0 else b"\xff" + (2**88 + size).to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def zeros(count):
+    """Return `count` bytes of zeros compressed by gzip, piece by piece."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9) as file:
+        for _ in range(count >> 24):
+            file.write(bytes(1 << 24))
+    return buffer.getvalue()
+
+
+def npz(path, shape, dtype="|u1", content=b"", claimed=None, name="lr"):
+    """Write an .npz with one array of any shape, whose header may claim a length of its own."""
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
+    start = b"\x93NUMPY\2\0" + struct.pack("<I", len(text) if claimed is None else claimed) + text
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", start + content)
+
+
+def hostile(folder):
+    """Write the archives of the issue, and some more, and return their paths."""
+    gig = zeros(3 << 30)
+    files = {
+        "pax.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
+        "global.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
+        "long.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
+        "huge.tar": header("a.png", 1 << 60),
+        "skip.tar": header("a.bin", 1 << 60) + bytes(10_240),
+        "skip.tar.gz": gzip.compress(header("a.bin", 1 << 60)) + zeros(1 << 24),
+        "negative.tar": header("a.png", -5) + bytes(10_240),
+        "sparse.tar": header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
+        "bomb.tar.xz": lzma.compress(header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
+        "bomb.tar.bz2": bz2.compress(header("a.bin", 1 << 33) + bytes(1 << 24)) + bz2.compress(bytes(1 << 24)) * 300,
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    npz(folder / "claim.npz", (1, 8, 8, 3), claimed=2_000_000_000)
+    npz(folder / "negative.npz", (-1, 8, 8, 3))
+    npz(folder / "lying.npz", (1 << 40, 8, 8, 3), content=bytes(1000))
+    npz(folder / "tall.npz", (1, 1 << 31, 1 << 31, 3), content=bytes(1000))
+    npz(folder / "zeros.npz", (16_000_000, 8, 8, 3), content=bytes(16_000_000 * 192 >> 4) * 16)
+    return [*files, "claim.npz", "negative.npz", "lying.npz", "tall.npz", "zeros.npz"]
+
+
+UPSCALE = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from superres.batch.inputs import find_inputs, open_inputs
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = list(find_inputs([sys.argv[2]], [], False, False, Path("out")))
+list(open_inputs(found))
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print((usage.ru_maxrss - before) // 1024, usage.ru_utime + usage.ru_stime, "|".join(str(one.error) for one in found))
+"""
+TRAIN = """
+import resource, sys
+from pathlib import Path
+from superres.errors import InvalidInputError
+from superres.tasks.face_data import _read_arrays
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    _read_arrays(Path(sys.argv[2]))
+    told = "accepted"
+except InvalidInputError as error:
+    told = str(error)
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print((usage.ru_maxrss - before) // 1024, usage.ru_utime + usage.ru_stime, told)
+"""
+
+
+def measured(code, path):
+    """Return the megabytes and processor seconds that a reader took, and what it said."""
+    def bound():
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(path)], capture_output=True,
+                          text=True, check=True, preexec_fn=bound, timeout=120)
+    megabytes, seconds, told = done.stdout.split(" ", 2)
+    return int(megabytes), float(seconds), told
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archives")
+    return folder, hostile(folder)
+
+
+@pytest.mark.slow
+def test_small_archives_that_claim_much_take_little(archives):
+    folder, names = archives
+    assert len(names) == 15
+    for name in names:
+        megabytes, seconds, told = measured(UPSCALE, folder / name)
+        assert "is damaged or not an archive" in told, (name, told)
+        assert megabytes < 200, (name, megabytes)
+        assert seconds < 12, (name, seconds)
+        assert told.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (16_000_000, 8, 8, 3)])
+def test_data_to_train_on_claim_no_more_than_they_have(tmp_path, shape):
+    content = b"" if shape[0] != 16_000_000 else bytes(16_000_000 * 192 >> 4) * 16
+    for name in ("hr", "lr", "ids"):
+        npz(tmp_path / "data.npz", shape, content=content if name == "hr" else b"", name=name)
+    megabytes, seconds, told = measured(TRAIN, tmp_path / "data.npz")
+    assert "is not a readable .npz" in told
+    assert megabytes < 200
+    assert seconds < 12
+
+
+def test_honest_archives_of_every_compression_are_read(tmp_path):
+    buffer = io.BytesIO()
+    names = [f"{'deep/' * 60}{number}.png" for number in range(40)]  # long names, in each format of tar
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                content = os.urandom(3000)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        plain = buffer.getvalue()
+        two = gzip.compress(plain[:5000]) + gzip.compress(plain[5000:]) + bytes(512)
+        for packed in (plain, gzip.compress(plain), bz2.compress(plain), lzma.compress(plain), two,
+                       lzma.compress(plain, format=lzma.FORMAT_ALONE)):
+            (tmp_path / "a").write_bytes(packed)
+            with open(tmp_path / "a", "rb") as file, open_tar(file) as archive:
+                assert [member.name for member in archive] == names
+            with open(tmp_path / "a", "rb") as file:
+                assert Unpacked(file).readall()[: len(plain)] == plain
+
+
+def test_a_cut_archive_ends_early(tmp_path):
+    content = gzip.compress(os.urandom(100_000))
+    (tmp_path / "a").write_bytes(content[:50_000])
+    with open(tmp_path / "a", "rb") as file, pytest.raises(EOFError, match="it ends early"):
+        Unpacked(file).readall()
+
+
+def test_xz_takes_a_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "MOST_DICTIONARY", 1_000_000)
+    (tmp_path / "a").write_bytes(lzma.compress(bytes(100), preset=9))
+    with open(tmp_path / "a", "rb") as file, pytest.raises(lzma.LZMAError, match=r"[Mm]emory"):
+        Unpacked(file).readall()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_arrays_of_numpy_are_read_as_numpy_reads_them(tmp_path, version):
+    pictures = np.stack([PICTURE] * 5)
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, pictures, version)
+    stream.seek(0)
+    assert array_header(stream) == ((5, 8, 8, 3), np.dtype(np.uint8))
+    np.savez_compressed(tmp_path / "a.npz", hr=pictures, ids=np.arange(5, dtype=np.int32), none=pictures[:0])
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert np.array_equal(read_array(archive, "hr"), pictures)
+        assert np.array_equal(read_array(archive, "ids"), np.arange(5))
+        assert read_array(archive, "none").shape == (0, 8, 8, 3)
+
+
+def test_arrays_that_are_none_are_refused(tmp_path):
+    for content in (b"", b"no array at all", b"\x93NUMPY\x09\0" + bytes(20)):
+        with pytest.raises((ValueError, struct.error)):
+            array_header(io.BytesIO(content))
+    np.savez(tmp_path / "a.npz", turned=np.asfortranarray(np.zeros((3, 4))))
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive, pytest.raises(ValueError, match="Fortran"):
+        read_array(archive, "turned")
