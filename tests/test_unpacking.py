@@ -17,22 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_archives import npy, npz, tar_header
 
 from superres.system import unpacking
 from superres.system.unpacking import Unpacked, array_header, open_tar, read_array
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-
-
-def header(name, size, kind=b"0"):
-    """Return a header of a tar file that claims `size` bytes."""
-    info = tarfile.TarInfo(name)
-    info.type, info.size = kind, min(size, 1)
-    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    block[124:136] = b"\x80" + size.to_bytes(11, "big") if size >= 0 else b"\xff" + (2**88 + size).to_bytes(11, "big")
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
 
 
 def zeros(count):
@@ -44,36 +34,28 @@ def zeros(count):
     return buffer.getvalue()
 
 
-def npz(path, shape, dtype="|u1", content=b"", claimed=None, name="lr"):
-    """Write an .npz with one array of any shape, whose header may claim a length of its own."""
-    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
-    start = b"\x93NUMPY\2\0" + struct.pack("<I", len(text) if claimed is None else claimed) + text
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{name}.npy", start + content)
-
-
 def hostile(folder):
     """Write the archives of the issue, and some more, and return their paths."""
-    gig = zeros(3 << 30)
+    gig = zeros(1 << 30)
     files = {
-        "pax.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
-        "global.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
-        "long.tar.gz": gzip.compress(header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
-        "huge.tar": header("a.png", 1 << 60),
-        "skip.tar": header("a.bin", 1 << 60) + bytes(10_240),
-        "skip.tar.gz": gzip.compress(header("a.bin", 1 << 60)) + zeros(1 << 24),
-        "negative.tar": header("a.png", -5) + bytes(10_240),
-        "sparse.tar": header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
-        "bomb.tar.xz": lzma.compress(header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
-        "bomb.tar.bz2": bz2.compress(header("a.bin", 1 << 33) + bytes(1 << 24)) + bz2.compress(bytes(1 << 24)) * 300,
+        "pax.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
+        "global.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
+        "long.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
+        "huge.tar": tar_header("a.png", 1 << 60),
+        "skip.tar": tar_header("a.bin", 1 << 60) + bytes(10_240),
+        "skip.tar.gz": gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24),
+        "negative.tar": tar_header("a.png", -5) + bytes(10_240),
+        "sparse.tar": tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
+        "bomb.tar.xz": lzma.compress(tar_header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
+        "bomb.tar.bz2": bz2.compress(tar_header("a.bin", 1 << 33)) + bz2.compress(bytes(1 << 24)) * 300,
     }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    npz(folder / "claim.npz", (1, 8, 8, 3), claimed=2_000_000_000)
-    npz(folder / "negative.npz", (-1, 8, 8, 3))
-    npz(folder / "lying.npz", (1 << 40, 8, 8, 3), content=bytes(1000))
-    npz(folder / "tall.npz", (1, 1 << 31, 1 << 31, 3), content=bytes(1000))
-    npz(folder / "zeros.npz", (16_000_000, 8, 8, 3), content=bytes(16_000_000 * 192 >> 4) * 16)
+    for name, start, content in (
+            ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
+            ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)), ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
+            ("zeros", npy((5_000_000, 8, 8, 3)), bytes(5_000_000 * 192))):
+        (folder / f"{name}.npz").write_bytes(npz(start, content))
     return [*files, "claim.npz", "negative.npz", "lying.npz", "tall.npz", "zeros.npz"]
 
 
@@ -134,11 +116,11 @@ def test_small_archives_that_claim_much_take_little(archives):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (16_000_000, 8, 8, 3)])
+@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (5_000_000, 8, 8, 3)])
 def test_data_to_train_on_claim_no_more_than_they_have(tmp_path, shape):
-    content = b"" if shape[0] != 16_000_000 else bytes(16_000_000 * 192 >> 4) * 16
-    for name in ("hr", "lr", "ids"):
-        npz(tmp_path / "data.npz", shape, content=content if name == "hr" else b"", name=name)
+    with zipfile.ZipFile(tmp_path / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("hr", "lr", "ids"):
+            archive.writestr(f"{name}.npy", npy(shape) + bytes(5_000_000 * 192 if shape[0] == 5_000_000 else 0))
     megabytes, seconds, told = measured(TRAIN, tmp_path / "data.npz")
     assert "is not a readable .npz" in told
     assert megabytes < 200

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from hostile_archives import claims
 from PIL import Image
 
 from superres.batch.inputs import find_inputs, open_inputs
@@ -36,6 +37,7 @@ from superres.tasks.translation import Codec, train_vocabulary
 LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
 FILES = CONFIG, WEIGHTS, TRAINING
+KINDS = (".zip", ".npz", ".tar", ".tar.gz")
 
 
 def one_line(error: Exception) -> None:
@@ -60,8 +62,7 @@ def image(data: bytes) -> None:
 
 def archive(data: bytes) -> None:
     """The first byte chooses the kind of archive; each job has a picture's content or an error."""
-    kinds = (".zip", ".npz", ".tar", ".tar.gz")
-    path = FOLDER / f"archive{kinds[data[0] % len(kinds) if data else 0]}"
+    path = FOLDER / f"archive{KINDS[data[0] % len(KINDS) if data else 0]}"
     path.write_bytes(data[1:])
     jobs = list(find_inputs([str(path)], [], False, True, FOLDER / "out"))
     for job in jobs:
@@ -201,7 +202,8 @@ def _archive_seeds() -> list[bytes]:
             info = tarfile.TarInfo("x/a.png")
             info.size = 5
             tar.addfile(info, io.BytesIO(b"12345"))
-    return [bytes([number]) + buffer.getvalue() for number, buffer in enumerate(buffers)]
+    claimed = [bytes([KINDS.index(kind)]) + content for kind, content in claims()]
+    return [*(bytes([number]) + buffer.getvalue() for number, buffer in enumerate(buffers)), *claimed]
 
 
 TARGETS = {"image": image, "archive": archive, "manifest": manifest, "checkpoint": checkpoint, "ngrams": ngrams,
