@@ -26,7 +26,7 @@ import numpy as np
 from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
 from superres.system.places import check_url, fetched, files_in, host_of, is_url, public, read_place
 from superres.system.terminal import standard_input
-from superres.system.unpacking import array_header, check_size, open_tar
+from superres.system.unpacking import array_header, check_size, open_tar, require_ratio, zip_members
 from superres.tasks.pictures import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -423,7 +423,7 @@ def _members(path: str, name: str) -> Members:
 
 def _zip_members(path: str, label: str) -> Members:
     with zipfile.ZipFile(path) as archive:
-        for number, info in enumerate(archive.infolist()):
+        for number, info in enumerate(zip_members(archive)):
             if not info.is_dir() and _is_picture(info.filename):
                 yield number, info.filename, partial(_read_zip_member, label, archive, info)
 
@@ -453,8 +453,8 @@ def _npz_members(path: str, label: str) -> Members:
         if name is None:
             raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
         stream, array = archive.open(name), name[:-4]
-        shape, dtype = array_header(stream)
-        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+        shape, is_fortran, dtype = array_header(stream)
+        if is_fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
             raise ValueError(f"{array} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
         if int(np.prod(shape[1:], dtype=object)) > MAX_MEMBER_BYTES:
             raise ValueError(f"its pictures are too large: {shape[2]}x{shape[1]}")
@@ -472,6 +472,8 @@ def _parquet_members(path: str, label: str) -> Members:
         raise ConfigError(f"{label} is a Parquet file, which needs the extra parquet; pip install 'superres[parquet]'"
                           ) from error
     with parquet.ParquetFile(path) as file:
+        groups = (file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+        require_ratio("it", sum(groups), os.path.getsize(path))
         image, key = _parquet_columns(file.schema_arrow)
         number = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[image] if key is None else [image, key]):

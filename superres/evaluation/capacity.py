@@ -25,20 +25,21 @@ class Measured:
     """Figures of runs of `scripts/check/bucket.py` with the default checkpoint and settings.
 
     Attributes:
-        rates: images per second of a core with the default checkpoint: low, median and high over parts.
+        rates: images per second of a core with the default checkpoint: low, where the store and Ray's own processes
+            share the cores; usual; and high.
         part_seconds: seconds that a part takes besides decoding: its plan, its shard and its manifest.
-        start_seconds: seconds until an actor decodes: the process, torch and the model.
-        actor_megabytes: memory of an actor with a part of 1,000 pictures.
-        bytes_in: bytes read per image, of an input of the model's size.
+        start_seconds: seconds of a run besides its parts: Ray, the processes, torch, the model and the report.
+        actor_megabytes: memory of an actor.
+        bytes_in: bytes read per image, an input of the model's size, with the plan and the rows.
         bytes_out: bytes written per image, with its statistics and its row.
     """
 
-    rates: tuple[float, float, float] = (3.9, 4.4, 4.6)
+    rates: tuple[float, float, float] = (2.1, 3.5, 4.3)
     part_seconds: float = 0.5
-    start_seconds: float = 8.0
-    actor_megabytes: int = 700
-    bytes_in: int = 400
-    bytes_out: int = 9000
+    start_seconds: float = 24.0
+    actor_megabytes: int = 1500
+    bytes_in: int = 1600
+    bytes_out: int = 11_900
 
 
 MEASURED = Measured()

@@ -26,6 +26,8 @@ MOST_ARRAY_HEADER = 10_000  # bytes of the header of an array
 MOST_DICTIONARY = 300_000_000  # bytes that unpacking xz may take
 MOST_RATIO = 200  # unpacked bytes per packed byte, beyond `FREE_BYTES`; pictures hardly shrink
 FREE_BYTES = 500_000_000  # unpacked bytes that every file may have
+FREE_MEMBERS = 10_000  # members that every archive may have
+BYTES_PER_MEMBER = 50  # packed bytes of each further member; the smallest picture has more
 _CHUNK = 1 << 16
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
@@ -35,13 +37,23 @@ def open_tar(file: BinaryIO) -> tarfile.TarFile:
 
     Raises tarfile.TarError, EOFError, OSError, ValueError or zlib.error for what is damaged or too large, also later.
     """
-    return tarfile.open(fileobj=Unpacked(file), mode="r|", tarinfo=_Member)
+    archive = tarfile.open(fileobj=Unpacked(file), mode="r|", tarinfo=_Member)  # noqa: SIM115 -- returned
+    archive.most_members = most_members(file)  # type: ignore[attr-defined]  # for `_Member`
+    return archive
+
+
+def most_members(file: BinaryIO) -> int:
+    """Return the number of members that an archive of the size of `file` may have."""
+    return FREE_MEMBERS + os.fstat(file.fileno()).st_size // BYTES_PER_MEMBER
 
 
 class _Member(tarfile.TarInfo):
     """A member whose headers have a bounded size."""
 
     def _proc_member(self, archive: Any) -> Any:  # noqa: ANN401 -- tarfile calls it for every header
+        archive.seen = getattr(archive, "seen", 0) + (self.type not in _LONG)
+        if archive.seen > getattr(archive, "most_members", FREE_MEMBERS):
+            raise tarfile.ReadError(f"it has over {archive.most_members:,} members")
         if self.size < 0:
             raise tarfile.ReadError(f"a member claims {self.size} bytes")
         if self.type in _LONG and self.size > MOST_HEADER_BYTES:
@@ -139,10 +151,27 @@ def _xz() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(memlimit=MOST_DICTIONARY)
 
 
-def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read the header of an array in numpy's format from a stream; return its shape and type.
+def zip_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the members of a zip file; ValueError if they claim more bytes than `MOST_RATIO` allows together.
 
-    Raises ValueError if it is none, too long, in Fortran's order, or has a negative dimension.
+    zipfile reads no more of a member than it claims, but members may lie upon each other.
+    """
+    found = archive.infolist()
+    packed = 0 if archive.fp is None else os.fstat(archive.fp.fileno()).st_size
+    require_ratio("it", sum(info.file_size for info in found), packed)
+    return found
+
+
+def require_ratio(name: str, unpacked: int, packed: int) -> None:
+    """Raise ValueError if `name` unpacks to more bytes than `MOST_RATIO` allows."""
+    if unpacked > FREE_BYTES + MOST_RATIO * packed:
+        raise ValueError(f"{name} unpacks to {unpacked // 1_000_000:,} MB from {packed:,} bytes")
+
+
+def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array in numpy's format; return its shape, whether it is in Fortran's order, and its type.
+
+    Raises ValueError if it is none, too long, or has a negative dimension.
     """
     start = stream.read(8)
     if start[:6] != b"\x93NUMPY" or start[6:7] not in (b"\1", b"\2", b"\3"):
@@ -154,9 +183,9 @@ def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     content = io.BytesIO(struct.pack(kind, length) + stream.read(length))
     read = np.lib.format.read_array_header_1_0 if start[6] == 1 else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(content)
-    if is_fortran or not all(isinstance(side, int) and side >= 0 for side in shape):
-        raise ValueError(f"its shape is {list(shape)}{' in the order of Fortran' if is_fortran else ''}")
-    return shape, dtype
+    if not all(isinstance(side, int) and side >= 0 for side in shape):
+        raise ValueError(f"its shape is {list(shape)}")
+    return shape, is_fortran, dtype
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
@@ -166,24 +195,23 @@ def read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
     """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as stream:
-        shape, dtype = array_header(stream)
+        shape, is_fortran, dtype = array_header(stream)
         size = math.prod(shape) * dtype.itemsize
         check_size(name, size, info, stream.tell())
         if dtype.hasobject:
             raise ValueError(f"{name} holds objects")
-        found = np.empty(shape, dtype)
+        found = np.empty(shape[::-1] if is_fortran else shape, dtype)
         view = memoryview(found.reshape(-1).view(np.uint8).data) if size else memoryview(b"")
         while view:
             count = stream.readinto(view[: 16 * _CHUNK])  # type: ignore[attr-defined]  # as all of io
             if not count:
                 raise EOFError(f"{name} ends early")
             view = view[count:]
-    return found
+    return found.T if is_fortran else found
 
 
 def check_size(name: str, size: int, info: zipfile.ZipInfo, header: int) -> None:
     """Raise ValueError unless an array of `size` bytes after its header fits what the .npz file says of it."""
     if size + header != info.file_size:
         raise ValueError(f"{name} claims {size:,} bytes and has {max(info.file_size - header, 0):,}")
-    if info.file_size > FREE_BYTES + MOST_RATIO * info.compress_size:
-        raise ValueError(f"{name} unpacks to {info.file_size // 1_000_000:,} MB from {info.compress_size:,} bytes")
+    require_ratio(name, info.file_size, info.compress_size)
