@@ -68,6 +68,13 @@ def test_what_is_new_is_written_only_where_there_is_nothing(place):
     assert read_place(f"{place}/run", 10) == b"first"
 
 
+def test_what_is_new_needs_no_hard_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "Operation not permitted")))
+    assert write_place(str(tmp_path / "run"), b"first", new=True)
+    assert not write_place(str(tmp_path / "run"), b"second", new=True)
+    assert os.listdir(tmp_path) == ["run"]
+
+
 def test_a_file_moves_there_and_a_copy_is_read_here(place, tmp_path):
     content = os.urandom(11_000_000)  # more than a part of a multipart upload
     (tmp_path / "file").write_bytes(content)

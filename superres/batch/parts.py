@@ -211,7 +211,7 @@ class _Names:
     """Finds outputs of the same name among any number of inputs, in files of digests: temporary, sorted one by one."""
 
     def __init__(self, options: BatchOptions, stack: ExitStack) -> None:
-        self.options, self.count = options, 0
+        self.options = options
         self.files: list[IO[bytes]] = [
             stack.enter_context(tempfile.TemporaryFile()) for _ in range(_BUCKETS)]  # noqa: SIM115 -- closed by `stack`
 

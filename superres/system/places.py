@@ -250,7 +250,7 @@ def _write_file(path: Path, data: bytes, new: bool) -> bool:
         with scratch_file(path.parent) as file:
             file.write(data)
             file.flush()
-            os.link(file.name, path)  # fails where the name exists, unlike a rename
+            _link(file.name, path)
     except FileExistsError:
         if path.is_file():
             return False
@@ -258,6 +258,17 @@ def _write_file(path: Path, data: bytes, new: bool) -> bool:
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
     return True
+
+
+def _link(file: str, path: Path) -> None:
+    """Give a file its name, or raise FileExistsError: a rename would replace what has that name."""
+    try:
+        os.link(file, path)
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no hard links
+        with open(path, "xb") as only, open(file, "rb") as content:
+            shutil.copyfileobj(content, only)
 
 
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:
