@@ -74,15 +74,23 @@ def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(t
     several.scoring.threads = 1
     wanted = several(LINES, options, batch_size=4)
     several.scoring.threads = 3
-    threads = set()
-    monkeypatch.setattr(several, "_translated", lambda *given, real=several._translated: (
-        threads.add(threading.get_ident()) or (yield from real(*given))))
+    threads, real = set(), several._translated
+    second = threading.Event()
+
+    def waits_for_a_second(*given):
+        # A toy's groups take no time: without the wait, one thread may have done them all before another has started.
+        threads.add(threading.get_ident())
+        if len(threads) > 1:
+            second.set()
+        assert second.wait(60)
+        yield from real(*given)
+
+    monkeypatch.setattr(several, "_translated", waits_for_a_second)
     progress = []
     found = several(LINES, options, batch_size=4, progress=lambda *given: progress.append(given))
     assert found.texts == wanted.texts
     assert [[trace.accepted for trace in traces] for traces in found.traces] == [
         [trace.accepted for trace in traces] for traces in wanted.traces]
-    assert len(threads) > 1
     assert progress[-1] == (len(LINES), len(LINES))
 
     def fails(*_):
