@@ -17,9 +17,12 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
-from hostile_archives import npy, npz, tar_header
+from hostile_archives import npy, npz, parquet_dictionary, parquet_lie, tar_header
+from pyarrow import parquet
 
+from superres.batch.parquet_rows import parquet_rows
 from superres.system import unpacking
 from superres.system.unpacking import Unpacked, array_header, open_tar, read_array
 
@@ -70,7 +73,11 @@ def hostile(folder):
             ("zeros", npy((5_000_000, 8, 8, 3)), bytes(5_000_000 * 192))):
         (folder / f"{name}.npz").write_bytes(npz(start, content))
     overlapping(folder / "overlap.zip")
-    return [*files, "overlap.zip", "claim.npz", "negative.npz", "lying.npz", "tall.npz", "zeros.npz"]
+    parquet_dictionary(folder / "dictionary.parquet")
+    parquet_dictionary(folder / "rows.parquet", 2_000_000, 400)
+    parquet_lie(folder / "lie.parquet")
+    return [*files, "overlap.zip", "claim.npz", "negative.npz", "lying.npz", "tall.npz", "zeros.npz",
+            "dictionary.parquet", "rows.parquet", "lie.parquet"]
 
 
 UPSCALE = """
@@ -120,7 +127,7 @@ def archives(tmp_path_factory):
 @pytest.mark.slow
 def test_small_archives_that_claim_much_take_little(archives):
     folder, names = archives
-    assert len(names) == 17
+    assert len(names) == 20
     for name in names:
         megabytes, seconds, told = measured(UPSCALE, folder / name)
         assert "is damaged or not an archive" in told, (name, told)
@@ -197,3 +204,46 @@ def test_arrays_that_are_none_are_refused():
     for content in (b"", b"no array at all", b"\x93NUMPY\x09\0" + bytes(20)):
         with pytest.raises((ValueError, struct.error)):
             array_header(io.BytesIO(content))
+
+
+def written(path, count=50, size=300):
+    """Write a Parquet file of random pictures and return its rows."""
+    rows = [(f"k{number}", os.urandom(size)) for number in range(count)]
+    parquet.write_table(pyarrow.table({"key": [key for key, _ in rows], "image": [content for _, content in rows]}),
+                        path)
+    return rows
+
+
+def test_rows_of_parquet_files_come_through_the_process_that_reads_them(tmp_path):
+    rows = written(tmp_path / "a.parquet", 3000)
+    assert list(parquet_rows(str(tmp_path / "a.parquet"), "a")) == rows
+    large = written(tmp_path / "large.parquet", 3, 40_000_000)
+    reader = parquet_rows(str(tmp_path / "large.parquet"), "a")
+    assert next(reader) == large[0]
+    reader.close()  # the process ends, which waits to write the second row
+
+
+def test_damaged_parquet_files_are_refused_in_one_line(tmp_path):
+    rows, path, rng = written(tmp_path / "a.parquet"), tmp_path / "damaged.parquet", np.random.default_rng(0)
+    content = (tmp_path / "a.parquet").read_bytes()
+    refused = []
+    for number in range(12):
+        damaged = bytearray(content)
+        for place in rng.integers(4, len(content) - 8, 1 + number):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged if number else damaged[:-100])
+        try:
+            assert len(list(parquet_rows(str(path), "a"))) <= len(rows)
+        except ValueError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("\n" not in error and 3 < len(error) < 500 for error in refused), refused
+
+
+def test_a_parquet_reader_that_is_killed_is_told(tmp_path, monkeypatch):
+    written(tmp_path / "a.parquet")
+    for end, told in (("os.abort()", "reading it ended with signal 6"), ("sys.exit('\\x1bfull')", "full"),
+                      ("sys.stdout.write('half'); sys.exit('cut')", "cut")):
+        monkeypatch.setattr("superres.batch.parquet_rows._START", f"import os, sys; {end}")
+        with pytest.raises(ValueError, match=told):
+            list(parquet_rows(str(tmp_path / "a.parquet"), "a"))

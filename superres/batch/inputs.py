@@ -23,10 +23,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
+from superres.batch.parquet_rows import parquet_rows
+from superres.errors import InvalidInputError, SuperresError, plain
 from superres.system.places import check_url, fetched, files_in, host_of, is_url, public, read_place
 from superres.system.terminal import standard_input
-from superres.system.unpacking import array_header, check_size, open_tar, require_ratio, zip_members
+from superres.system.unpacking import array_header, check_size, open_tar, zip_members
 from superres.tasks.pictures import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -35,10 +36,7 @@ MAX_MEMBER_BYTES = 500_000_000  # largest unpacked size of an archive's member i
 LIST_BYTES = 1 << 20  # bytes of a list that are read together
 READERS = 8  # threads that read from stores
 READ_AHEAD = 32  # pictures that are requested from a store before they are needed
-PARQUET_ROWS = 16  # rows of a Parquet file that are read together
 LOCAL = ("", "")  # stands for the paths of this machine among schemes and hosts
-PARQUET_IMAGES = ("image", "png", "jpg", "jpeg", "webp", "bytes")  # columns of pictures, the first one counts
-PARQUET_KEYS = ("key", "__key__", "id", "path", "file_name")  # columns of keys
 DAMAGED = Exception
 """Errors that readers raise on damaged archives: TarError and BadZipFile, but also TypeError and struct.error."""
 
@@ -466,39 +464,10 @@ def _npz_members(path: str, label: str) -> Members:
 
 def _parquet_members(path: str, label: str) -> Members:
     """See `_members`: the encoded images of a column, with the keys of another column if there is one."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError(f"{label} is a Parquet file, which needs the extra parquet; pip install 'superres[parquet]'"
-                          ) from error
-    with parquet.ParquetFile(path) as file:
-        groups = (file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
-        require_ratio("it", sum(groups), os.path.getsize(path))
-        image, key = _parquet_columns(file.schema_arrow)
-        number = 0
-        for batch in file.iter_batches(PARQUET_ROWS, columns=[image] if key is None else [image, key]):
-            for row in batch.to_pylist():
-                stored: Any = row[image] or b""
-                own = None
-                if isinstance(stored, dict):  # as the library datasets stores images
-                    stored, own = stored.get("bytes") or b"", stored.get("path")
-                name = str((row.get(key) if key is not None else own) or f"{number:06d}").strip("/")
-                name = name if name.lower().endswith(_SUFFIXES) else f"{name}.png"
-                yield number, name, partial(_limited, io.BytesIO(stored), f"{label}/{plain(name)}")
-                number += 1
-
-
-def _parquet_columns(schema: Any) -> tuple[str, str | None]:  # noqa: ANN401 -- of pyarrow
-    """Return the names of the columns of the images and of their keys, None without keys."""
-    from pyarrow import types
-
-    kinds = {field.name: field.type for field in schema}
-    images = [name for name, kind in kinds.items() if types.is_binary(kind) or types.is_large_binary(kind)
-              or (types.is_struct(kind) and kind.get_field_index("bytes") >= 0)]
-    image = next((name for name in PARQUET_IMAGES if name in images), images[0] if len(images) == 1 else None)
-    if image is None:
-        raise ValueError(f"it needs a column image of encoded pictures, and has {plain(', '.join(kinds)) or 'none'}")
-    return image, next((name for name in PARQUET_KEYS if name in kinds), None)
+    for number, (key, content) in enumerate(parquet_rows(path, label)):
+        name = (key or f"{number:06d}").strip("/")
+        name = name if name.lower().endswith(_SUFFIXES) else f"{name}.png"
+        yield number, name, partial(_limited, io.BytesIO(content), f"{label}/{plain(name)}")
 
 
 def _read_picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...]) -> Content:
