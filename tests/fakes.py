@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -34,6 +35,11 @@ BAD_KEYS = [
     (np.array([0.5, 1.0]), "not .*0.5"), (np.array([[0], [1]]), "not array"),
 ]
 """Keys that two inputs cannot have, and what is said of them."""
+
+
+def changed(module, **names):
+    """Return a copy of a module with other names: the module itself serves the threads of other tests, too."""
+    return SimpleNamespace(**vars(module) | names)
 
 
 def criterion_options(name, **more):

@@ -11,6 +11,8 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from superres.system import places
+
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with_faults.py"
 
 
@@ -23,10 +25,12 @@ def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
         for name, value in (("AWS_ENDPOINT_URL", endpoint), ("AWS_ACCESS_KEY_ID", "k"), ("AWS_SECRET_ACCESS_KEY", "s"),
                             ("AWS_DEFAULT_REGION", "us-east-1"), ("AWS_EC2_METADATA_DISABLED", "true")):
             monkeypatch.setenv(name, value)
+        places._system.cache_clear()  # its connections are to the store of an earlier test
         make_bucket("faces")
         try:
             yield "s3://faces"
         finally:
+            places._system.cache_clear()
             process.terminate()
 
 

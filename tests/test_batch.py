@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batch_tools import outputs, rows_of, upscale, write_image
-from fakes import TOKENS, FakeUpscaler
+from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
 from superres.batch.inputs import list_inputs
@@ -262,7 +262,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         return real(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.batch.commit.os.write", fill)
+        patch.setattr("superres.batch.commit.os", changed(os, write=fill))
         summary = upscale(faces, out, batch_size=1)
     assert summary.exit_code == 1
     assert len(rows_of(out)) == summary.done <= 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
+from fakes import changed
 
 from superres.cli import train
 
@@ -19,7 +21,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """A clock that the test sets."""
     now = [0.0]
-    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train, "time", changed(time, monotonic=lambda: now[0]))
     return now
 
 

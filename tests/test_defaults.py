@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import NATIVE, TINY, random_model
+from fakes import NATIVE, TINY, changed, random_model
 from PIL import Image
 
 from superres import DecodeConfig, Upscaler
@@ -133,7 +134,7 @@ def test_costs_are_measured_outside_the_decoding_time(monkeypatch):
     upscaler.default = FASTEST
     started = []
     monkeypatch.setattr(upscaler.block_sizes, "get", lambda *_: started.append(next(ticks)))
-    monkeypatch.setattr("superres.pipeline.upscaler.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("superres.pipeline.upscaler.time", changed(time, perf_counter=lambda: next(ticks)))
     upscaler(np.zeros((1, 8, 8, 3), np.uint8))
     assert started[0] == 0
 

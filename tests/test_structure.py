@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import grimp
@@ -50,6 +51,13 @@ def test_network_decoder_tasks_and_survey_do_not_import_one_another(package, imp
     for name, imported in imports.items():
         if name.startswith(f"superres.{package}"):
             assert not [one for one in imported if one.startswith(others)], name
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_test_sets_the_clock_of_the_process(path):
+    """Servers of other tests run in threads of the same process, and wait by it: `fakes.changed` has another clock."""
+    code = path.read_text(encoding="utf-8")
+    assert not re.search(r"""setattr\(\s*(\w+\.)*time,|setattr\(\s*"[\w.]*\btime\.""", code)
 
 
 def test_the_network_reads_no_decoding_option():

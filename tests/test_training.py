@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, random_model, random_tokens
+from fakes import SMALL, changed, random_model, random_tokens
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import CheckpointError, ConfigError, OutputError
@@ -237,7 +238,7 @@ def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
 ])
 def test_a_trial_finds_the_fastest_precision_and_number_of_threads(costs, precision, threads, monkeypatch, capsys):
     now, tries = [0.0], []
-    monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial, "time", changed(time, monotonic=lambda: now[0]))
 
     def step(precision):
         setting = precision, torch.get_num_threads()

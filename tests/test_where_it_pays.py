@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import random_model
+from fakes import changed, random_model
 from PIL import Image
 
 import where_it_pays
@@ -87,7 +88,7 @@ def test_bursts_of_long_iterations_are_one_iteration(monkeypatch, seconds, burst
             now[0] += seconds * count
             return count
 
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(cost, "time", changed(time, perf_counter=lambda: now[0]))
     assert cost._least_seconds(Loop(), torch.device("cpu")) == pytest.approx(seconds)
     assert counts[0] == 1  # completes a block of the previous size
     assert set(counts[1:]) == {burst}
