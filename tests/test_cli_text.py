@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 
 import pytest
+from stores import faulty_store
 from textual import sentences, write_checkpoint, write_pairs
 
 from superres.batch import text
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.auto import load
+from superres.system.places import read_place, write_place
 
 LINES = ["the man sees a dog", "", "a red house", "dog"]
 
@@ -192,3 +195,26 @@ def test_translations_are_written_in_order_before_further_lines_begin(checkpoint
         summary.add(result)
     assert summary.lines == len(lines)
     assert str(summary).startswith(f"{len(lines)} lines in ")
+
+
+@pytest.mark.slow
+def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("s3fs", reason="the extra cloud is not installed")
+    with faulty_store(monkeypatch) as store:
+        write_place(f"{store}/in.txt", "\n".join(LINES).encode())
+        assert translate(checkpoint, "--input", f"{store}/in.txt", "--output", f"{store}/below/out.txt") == 0
+        assert read_place(f"{store}/below/out.txt", 10_000).decode().splitlines() == wanted
+        assert translate(checkpoint, "--input", f"{store}/in.txt") == 0
+        assert capsys.readouterr().out.splitlines() == wanted
+        assert refusal(capsys, "translate", "--checkpoint", checkpoint, "--input", f"{store}/in.txt", "--output",
+                       f"{store}/in.txt").count("would replace the input") == 1
+        assert "s3://faces/none.txt does not exist" in refusal(
+            capsys, "translate", "--checkpoint", checkpoint, "--input", f"{store}/none.txt")
+        assert "web servers are only read" in refusal(
+            capsys, "translate", "a dog", "--checkpoint", checkpoint, "--output", "https://localhost/out.txt")
+        # What cannot be stored is kept, and the message says where.
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        said = refusal(capsys, "translate", *LINES, "--checkpoint", checkpoint, "--output", "s3://elsewhere/out.txt")
+    (kept,) = tmp_path.glob("superres-*.txt")
+    assert said.endswith(f"the translations are in {kept}")
+    assert kept.read_text().splitlines() == wanted

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 from stores import faulty_store, web_server
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError
@@ -22,6 +24,8 @@ from superres.system.places import (
     remove,
     write_place,
 )
+from superres.tasks.faces import FaceTask
+from superres.tasks.photos import read_sources
 
 pytest.importorskip("s3fs", reason="the extra cloud is not installed")
 
@@ -221,3 +225,19 @@ def test_no_credential_is_printed(tmp_path):
     assert done.stderr.count("\n") == 1
     assert "topsecret" not in done.stderr + done.stdout
     assert "AKIDENTITY" not in done.stderr + done.stdout
+
+
+def test_a_picture_at_a_url_is_read_as_that_of_a_path(place, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    write_place(f"{place}/a.png", (tmp_path / "a.png").read_bytes())
+    sources = read_sources([f"{place}/a.png", tmp_path / "a.png"], FaceTask(8, 32))
+    assert np.array_equal(sources.images, [pixels, pixels])
+    with pytest.raises(InvalidInputError, match=r"none\.png"):
+        read_sources(f"{place}/none.png", FaceTask(8, 32))
+
+
+def test_a_picture_at_a_url_with_a_secret_is_refused_without_it():
+    with pytest.raises(ConfigError) as refused:
+        read_sources("s3://faces/a.png?signature=hidden", FaceTask(8, 32))
+    assert "hidden" not in str(refused.value)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
-from superres.errors import OutputError
+from superres.errors import OutputError, SuperresError
 from superres.system.output import prepare_folder, scratch_file
+from superres.system.places import check_url, fetched, is_url, move_to, public
 from superres.system.terminal import read_standard_input, write_output
 from superres.tasks.translation import decode_lines, read_lines
 
@@ -24,29 +26,37 @@ if TYPE_CHECKING:
 TOGETHER = 16  # batches of lines that are sorted by length together, and written before further lines begin
 
 
-def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Return the lines to translate: `texts`, or the lines of the file `path`, or (None or "-") of standard input.
+def input_lines(texts: Sequence[str], place: str | None) -> list[str]:
+    """Return the lines to translate: `texts`, or those of the file at `place`, or (None or "-") of standard input.
 
-    Raises ConfigError if both are given, and InvalidInputError if the file or standard input is empty, not UTF-8 or
-    cannot be read.
+    Raises ConfigError if both are given, InvalidInputError if the file or standard input is empty, not UTF-8 or cannot
+    be read, and PlaceError if a URL cannot be read at present.
     """
-    require(not texts or path is None, f"give either text or --input {path}, not both")
+    require(not texts or place is None, f"give either text or --input {public(place or '')}, not both")
     if texts:
         return [line for text in texts for line in text.split("\n")]
-    if path is not None and str(path) != "-":
-        return read_lines(path)
-    return decode_lines(read_standard_input(), "standard input")
+    if place is None or place == "-":
+        return decode_lines(read_standard_input(), "standard input")
+    with fetched(place) as file:
+        return decode_lines(Path(file).read_bytes(), public(place)) if is_url(place) else read_lines(file)
 
 
-def check_output(output: Path | None, path: Path | None) -> None:
+def check_output(output: str | None, place: str | None) -> None:
     """Create the output's folder; raise an error if the output would replace the input or cannot be written."""
     if output is None:
         return
-    require(path is None or os.path.realpath(output) != os.path.realpath(path),
+    if is_url(output):
+        check_url(output, writing=True)
+    require(place is None or _real(output) != _real(place),
             f"the output {output} would replace the input; choose another --output")
-    if output.is_dir():
-        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
-    prepare_folder(output.parent)
+    if not is_url(output):
+        if os.path.isdir(output):
+            raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
+        prepare_folder(Path(output).parent)
+
+
+def _real(place: str) -> str:
+    return place if is_url(place) else os.path.realpath(place)
 
 
 @dataclass
@@ -124,20 +134,36 @@ def notes(translator: Translator, result: Translated) -> list[str]:
 
 
 @contextmanager
-def line_writer(output: Path | None) -> Iterator[Callable[[Sequence[str]], None]]:
+def line_writer(output: str | None) -> Iterator[Callable[[Sequence[str]], None]]:
     """Yield a function that writes one line per text: to standard output at once, or to the file `output`.
 
     The file is complete, or as it was before: it takes its name at the end of the block. Raises OutputError if the
-    output cannot be written.
+    output cannot be written; what was to become a URL's content is then kept in a file, which the error names.
     """
     if output is None:
         yield lambda texts: write_output(_joined(texts))
         return
     try:
-        with scratch_file(output.parent, output) as file:
+        with _kept_file(output) if is_url(output) else scratch_file(Path(output).parent, Path(output)) as file:
             yield lambda texts: file.writelines([_joined(texts)])
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
+
+
+@contextmanager
+def _kept_file(url: str) -> Iterator[IO[bytes]]:
+    """Yield a file that is moved to `url` at the end of the block."""
+    descriptor, path = tempfile.mkstemp(prefix="superres-", suffix=".txt")
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+    except BaseException:
+        os.unlink(path)
+        raise
+    try:
+        move_to(path, url)
+    except SuperresError as error:
+        raise type(error)(f"{error}; the translations are in {path}") from error
 
 
 def _joined(texts: Sequence[str]) -> bytes:

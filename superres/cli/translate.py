@@ -19,9 +19,10 @@ Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Language
 Sentences = Annotated[int, Option(metavar="N", help="Sentences decoded together, 1 or more.")]
 Texts = Annotated[list[str] | None, Argument(metavar="TEXT", help="Lines to translate; without TEXT and --input, "
                                              "standard input is read.")]
-Input = Annotated[Path | None, Option(metavar="FILE", help="Text file, one sentence per line; '-' reads standard "
-                                      "input.")]
-Output = Annotated[Path | None, Option(metavar="FILE", help="File for the translations. [default: standard output]")]
+Input = Annotated[str | None, Option(metavar="FILE|URL", help="Text file, one sentence per line; '-' reads standard "
+                                     "input.")]
+Output = Annotated[str | None, Option(metavar="FILE|URL", help="File for the translations. [default: standard "
+                                      "output]")]
 Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
 Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam search with N "
                                     "hypotheses per sentence instead of in blocks.")]

@@ -206,7 +206,7 @@ def part_job(
     opt.refuse_ineffective(context, "in a store or with shards, since each part has its manifest beside it; leave it "
                            "out", "manifest")
     if is_url(output):
-        check_url(output)
+        check_url(output, writing=True)
     return Job(output.rstrip("/") if is_url(output) else os.path.abspath(output), kind if kind in SHARDS else "files",
                rows, tuple(place if is_url(place) else os.path.abspath(place) for place in inputs), listed, allowed)
 

@@ -41,8 +41,11 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return "://" in str(place)
 
 
-def check_url(url: str) -> None:
-    """Raise ConfigError unless `url` has a known scheme, a host or bucket, and nothing that could be a secret."""
+def check_url(url: str, writing: bool = False) -> None:
+    """Raise ConfigError unless `url` has a known scheme, a host or bucket, and nothing that could be a secret.
+
+    With `writing`, raise OutputError if places of its scheme are only read.
+    """
     scheme, host = host_of(url)
     if scheme not in PACKAGES:
         raise ConfigError(f"{public(url)} has the scheme {plain(scheme)}; superres reads {', '.join(PACKAGES)} and "
@@ -53,6 +56,8 @@ def check_url(url: str) -> None:
                           "credentials by the environment or a profile of the store")
     if not host:
         raise ConfigError(f"{public(url)} names no host or bucket; write {scheme}://NAME/...")
+    if writing and scheme in READ_ONLY:
+        raise OutputError(f"cannot write {public(url)}: web servers are only read; choose another --output")
 
 
 def host_of(url: str) -> tuple[str, str]:
@@ -273,10 +278,8 @@ def _link(file: str, path: Path) -> None:
 
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:
     """Return the file system of a URL, and its path there."""
-    check_url(url)
+    check_url(url, writing)
     scheme = host_of(url)[0]
-    if writing and scheme in READ_ONLY:
-        raise OutputError(f"cannot write {public(url)}: web servers are only read; choose another --output")
     system = _system(scheme, os.getpid())
     return system, system._strip_protocol(url)
 

@@ -7,6 +7,7 @@ that cannot be used raises InvalidInputError, and an impossible crop setting Con
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +17,17 @@ import numpy as np
 from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
+from superres.system.places import is_url, public, read_place
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
-from superres.tasks.pictures import Pixels, picture_of, read_image
+from superres.tasks.pictures import Pixels, picture_of, read_image, read_picture
 
 FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
+MOST_BYTES = 500_000_000  # of a picture of a store
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
-"""A picture: the path of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
+"""A picture: the path or URL of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,9 @@ def is_share(image: object) -> bool:
 def to_pixels(image: PictureLike, least: int) -> Pixels:
     """Return the pixels, uint8 [H, W, 3], of a picture whose sides have at least `least` pixels."""
     if isinstance(image, str | os.PathLike):
+        if is_url(image):
+            place = str(image)
+            return read_picture(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least).rgb
         return read_image(image, least)
     if isinstance(image, Image.Image):
         return picture_of(image, least).rgb
@@ -212,7 +218,7 @@ def read_sources(
     images: list[Pixels] = []
     result = PhotoSources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
     for number, picture in enumerate(pictures):
-        name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+        name = public(os.fspath(picture)) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
         try:
             pixels = to_pixels(picture, task.source)
             crops = choose_crops(pixels, task, crop)
