@@ -142,7 +142,7 @@ def test_a_url_needs_a_host():
 
 
 def test_a_store_that_does_not_answer_is_told_apart_from_a_missing_file(store, monkeypatch):
-    monkeypatch.setattr(places, "ATTEMPTS", 2)
+    monkeypatch.setattr(places, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     places._system.cache_clear()
     try:

@@ -137,11 +137,12 @@ def test_small_archives_that_claim_much_take_little(archives):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (5_000_000, 8, 8, 3)])
+@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (4_000_000, 8, 8, 3)])
 def test_data_to_train_on_claim_no_more_than_they_have(tmp_path, shape):
     with zipfile.ZipFile(tmp_path / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("hr", "lr", "ids"):
-            archive.writestr(f"{name}.npy", npy(shape) + bytes(5_000_000 * 192 if shape[0] == 5_000_000 else 0))
+        archive.writestr("hr.npy", npy(shape) + bytes(4_000_000 * 192 if shape[0] == 4_000_000 else 0))
+        for name in ("lr", "ids"):
+            archive.writestr(f"{name}.npy", npy(shape))
     megabytes, seconds, told = measured(TRAIN, tmp_path / "data.npz")
     assert "is not a readable .npz" in told
     assert megabytes < 200
