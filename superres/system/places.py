@@ -292,7 +292,7 @@ def _system(scheme: str, process: int) -> Any:  # noqa: ANN401 -- of fsspec; eac
         import fsspec
 
         if scheme == "s3":
-            options["config_kwargs"] = {"retries": {"mode": "standard", "max_attempts": 5}, "connect_timeout": 10,
+            options["config_kwargs"] = {"retries": {"mode": "standard", "max_attempts": 3}, "connect_timeout": 10,
                                         "read_timeout": 60, "http_session_cls": _s3_session()}
         elif scheme == "gs":
             options["session_kwargs"] = {"trace_configs": [_same_host_only()]}
