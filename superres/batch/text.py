@@ -47,12 +47,12 @@ def check_output(output: str | None, place: str | None) -> None:
         return
     if is_url(output):
         check_url(output, writing=True)
+    elif os.path.isdir(output):
+        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
+    else:
+        prepare_folder(Path(output).parent)
     require(place is None or _real(output) != _real(place),
             f"the output {output} would replace the input; choose another --output")
-    if not is_url(output):
-        if os.path.isdir(output):
-            raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
-        prepare_folder(Path(output).parent)
 
 
 def _real(place: str) -> str:
