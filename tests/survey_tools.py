@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from superres.survey import schema
 from superres.survey.credentials import digest
@@ -31,12 +31,18 @@ def pictures(count=6, seed=0, size=16):
 
 
 def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings):
-    """Store a study of methods with random pictures, each but the last compared with the last."""
+    """Store a study of methods with random pictures, each but the last compared with the last.
+
+    Raters' pseudonyms, and so their pairs and sides, are the same in every run: the study's salt is its name.
+    """
     made = [Method(method, pictures(count, seed), {"config": method}) for seed, method in enumerate(methods)]
     compared = compare_methods(made[:-1], made[-1:])
     options = StudySettings(**{**SMALL, **settings})
     records = {method.name: method.record for method in made}
-    return store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
+    _, token = store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
+    with store.writing() as connection:
+        connection.execute(update(schema.study).where(schema.study.c.name == name).values(salt=digest(name)))
+    return store.study(name), token
 
 
 def vote_on(store, study, session, token, choice="left", **changes):

@@ -131,8 +131,8 @@ def test_a_balanced_study_and_one_of_too_few_trials_have_no_plan(sqlite, count, 
     assert not add_study(sqlite, methods="abcd"[:count], **settings)[0].is_adaptive
 
 
-def known(**changes):
-    return {"method_a": "A", "method_b": "B", "fool_rate": False, "votes": 100,
+def known(fool_rate=False, **changes):
+    return {"method_a": "A", "method_b": "B", "fool_rate": fool_rate, "votes": 100,
             "anytime": {"raters": 20, "preference": 0.57, "interval": (0.48, 0.66), "settled": False,
                         "more_raters": 12, "votes_to_flip": 8, "votes_to_unsettle": None, **changes}}
 
@@ -150,7 +150,7 @@ def known(**changes):
     ({"fool_rate": True, "preference": 0.36}, ["A is taken for the photograph in 36 of 100 votes"]),
 ])
 def test_an_answer_is_a_sentence_with_the_numbers_of_the_leader(changes, parts):
-    text = sentence({**known(**changes), "fool_rate": changes.pop("fool_rate", False)}, 0.9)
+    text = sentence(known(**changes), 0.9)
     assert [part for part in parts if part not in text] == []
 
 
