@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from ports import own_port
 from sqlalchemy import select, update
 
 from superres.survey import schema
@@ -77,11 +77,6 @@ def vote_through(store, study, rater="me", choose=lambda *_: "left"):
     return number
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
 def wait_for_pair(page, position):
     """Wait until a rater's page takes a vote on the pair at a position."""
     page.wait_for_function(
@@ -106,8 +101,7 @@ def postgres():
     if as_user:
         shutil.chown(folder, user)
     data = str(folder / "data")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = own_port()
 
     def call(program, *words, check=True):
         command = [*as_user, str(programs / program), "-D", data, *words]

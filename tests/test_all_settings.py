@@ -28,6 +28,7 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay import SingleScorer, UncachedScorer, check_replay
+from test_consistency import assert_consistent
 from test_native import PreparedModel, Sessions, assert_same_decode
 from test_refill import refilled
 
@@ -208,6 +209,8 @@ def check(drawn):
     case, options = Case(drawn), drawn.options
     longest = case.model.session(case.source, 1, case.padding).longest
     rows = case.rows()
+    if drawn.limited:
+        assert_consistent(torch.tensor([tokens for tokens, _ in rows]), case.source, NETWORKS[drawn.network])
     for number, (tokens, trace) in enumerate(rows):
         assert trace.sequence.tolist() == tokens
         assert all(1 <= accepted <= options.block_size for accepted in trace.accepted)

@@ -91,7 +91,7 @@ def test_a_run_killed_several_times_equals_an_uninterrupted_one_to_the_bit(folde
         resumed.append(step(killed))
     assert resumed[0] < LAST  # killed just after the first state was saved
     process = forked(train_on_alone, folder, killed, LAST)
-    process.join(100)
+    process.join(300)
     assert process.exitcode == 0
     one, other = ({record["step"]: record["total"] for record in state(output)["history"] if "total" in record}
                   for output in (killed, tmp_path / "whole"))
@@ -161,7 +161,7 @@ def test_training_pauses_while_times_are_measured(folder, tmp_path, monkeypatch)
     worker = threading.Thread(target=train_on, args=(folder, output, 8))
     with training_lock.training_paused():
         worker.start()
-        assert paused.wait(60)
+        assert paused.wait(300)
         assert not (output / "state").exists()
     while not (output / "state").exists():
         time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_training_pauses_while_times_are_measured(folder, tmp_path, monkeypatch)
         before = state(output)["step"]
         time.sleep(0.3)
         assert state(output)["step"] == before
-    worker.join(60)
+    worker.join(300)
     assert state(output)["step"] >= 8
 
 

@@ -64,7 +64,7 @@ def test_rows_of_any_values_are_read_or_refused(values):
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None or not SECONDS, reason="no fuzzer or no time for it")
 def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
     words = [sys.executable, str(FUZZ / "fuzz.py"), ",".join(targets.TARGETS), f"-max_total_time={SECONDS}", "-seed=1",
-             "-timeout=20", "-rss_limit_mb=4000", "-verbosity=0"]
+             "-timeout=100", "-rss_limit_mb=4000", "-verbosity=0"]
     path = os.pathsep.join([str(FUZZ.parent.parent), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
                             text=True, check=False)

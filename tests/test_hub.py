@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes import SMALL, random_model
+from ports import own_port
 
 from superres.checkpoint import bundled_checkpoints, fetch_from_hub, find_checkpoint, load_checkpoint, save_checkpoint
 from superres.errors import CheckpointError
@@ -105,8 +106,7 @@ def at(monkeypatch, tmp_path):
 
 def nobody():
     """Return an address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{own_port()}"
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "/none/of/this", "./none", "a/b/c"])

@@ -75,6 +75,9 @@ class PreparedModel(NativeModel):
     def session(self, *arguments):
         return self.sessions.prepare(super().session(*arguments))
 
+    def tree_session(self, *arguments):
+        return self.sessions.prepare(super().tree_session(*arguments))
+
 
 def model_of(config, **options):
     return PreparedModel(random_model(config, dtype=torch.float32), **options)

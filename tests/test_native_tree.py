@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from fakes import NATIVE, VARIANTS, limits_of, random_model, random_tokens
+from test_consistency import assert_consistent
 from test_native import assert_same_decode, close
 from test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
 from textual import CONFIG, wordy
@@ -98,10 +99,11 @@ def test_native_iterations_are_those_of_the_loop(sizes, criterion):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("limited", [False, True])
-def test_native_iterations_of_images_are_those_of_the_loop(sizes, limited):
+@pytest.mark.parametrize("criterion", [{}, {"accept": "top-k", "top_k": 2}, {"accept": "distance", "epsilon": 1}])
+def test_native_iterations_of_images_are_those_of_the_loop(sizes, limited, criterion):
     """Attention in blocks, the neighbourhood and limits all depend on a column's path."""
     config = replace(KNOWN["base aids"], attention_block_length=5)
-    source, options = random_tokens(config, ROWS)[0], DecodeConfig(proposer="lookahead", **sizes)
+    source, options = random_tokens(config, ROWS)[0], DecodeConfig(proposer="lookahead", **sizes, **criterion)
 
     def model(kind):
         made = kind(random_model(config, dtype=torch.float32))
@@ -109,5 +111,8 @@ def test_native_iterations_of_images_are_those_of_the_loop(sizes, limited):
 
     native = decode(model(NativeModel), source, options)
     assert_same_decode(native, decode(model(NativeModel), source, options, proposer=LookaheadProposer(OwnPool)))
-    assert torch.equal(native.tokens, decode(model(NativeModel), source, DecodeConfig(block_size=1)).tokens)
     assert torch.equal(native.tokens, decode(model(StepModel), source, options).tokens)
+    if not criterion:
+        assert torch.equal(native.tokens, decode(model(NativeModel), source, DecodeConfig(block_size=1)).tokens)
+    if limited:
+        assert_consistent(native.tokens, source, config)

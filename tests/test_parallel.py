@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import pytest
 from decode_together import VARIANTS_HERE, WAYS, decode_all, model_and_source
 from hypothesis import given
 from hypothesis import strategies as st
+from ports import own_port
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
@@ -27,12 +27,9 @@ HERE = Path(__file__).parent
 def members(tmp_path_factory):
     """What two processes have made."""
     folder = tmp_path_factory.mktemp("members")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     shared = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+              "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2"}
     words = [sys.executable, str(HERE / "decode_together.py"), str(folder)]
     processes = [subprocess.Popen(words, env={**shared, "RANK": rank}, stderr=subprocess.PIPE, text=True)
                  for rank in "01"]

@@ -46,7 +46,7 @@ def run(code):
     """Run code after PRELUDE in a process of its own, which must not hang, and return what it prints."""
     prelude = PRELUDE.format(tests=os.path.dirname(__file__))
     result = subprocess.run([sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True,
-                            timeout=200, check=False)
+                            timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.split()
 

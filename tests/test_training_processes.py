@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import numpy as np
 import pytest
 import torch
+from ports import own_port
 from training_runs import ONE_HEAD, forked, train, train_together
 
 from superres.checkpoint import load_checkpoint
@@ -22,13 +22,10 @@ def runs(tmp_path_factory):
     train(folder / "alone")
     train(folder / "begun alone", stop_at=6)
     train(folder / "one head alone", settings=ONE_HEAD)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for member in members:
-        member.join(100)
+        member.join(300)
     assert [member.exitcode for member in members] == [0, 0]
     assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 6}
     assert train(folder / "begun together").step == 16

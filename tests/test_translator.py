@@ -82,7 +82,7 @@ def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(t
         threads.add(threading.get_ident())
         if len(threads) > 1:
             second.set()
-        assert second.wait(60)
+        assert second.wait(300)
         yield from real(*given)
 
     monkeypatch.setattr(several, "_translated", waits_for_a_second)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -36,6 +38,7 @@ from superres.tasks.translation import Codec, train_vocabulary
 
 LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 FILES = CONFIG, WEIGHTS, TRAINING
 KINDS = (".zip", ".npz", ".tar", ".tar.gz")
 

@@ -22,6 +22,7 @@ struct LookaheadRow {
   }
 
   bool accepts(int64_t parent, int64_t proposal) const {
+    if (is_limited(l) && scores(parent)[proposal] == -INFINITY) return false;
     if (l.rule == RANK) return is_among_best(scores(parent), s.size.vocabulary, proposal, l.bound);
     return std::llabs(proposal - best(parent)) <= l.bound;
   }
