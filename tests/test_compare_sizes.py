@@ -26,13 +26,17 @@ ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 
 
 @pytest.fixture
 def sizes(tmp_path, monkeypatch):
-    """The script with networks of a few thousand weights, a clock that shows one second per step, and its own locks."""
+    """The script with networks of a few thousand weights, a clock that shows one second per step, and its own locks.
+
+    Runs compute in float32 with all threads: the fastest setting, which depends on the load, may differ between two.
+    """
     monkeypatch.setattr(training_lock, "cache_folder", lambda: tmp_path / "cache")
     module = importlib.reload(compare_sizes)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
     monkeypatch.setattr(training, "plot_history", lambda *_: None)
+    monkeypatch.setattr(training, "fastest_setting", lambda _: "no")
     return module
 
 
