@@ -35,8 +35,8 @@ MARKED = {
     "browser": ["browser/*"], "cluster": ["test_scale_out.py"],
     "slow": [f"test_{name}*.py" for name in (
         "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given", "cli_terminal",
-        "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "docs", "export", "fake_gpu",
-        "fuzz", "gpu_notebook", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel", "proposers",
+        "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs", "export", "fake_gpu",
+        "fuzz", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel", "proposers",
         "python_api", "refill", "rollback", "sizes", "speculative", "stages", "survey", "table", "text_training",
         "threads", "training", "translator", "tree_attention", "tuning", "variants", "web", "where_it_pays")],
 }

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Check superres on a GPU, or train there, within a time limit:
+#
+#   bash scripts/device/run.sh check SECONDS [options of measure.py]
+#   bash scripts/device/run.sh train SECONDS [options of train.py]
+#
+# Run it in the repository's root, after scripts/device/prepare.py. Each part has its own process and time limit, so one
+# that fails or hangs leaves the others their turn; the shortest and most telling parts run first. Everything is written
+# into OUT (build/device/out), at most 8 files of 16 MiB. DEVICE=cpu tries the scripts out where there is no GPU, with limits ten times
+# as long.
+set -u
+if [[ $# -lt 2 || ! $1 =~ ^(check|train)$ || ! $2 =~ ^[0-9]+$ ]]; then
+  echo "usage: bash scripts/device/run.sh check|train SECONDS [options]" >&2
+  exit 2
+fi
+what=$1 seconds=$2 began=$(date +%s)
+shift 2
+python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
+work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
+slower=1 probe=()
+if [[ $device == cpu ]]; then slower=10 probe=(--probe-batches 2 --probe-steps 1); fi
+export OUT=${OUT:-$here/out} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+mkdir -p "$OUT" "$work"
+: >"$OUT/$what-parts.txt"
+exec > >(tee "$OUT/$what.log") 2>&1
+
+# The machine may lack packages and has no network: the wheels were brought along.
+if compgen -G "$here/wheels/*.whl" >/dev/null && [[ ! -d $work/packages ]]; then
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$work/packages" \
+    "$here"/wheels/*.whl || exit 3
+fi
+export PYTHONPATH=$PWD:$work/packages${PYTHONPATH:+:$PYTHONPATH}
+
+left() { echo $((seconds - ($(date +%s) - began))); }
+
+# part NAME LIMIT COMMAND...: run a command within its limit and what is left of the time, and record how it ended.
+part() {
+  local name=$1 limit=$(($2 * slower)) started code
+  shift 2
+  limit=$(($(left) < limit ? $(left) : limit))
+  if ((limit < 5)); then
+    echo "$name skipped: no time is left" >>"$OUT/$what-parts.txt"
+    return 0
+  fi
+  echo "== $name (at most $limit s)"
+  started=$(date +%s)
+  timeout --kill-after 5 "$limit" "$@"
+  code=$?
+  echo "$name rc=$code seconds=$(($(date +%s) - started))" >>"$OUT/$what-parts.txt"
+  return $code
+}
+
+measure() {
+  local name=$1 limit=$2
+  shift 2
+  part "$name" "$limit" "$python" scripts/device/measure.py "$name" --device "$device" --data "$here/dev.npz" \
+    --output "$OUT/$name.json" "$@"
+}
+
+[[ $device == cpu ]] || nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader
+git rev-parse HEAD 2>/dev/null
+case $what in
+  check)
+    measure smoke 40 "$@"  # imports, one decode per engine, TF32, which attention kernel
+    part kernel 60 "$python" scripts/device/layer_kernel.py --device "$device"
+    part tests 150 "$python" -m pytest -q --maxfail=20 -p no:cacheprovider -m gpu tests/test_gpu.py -n "${WORKERS:-8}"
+    measure exact 90 "$@"   # blocks = greedy, widths, batches, CPU = GPU
+    measure cost 150 "$@"   # microseconds and kernels of an iteration by engine, settings and batch
+    measure stream 60 "$@"  # images per second of a refilled stream
+    measure threads 30 "$@" # two threads decode at the same time
+    part probe 90 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
+      "${probe[@]}"
+    ;;
+  train)
+    # 25 s are left for the last score, and 10 for packing.
+    part train $(($(left) - 10)) "$python" scripts/device/train.py --device "$device" --prepared "$here" \
+      --output "$work/run" --seconds $(($(left) - 35)) "$@"
+    # Without the optimiser's state, with which a run could go on: it would not fit.
+    (cd "$work/run" && tar cf - checkpoint history.json curves.png | gzip -1) |
+      split --bytes 15M --suffix-length 1 --numeric-suffixes - "$OUT/run.tar.gz."
+    ;;
+esac
+echo "== parts"
+cat "$OUT/$what-parts.txt"
+echo "$(($(date +%s) - began)) s of $seconds s"
+! grep -qE "skipped|rc=[^0]" "$OUT/$what-parts.txt"

@@ -1,0 +1,222 @@
+"""Train a checkpoint further on a GPU for a number of seconds, with the pictures on the device; or time training steps.
+
+    python scripts/device/train.py --prepared build/device --output run --seconds 430 --compiled
+    python scripts/device/train.py --prepared build/device --probe probe.json
+
+The run's folder is that of `superres train`: `checkpoint/`, `history.json`, `curves.png`, `state/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor
+
+from mosaics import unpack
+from superres import SuperresError
+from superres.checkpoint import find_checkpoint, read_training, weights_digest
+from superres.errors import ConfigError
+from superres.nn import attention
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.auto import face_task
+from superres.system.output import prepare_folder, write_result
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.training.corpora import Stage, face_score
+from superres.training.data import TokenBatch
+from superres.training.losses import TeacherForcingLoss
+from superres.training.settings import TrainConfig
+from superres.training.trainer import Trainer, build_model, build_optimizers
+
+DEV_IMAGES = 200
+"""Number of development pictures that are scored before and after training."""
+SHOW_SECONDS = 5.0
+"""Seconds between two lines of progress."""
+PLAIN_ATTEND = attention.attend
+PROBED = ((False, False), (True, False), (True, True))
+"""Fused attention and compiled layers, in the order in which they are timed."""
+
+
+class DeviceBatches:
+    """Random batches of faces that lie on the device as uint8, with the members of `superres.training.data`.
+
+    Seed and step determine a batch on every device. Each epoch is a new permutation; the rest of an epoch is left out.
+    """
+
+    unit = "images"
+
+    def __init__(self, pairs: FacePairs, batch_size: int, seed: int, device: torch.device) -> None:
+        """Copy the pictures to `device`."""
+        self.low, self.high = (torch.from_numpy(part).to(device) for part in (pairs.lr, pairs.hr))
+        self.batch_size, self.seed, self.device = batch_size, seed, device
+        self.content = hashlib.sha256(pairs.lr.tobytes() + pairs.hr.tobytes()).hexdigest()[:12]
+        self.epoch, self.order = -1, np.empty(0, np.int64)
+
+    def digest(self) -> str:
+        """Return the digest of the pictures."""
+        return self.content
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """Return a share of batch `step`, of which half of the pictures are mirrored."""
+        per_epoch = max(len(self.low) // self.batch_size, 1)
+        epoch, place = divmod(step, per_epoch)
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.low))
+        rows = self.order[place * self.batch_size : (place + 1) * self.batch_size][part::parts]
+        mirrored = torch.from_numpy(np.random.default_rng((self.seed, step, part)).random(len(rows)) < 0.5)
+        index, flip = torch.from_numpy(rows).to(self.device), mirrored.to(self.device).view(-1, 1, 1, 1)
+        low, high = (torch.where(flip, images.flip(2), images)
+                     for images in (self.low[index], self.high[index]))  # [B, h, w, 3] and [B, H, W, 3]
+        return TokenBatch(low.flatten(1).long(), high.flatten(1).long(), len(rows))
+
+
+def fused_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute `superres.nn.attention.attend` of blocked queries [B, H, N, L, size] without storing the scores."""
+    if query.dim() != 5 or mask is None:
+        return PLAIN_ATTEND(query, key, value, mask)
+    query, key, value = (one.flatten(1, 2) for one in (query, key, value))  # [B, H * N, L, size]
+    heads = query.shape[1] // mask.shape[0]
+    blocks = mask.to(query.dtype).repeat(heads, 1, 1).unsqueeze(0)  # [1, H * N, L, 2 * L]: every head has all blocks
+    return F.scaled_dot_product_attention(query, key, value, blocks).unflatten(1, (heads, -1))
+
+
+def speed_up(model: EncoderDecoder, fused: bool, compiled: bool) -> None:
+    """Let `model` use the fused attention, and compile its layers, whose shapes never change."""
+    attention.attend = fused_attend if fused else PLAIN_ATTEND  # `local_attention` reads it
+    if compiled:
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # otherwise layers silently stay as slow as before
+        for part in (*model.encoder, *model.decoder, model.neighbourhood):
+            if part is not None:
+                part.compile(dynamic=False)
+
+
+def train(model: EncoderDecoder, pairs: FacePairs, dev: FacePairs, settings: TrainConfig, start: Path, output: Path,
+          device: torch.device) -> None:
+    """Train until the schedule ends or SIGTERM arrives, and write the checkpoint either way."""
+    score = face_score(dev)
+    trainer = Trainer(model, settings, DeviceBatches(pairs, settings.batch_size, settings.seed, device), output, score,
+                      earlier=read_training(start), start=weights_digest(start))
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))  # `timeout` sends it first
+    with torch.inference_mode():
+        before = score(trainer.averaged.eval())
+    print(f"before: {before['bits_per_dim']:.4f} bits/dim on {len(dev)} faces", flush=True)
+    shown = time.monotonic()
+
+    def report(record: dict[str, float]) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > SHOW_SECONDS or "bits_per_dim" in record:
+            shown = time.monotonic()
+            print(json.dumps({name: round(value, 4) for name, value in record.items()}), flush=True)
+
+    trainer.run(lambda: bool(stopped), report)
+    trainer.write_checkpoint(output / "checkpoint")
+    images = trainer.step * settings.batch_size
+    print(f"{trainer.step:,} steps, {images:,} images, {images / max(trainer.seconds, 1e-9):,.0f} images per second; "
+          f"{before['bits_per_dim']:.4f} bits/dim before, "
+          f"{trainer.history[-1].get('bits_per_dim', float('nan')):.4f} after", flush=True)
+
+
+def probe(stage: Stage, pairs: FacePairs, batches: list[int], steps: int, device: torch.device, output: Path) -> None:
+    """Time training steps by batch size, attention and compilation; write images per second and peak memory."""
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        for fused, compiled in PROBED if device.type == "cuda" else PROBED[:2]:  # compiling for a CPU takes minutes
+            row: dict[str, Any] = {"batch": batch, "fused": fused, "compiled": compiled}
+            torch.manual_seed(0)
+            torch.compiler.reset()
+            try:
+                row |= timed_steps(stage, pairs, batch, steps, device, fused, compiled)
+            except Exception as error:  # running out of memory is a result
+                row["error"] = (str(error).splitlines() or [type(error).__name__])[0]
+            rows.append(row)
+            print(row, flush=True)
+            write_result(output, json.dumps(rows, indent=1).encode())
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def timed_steps(stage: Stage, pairs: FacePairs, batch: int, steps: int, device: torch.device, fused: bool,
+                compiled: bool) -> dict[str, float]:
+    """Return the loss, seconds of the first steps, images per second and GiB of training a fresh network."""
+    settings = dataclasses.replace(stage.settings, batch_size=batch)
+    model = EncoderDecoder(stage.network()).to(device)
+    speed_up(model, fused, compiled)
+    loss, optimizers = TeacherForcingLoss(model, settings).train(), build_optimizers(model, settings)
+    source = DeviceBatches(pairs, batch, 0, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+    def run(first: int) -> tuple[float, float]:
+        started = time.perf_counter()
+        for number in range(first, first + steps):
+            one = source.batch(number)
+            with torch.autocast(device.type, torch.bfloat16):
+                total = loss(one.source, one.target, number, one.true_count)["total"]
+            total.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return float(total.detach()), time.perf_counter() - started
+
+    _, first_seconds = run(0)
+    total, seconds = run(steps)
+    memory = {"GiB": torch.cuda.max_memory_allocated() / 2**30} if device.type == "cuda" else {}
+    return {"total": total, "first_seconds": first_seconds, "images_per_second": batch * steps / seconds, **memory}
+
+
+def main(
+    prepared: Annotated[Path, typer.Option(help="Folder that prepare.py filled.")] = Path("build/device"),
+    output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/device"),
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    start: Annotated[str, typer.Option(help="Checkpoint to train. [default: the one it was prepared for]")] = "",
+    stage: Annotated[str, typer.Option(help="'heads' trains the base and the heads together, 'base' the base.")] =
+        "heads",
+    seconds: Annotated[float, typer.Option(help="Seconds of training.")] = 430,
+    steps: Annotated[int | None, typer.Option(help="Number of steps, instead of --seconds.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 128,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
+    fused: Annotated[bool, typer.Option(help="Compute attention by torch's fused kernel.")] = True,
+    compiled: Annotated[bool, typer.Option(help="Compile the layers; takes a minute or two first.")] = False,
+    probe_file: Annotated[Path | None, typer.Option("--probe", help="Time steps instead, and write them here.")] = None,
+    probe_steps: Annotated[int, typer.Option(min=1, help="Steps per timing.")] = 8,
+    probe_batches: Annotated[str, typer.Option(help="Batch sizes to time, separated by commas.")] = "32,128,256",
+) -> None:
+    """Train, or time training steps."""
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU on this machine; give --device cpu")
+    start = start or (prepared / "checkpoint.txt").read_text().strip()
+    settings = TrainConfig(stage=stage, minutes=seconds / 60 if steps is None else None, steps=steps,
+                           batch_size=batch_size, learning_rate=learning_rate, optimizer="muon", precision="bf16",
+                           warmup_steps=warmup, head_positions=192, ema_decay=0.998, seed=seed)
+    folder = find_checkpoint(start)
+    run = Stage(settings, prepared, output, start=folder)
+    dev = read_faces(prepared / "dev.npz", face_task(folder), "valid", DEV_IMAGES)
+    if probe_file is not None:
+        prepare_folder(probe_file.parent)
+        probe(run, dev, [int(size) for size in probe_batches.split(",")], probe_steps, where, probe_file)
+        return
+    prepare_folder(output)
+    model = build_model(run.network(), settings, folder)
+    speed_up(model, fused, compiled)
+    train(model, unpack(prepared / "faces"), dev, settings, folder, output, where)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"train: {error}")

@@ -1,0 +1,149 @@
+"""The scripts for minutes on a GPU run whole on a CPU, with a small network: prepare, check, train and receive."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+
+import mosaics
+from superres.checkpoint import read_training, save_checkpoint
+from superres.config import PRESETS
+from superres.tasks.face_data import FacePairs, write_npz
+from superres.tasks.faces import FaceTask
+
+ROOT = Path(__file__).parent.parent
+CONFIG = replace(PRESETS["tiny"], source_shape=(4, 4, 3), target_shape=(12, 12, 3), prediction_heads=2,
+                 head_layer="sequential", head_filter_size=32)
+SMALL = replace(CONFIG, target_shape=(4, 4, 3))  # what is decoded one token at a time
+TASK = FaceTask.of(CONFIG)
+
+
+def faces(count, seed=0):
+    random = np.random.default_rng(seed)
+    high = random.integers(0, 256, (count, TASK.target, TASK.target, 3)).astype(np.uint8)
+    low = np.stack([TASK.source_of(one) for one in high])
+    return FacePairs(high, low, np.arange(count, dtype=np.int32))
+
+
+def run(*command, **environment):
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, env=os.environ | environment, capture_output=True,
+                          text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def script(name, *arguments):
+    return run(sys.executable, f"scripts/device/{name}.py", *arguments)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A checkpoint, pictures, and the folder that travels."""
+    folder = tmp_path_factory.mktemp("device")
+    for name, config in (("start", CONFIG), ("small", SMALL)):
+        save_checkpoint(random_model(config, dtype=torch.float32), folder / name)
+    write_npz(faces(40), folder / "train.npz")
+    write_npz(faces(6, seed=1), folder / "dev.npz")
+    code, output = script("prepare", "--data", folder / "train.npz", "--dev", folder / "dev.npz", "--output",
+                          folder / "prepared", "--checkpoint", folder / "start", "--limit-mib", 1000, "--wheels", "")
+    assert code == 0, output
+    assert "40 of 40 faces" in output
+    return folder
+
+
+def on_device(prepared, what, *options):
+    """Run a command of run.sh with a CPU as the device; return its exit code, its output and the folder of results."""
+    out = prepared / f"out-{what}"
+    code, output = run("bash", "scripts/device/run.sh", what, 3600, *options, DEVICE="cpu", WORKERS="0", OUT=str(out),
+                       PYTHON=sys.executable, PREPARED=str(prepared / "prepared"), WORK=str(prepared / "work"),
+                       TRITON_INTERPRET="1")
+    return code, output, out
+
+
+def parts_of(out, what):
+    return dict(line.split(" ", 1) for line in (out / f"{what}-parts.txt").read_text().splitlines())
+
+
+def test_mosaics_keep_every_face(tmp_path):
+    pairs = faces(mosaics.FACES + 3)
+    for number in (0, 1):
+        for name, content in mosaics.pack(pairs, number).items():
+            (tmp_path / name).write_bytes(content)
+    found = mosaics.unpack(tmp_path)
+    for name in ("hr", "lr", "ids"):
+        assert np.array_equal(getattr(found, name), getattr(pairs, name))
+
+
+def test_a_folder_that_would_not_travel_is_refused(prepared, tmp_path):
+    code, output = script("prepare", "--data", prepared / "train.npz", "--dev", prepared / "dev.npz", "--output",
+                          tmp_path, "--checkpoint", prepared / "start", "--limit-mib", 1, "--wheels", "")
+    assert code == 1
+    assert "no mosaic of 1,024 faces fits below 1 MiB" in output
+
+
+def test_every_part_of_a_check_runs_and_reports(prepared):
+    code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--engines", "graph",
+                                  "--batches", "1", "--images", 2, "--repeats", 1)
+    parts = parts_of(out, "check")
+    assert list(parts) == ["smoke", "kernel", "tests", "exact", "cost", "stream", "threads", "probe"]
+    if importlib.util.find_spec("triton") is None:
+        parts.pop("kernel")  # the kernel's compiler comes with torch on Linux only
+    else:
+        assert code == 0, output
+        assert "'width 1 = width 10': True" in output
+    assert all(found.startswith("rc=0 ") for found in parts.values()), output
+    reports = {name: json.loads((out / f"{name}.json").read_text())
+               for name in ("smoke", "exact", "cost", "stream", "threads")}
+    assert not any("error" in report for report in reports.values())
+    exact = reports["exact"]["graph"]
+    assert {value for name, value in exact.items() if "must be 1" in name} == {1.0}
+    assert len(reports["cost"]["iterations"]) == 5  # decodings
+    assert len(reports["stream"]["streams"]) == 2
+    assert reports["threads"]["threads"] == {"errors": [], "equal (must be true)": [True] * 4}
+    rows = json.loads((out / "probe.json").read_text())
+    assert len(rows) == 2
+    assert not any("error" in row for row in rows)
+    # What comes back from the machine is limited.
+    assert len(list(out.iterdir())) <= 8
+
+
+def test_a_trained_run_comes_back_and_is_scored_beside_its_start(prepared):
+    code, output, out = on_device(prepared, "train", "--steps", 3, "--batch-size", 4)
+    assert code == 0, output
+    assert "before:" in output
+    assert "3 steps, 12 images" in output
+    code, output = script("receive", *out.glob("run.tar.gz.*"), "--dev", prepared / "dev.npz", "--output",
+                          prepared / "received", "--reference", prepared / "start")
+    assert code in (0, 1), output  # three steps may make it better or worse
+    assert "round 1, step 3: bits/dim" in output
+    (summary,) = read_training(prepared / "received" / "checkpoint")
+    assert (summary["steps"], summary["images_seen"]) == (3, 12)
+
+
+def test_a_run_that_is_stopped_leaves_its_checkpoint(prepared, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "scripts/device/train.py", "--prepared", prepared / "prepared", "--output", tmp_path / "run",
+         "--device", "cpu", "--steps", "1000000", "--batch-size", "2"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert next(line for line in process.stdout if "before" in line)
+    process.terminate()
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0
+    assert "images per second" in output
+    assert read_training(tmp_path / "run" / "checkpoint")[0]["steps"] >= 1
+
+
+def test_without_a_gpu_a_line_says_so(prepared, tmp_path):
+    for arguments in (["measure", "smoke", "--data", prepared / "dev.npz", "--output", tmp_path / "smoke.json"],
+                      ["train", "--prepared", prepared / "prepared"]):
+        code, output = script(*arguments)
+        assert (code, output.strip().splitlines()[-1].split(": ", 1)[1]) == (
+            1, "there is no GPU on this machine; give --device cpu")
