@@ -56,7 +56,7 @@ def separate_reference(
             heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
             require_finite(heads[:, :1])
             block.append(int(samplers.at(place[:, head : head + 1])(heads[:, head : head + 1])))
-        length, failed, scored = 1, False, []
+        length, failed, barred, scored = 1, False, False, []
         while length < min(block_size, longest - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
@@ -66,7 +66,8 @@ def separate_reference(
             # The result may depend on the whole block up to this token.
             passed = criterion.accept(proposed, torch.cat(scored, dim=1), place[:, 1 : length + 1])
             failed = failed or not passed[0, -1]
-            if failed and length >= options.min_block:
+            barred = barred or bool(scored[-1][0, 0, block[length]].isneginf())
+            if failed and (barred or length >= options.min_block):
                 break
             length += 1
         tokens += block[:length]

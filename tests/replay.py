@@ -61,7 +61,7 @@ def check_replay(scorer, options, trace, key, vocabulary, longest, end_token=Non
             verdicts = criterion.accept(
                 torch.tensor([block[1 : length + 1]]), torch.cat(adjusted, dim=1), place[:, 1 : length + 1])
             passed.append(bool(verdicts[0, -1]))
-            possible.append(bool(scores[0, 0, block[length]] > -torch.inf))
+            possible.append(bool(adjusted[-1][0, 0, block[length]] > -torch.inf))
             if not passed[-1] and length >= options.min_block:
                 break
         most = 1 + max(leading(passed), leading(possible[: options.min_block - 1]))

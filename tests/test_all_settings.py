@@ -12,6 +12,7 @@ import functools
 import os
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from fakes import (
@@ -260,6 +261,29 @@ NARROW = Draw(
     "native", "sequential heads alone", DecodeConfig(5, accept="distance", epsilon=2, min_block=3, adaptive=True),
     limited=True, chooser="confident", confidence=Confidence(1, 1))
 """The block with which a row starts has one token, fewer than the minimum block."""
+
+
+def permitted(scores, options):
+    """Return the tokens that the filters leave, by a definition in float64 of its own."""
+    p = np.exp(scores / options.temperature - (scores / options.temperature).max())
+    order = np.argsort(-p)[: options.sample_top_k]
+    before = np.cumsum(p[order]) - p[order]
+    return set(order[before < options.nucleus * p[order].sum()].tolist())
+
+
+@pytest.mark.parametrize("filters", [{"sample_top_k": 2}, {"nucleus": 0.5}, {"sample_top_k": 3, "nucleus": 0.7}], ids=str)
+@pytest.mark.parametrize("engine", ["plain", *(pytest.param(name, marks=compiled) for name in ENGINES)])
+@pytest.mark.parametrize(("network", "limited"), [("base aids", False), ("no free scores", True), ("text", False)])
+def test_a_minimum_block_holds_no_token_that_a_filter_excludes(engine, network, limited, filters):
+    drawn = Draw(engine, network, DecodeConfig(5, min_block=4, temperature=1.5, **filters), limited=limited)
+    check(drawn)
+    case, forced = Case(drawn), 0
+    for row, trace in enumerate(case.decode().traces):
+        scores_of, tokens = case.scorer(row), trace.sequence.tolist()
+        for place, token in enumerate(tokens):
+            assert token in permitted(scores_of(tokens[:place])[0, 0].double().numpy(), drawn.options)
+        forced += sum(accepted > 1 for accepted in trace.accepted)
+    assert forced > 5
 
 
 @compiled

@@ -103,6 +103,7 @@ APPROXIMATE = {
     **{name: criterion_options(name) for name in CRITERIA}, "minimum block": DecodeConfig(min_block=2),
     "minimum block and distance": DecodeConfig(min_block=3, accept="distance", epsilon=1),
     "sampled top-k": DecodeConfig(accept="top-k", top_k=3, temperature=0.8, seed=5),
+    "minimum block and filters": DecodeConfig(min_block=3, temperature=1.2, sample_top_k=3, nucleus=0.8, seed=5),
 }
 
 

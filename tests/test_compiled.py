@@ -46,7 +46,7 @@ def loading(source: Path, cache: Path, flags: str = "-O0", privileged: bool = Tr
             drop_capabilities()
         build.chosen.cache_clear()
         try:
-            assert build.library(source).superres_busy() == 0
+            assert build.library(source).superres_propose_room(None, 0) == 0
             sender.send("")
         except NativeUnavailable as error:
             sender.send(str(error))

@@ -125,3 +125,49 @@ def test_a_forked_child_decodes():
                     os._exit(not all(torch.equal(tokens(one, rows), expected) for one in (parent, forced)))
                 print(os.waitpid(child, 0)[1], torch.equal(tokens(forced, rows), expected))
     """) == ["0", "True"] * 4
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_every_public_entry_works_in_a_forked_child():
+    found = run("""
+        import signal
+        import numpy as np
+        import superres
+        from superres.config import BeamConfig
+        from superres.decoding.batching import feed_of
+        from superres.pipeline.upscaler import Face
+
+        faces, large = np.full((2, 8, 8, 3), 120, np.uint8), np.full((2, 32, 32, 3), 120, np.uint8)
+        lines, quick = ["A dog runs.", "Two men talk."], DecodeConfig(accept="distance")
+        upscaler, translator = superres.load("celeba-8to32"), superres.load("multi30k-en-de")
+        plain = superres.load("multi30k-en-de", engine="plain")
+
+        def refilled():
+            items = feed_of([Face(face, key) for key, face in enumerate(faces)])
+            finished = [one for some in upscaler.refilled(items, quick, 1).run() for one in some]
+            return torch.stack([one.tokens for one in sorted(finished, key=lambda one: one.item.key)]).numpy()
+
+        entries = {
+            "call": lambda: upscaler(faces).images,
+            "sampled": lambda: upscaler(faces, DecodeConfig(temperature=0.9, accept="distance")).images,
+            "speculative": lambda: upscaler(faces[:1], DecodeConfig(temperature=0.9, sampling="speculative")).images,
+            "stream": lambda: [*upscaler.stream(faces, quick)][-1].images,
+            "refilled": refilled,
+            "likelihood": lambda: upscaler.bits_per_dim(faces, large).round(3),
+            "translate": lambda: translator(lines).texts,
+            "portions": lambda: [text for part in translator.in_portions(lines, 1) for text in part.texts],
+            "translations": lambda: [*translator.stream(lines)][-1].texts,
+            "draft": lambda: translator(lines, DecodeConfig(proposer="draft")).texts,
+            "beam": lambda: translator(lines, BeamConfig(4)).texts,
+            "plain": lambda: plain(lines).texts,
+        }
+        expected = {name: entry() for name, entry in entries.items()}
+        for name, entry in entries.items():
+            child = os.fork()
+            if not child:
+                signal.alarm(400)  # ends a child that hangs
+                os._exit(not np.array_equal(entry(), expected[name]))
+            print(f"{name}: {os.waitpid(child, 0)[1]}", end=", ")
+    """)
+    assert found[1::2] == ["0,"] * 12, found

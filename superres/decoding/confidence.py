@@ -112,7 +112,7 @@ class ConfidentBlockSize:
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
         self.minimum, self.largest_token, self.end_token = options.min_block, vocabulary - 1, end_token
         # One iteration of the fastest block size, if every proposal passes with the probability FIRST_GUESS.
-        tokens = np.cumsum(FIRST_GUESS ** np.arange(len(self.costs)))
+        tokens = np.cumsum(np.cumprod([1.0, *[FIRST_GUESS] * (len(self.costs) - 1)]))
         fastest = int((tokens / self.costs).argmax())
         self.first = float(tokens[fastest]), self.costs[fastest]
 

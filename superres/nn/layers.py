@@ -14,11 +14,17 @@ from superres.config import ModelConfig
 from superres.nn.attention import Attention, AttentionFunction, attend, causal_attention, local_attention
 
 
-def sinusoid(positions: Tensor, width: int) -> Tensor:
-    """Return the sinusoidal signal [N, width] of `positions` [N]: half sines, half cosines."""
-    rates = torch.exp(torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
-    angles = positions[:, None].float() * rates  # [N, width / 2]
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
+def sinusoid(count: int, width: int) -> Tensor:
+    """Return the sinusoidal signal [count, width] of positions 0, 1, ...: half sines, half cosines, in float32.
+
+    The C library computes it in float64, and rounding hides its last bits: torch's functions give every class of
+    processors other ones.
+    """
+    powers = torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1))
+    rates = torch.tensor([math.exp(power) for power in powers.tolist()], dtype=torch.float32)
+    angles = (torch.arange(count)[:, None].float() * rates).tolist()  # [count, width / 2]
+    return torch.tensor([[function(angle) for function in (math.sin, math.cos) for angle in row] for row in angles],
+                        dtype=torch.float32)
 
 
 def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
@@ -27,11 +33,11 @@ def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as in the paper; text
     gets a 1-D signal.
     """
-    position = torch.arange(math.prod(shape))
     if len(shape) == 1:
-        return sinusoid(position, width)
-    row_length, half = math.prod(shape[1:]), width // 2
-    return torch.cat([sinusoid(position // row_length, half), sinusoid(position % row_length, half)], dim=1)
+        return sinusoid(shape[0], width)
+    rows, row_length = shape[0], math.prod(shape[1:])
+    return torch.cat([sinusoid(rows, width // 2).repeat_interleave(row_length, 0),
+                      sinusoid(row_length, width // 2).repeat(rows, 1)], dim=1)
 
 
 class TokenEmbedding(nn.Module):

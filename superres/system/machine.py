@@ -113,8 +113,9 @@ class TorchThreads:
 
     @classmethod
     def _in_child(cls) -> None:
-        # Torch's threads do not survive a fork: an operation on several threads would wait forever.
+        # Torch's threads do not survive a fork: an operation on several threads would wait forever, in a context or not.
         cls._lock, cls._depth, cls._entered, cls._forked = threading.Lock(), 0, threading.local(), True
+        torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from superres.config import ModelConfig
 from superres.nn.attention import hidden_mask
 from superres.nn.engines.native.abi import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLinear
 from superres.nn.engines.native.build import library
-from superres.nn.engines.native.weights import PackedWeights, fuse, without_bias
+from superres.nn.engines.native.weights import PackedWeights, fuse, product, without_bias
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning
 from superres.nn.model import EncoderDecoder, Memory, longest_targets
@@ -24,29 +25,25 @@ PARTS = "states", "position_table", "head_table", "estimate", "residual_sum"
 """The parts of the memory that cpp/model/encoder.h writes."""
 
 
-def supports(model: EncoderDecoder) -> bool:
-    """Return whether the compiled encoder computes the memory of `model`, which the native engine supports."""
-    if model.signal.dtype != torch.float32:
-        return False
-    if model.conditioning is None:
-        return not model.has_estimate and len(model.config.source_shape) == 1
-    return model.config.conditioning_width % PANEL == 0
-
-
 def packed_encoder(packed: PackedWeights) -> CEncoder:
-    """Pack the encoder of the network of `packed`, which `supports` accepts."""
+    """Pack the encoder of the network of `packed`."""
     model, config = packed.model, packed.model.config
     embedding = model.source_embedding or model.target_embedding
     encoder = CEncoder(
         source_length=config.source_length, length=config.target_length, size_d=config.width,
         attention_heads=config.attention_heads, filter=config.filter_size, layers=config.encoder_layers,
-        vocabulary=config.vocabulary, channels=config.channels, pre=config.norm == "pre",
+        vocabulary=config.vocabulary, channels=embedding.channels, pre=config.norm == "pre",
         layer=packed.layers(model.encoder), token_table=packed.keep(embedding.table.weight * embedding.scale),
         source_signal=packed.keep(model.source_signal),
     )
     if isinstance(model.encoder_norm, nn.LayerNorm):
         encoder.final_weight = packed.keep(model.encoder_norm.weight)
         encoder.final_bias = packed.keep(model.encoder_norm.bias)
+    if _has_priors(config):
+        (encoder.rows, encoder.columns, _), (encoder.height, encoder.width) = config.source_shape, config.enlargement
+        encoder.row_weights, encoder.column_weights = (packed.keep(enlargement(cells, factor)) for cells, factor in zip(
+            config.source_shape[:2], config.enlargement, strict=True))
+        encoder.residual_scale = RESIDUAL_SCALE
     if model.conditioning is not None:
         _add_conditioning(encoder, packed, model.conditioning)
     encoder.packed = packed  # which owns the memory
@@ -62,7 +59,7 @@ def encode(
     that is no token; or padding is not at the end.
     """
     config, (batch, length) = model.config, source.shape
-    text = model.conditioning is None
+    text = len(config.source_shape) == 1
     if length > config.source_length or (length != config.source_length and not text):
         raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
     if batch and not 0 <= int(source.min()) <= int(source.max()) < config.vocabulary:
@@ -78,11 +75,14 @@ def encode(
         memory.mask = hidden_mask(torch.arange(positions) < lengths.unsqueeze(1))[:, None, None, :]
     if text:
         memory.longest = longest_targets(lengths, config)
-    else:
-        table = batch, config.target_length, config.width
-        memory.position_table, memory.estimate = torch.empty(table), torch.empty(table[:2])
+    table = batch, config.target_length, config.width
+    if _has_priors(config):
+        memory.estimate = torch.empty(table[:2])
+    if model.conditioning is not None:
+        memory.position_table = torch.empty(table)
         memory.head_table = torch.empty(table) if encoder.head_vectors.inputs else None
-        memory.residual_sum = None if model.neighbourhood is None else torch.empty(batch, config.source_length)
+    if model.neighbourhood is not None:
+        memory.residual_sum = torch.empty(batch, config.source_length)
     parts = {name: getattr(memory, name) for name in PARTS}
     encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()},
                        stride=length, positions=positions, lengths=lengths.data_ptr())
@@ -90,43 +90,70 @@ def encode(
     return memory
 
 
+def _has_priors(config: ModelConfig) -> bool:
+    """Return whether a network reads the estimate."""
+    return config.aligned_conditioning or config.numeric_neighbourhood or config.ordinal_output
+
+
 def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: AlignedConditioning) -> None:
     """Pack the aligned conditioning and the products that make the position tables."""
-    config, heads, refinement = conditioning.config, packed.model.heads, conditioning.refinement
-    (rows, columns, _), (height, width) = config.source_shape, config.enlargement
-    encoder.rows, encoder.columns, encoder.height, encoder.width = rows, columns, height, width
-    encoder.maps, encoder.blocks = config.conditioning_width, config.conditioning_blocks
-    encoder.row_weights, encoder.column_weights = (
-        packed.keep(enlargement(cells, factor)) for cells, factor in ((rows, height), (columns, width)))
-    encoder.signal, encoder.residual_scale = packed.keep(packed.model.signal), RESIDUAL_SCALE
-    convolutions = [conditioning.mix, *(one for block in conditioning.blocks for one in block.children())]
-    encoder.products = packed.array([
-        linear for convolution in convolutions for linear in _convolution(packed, convolution)])  # type: ignore[arg-type]
-    encoder.biases = packed.keep(torch.stack([convolution.bias for convolution in convolutions]))  # type: ignore[misc]
-    encoder.shuffle = packed.pack(fuse([conditioning.shuffle]))
-    encoder.refinement = packed.pack(without_bias(refinement.weight.permute(1, 2, 3, 0).flatten(1)))
-    encoder.refinement_bias = packed.keep(refinement.bias)  # type: ignore[arg-type]
-    weight, bias = conditioning.vectors.weight.detach().flatten(1).t(), conditioning.vectors.bias.detach()  # type: ignore[union-attr]
+    config, heads = conditioning.config, packed.model.heads
+    maps = config.conditioning_width
+    encoder.maps, encoder.blocks = maps + -maps % PANEL, config.conditioning_blocks
+    encoder.signal = packed.keep(packed.model.signal)
+    parts = {name: weight.detach() for name, weight in conditioning.named_parameters()}
+    mix = torch.cat([widened(parts["mix.weight"][:, :maps], 1), parts["mix.weight"][:, maps:]], dim=1)
+    names = [f"blocks.{number}.{name}" for number in range(encoder.blocks) for name in ("first", "second")]
+    convolutions = [mix, *(widened(parts[f"{name}.weight"], 1) for name in names)]
+    encoder.products = packed.array([linear for weight in convolutions for linear in _convolution(packed, weight)])
+    encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in ("mix", *names)]), 1))
+    shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])
+    shuffle = widened(shuffle.unflatten(1, (-1, maps)), 2).flatten(1)
+    encoder.shuffle = packed.pack((shuffle[:-1], shuffle[-1]))
+    encoder.refinement = packed.pack(without_bias(widened(parts["refinement.weight"].permute(1, 2, 3, 0).flatten(1), 0)))
+    encoder.refinement_bias = packed.keep(parts["refinement.bias"])
+    weight, bias = widened(parts["vectors.weight"].flatten(1).t(), 0), parts["vectors.bias"]
     encoder.vectors = packed.pack((weight, bias))
     if heads is not None and heads.conditioning is not None:
         # The head layer's vectors are linear in the conditioning vectors of each channel.
-        each = torch.kron(torch.eye(config.channels), heads.conditioning.weight.detach().t().contiguous())
-        encoder.head_vectors = packed.pack((weight @ each, bias @ each))
+        vectors = torch.cat([weight, bias.unsqueeze(0)]).view(-1, config.width)
+        mapped = product(vectors, heads.conditioning.weight.detach().t()).view(len(weight) + 1, -1)
+        encoder.head_vectors = packed.pack((mapped[:-1], mapped[-1]))
 
 
-def _convolution(packed: PackedWeights, convolution: nn.Conv2d) -> list[CLinear]:
-    """Return the 36 products of a 3x3 convolution, for inputs padded to whole vectors."""
+def widened(weight: Tensor, axis: int) -> Tensor:
+    """Add zeros to an axis of maps, up to whole panels."""
+    shape = list(weight.shape)
+    shape[axis] = -shape[axis] % PANEL
+    return torch.cat([weight, weight.new_zeros(shape)], dim=axis)
+
+
+def _convolution(packed: PackedWeights, weight: Tensor) -> list[CLinear]:
+    """Return the 36 products of a 3x3 convolution [out, in, 3, 3], for inputs padded to whole vectors."""
     powers = torch.tensor([[point**power for power in range(3)] for point in POINTS], dtype=torch.float64)
     scales = [math.prod(point - other for other in POINTS if other != point) for point in POINTS]
     transform = torch.cat([powers / torch.tensor(scales).unsqueeze(1), powers.new_tensor([[0.0, 0.0, 1.0]])])
-    weight = F.pad(convolution.weight.detach().double(), (0, 0, 0, 0, 0, -convolution.in_channels % LANES))
-    weights = torch.einsum("ay,oiyx,bx->abio", transform, weight, transform)
+    weight = F.pad(weight.double(), (0, 0, 0, 0, 0, -weight.shape[1] % LANES))
+    taps = weight.permute(2, 3, 1, 0).contiguous()  # [3, 3, in, out]
+    # Single operations: a product of matrices adds in the processor's order.
+    rows = sum(transform[:, y, None, None, None] * taps[y] for y in range(3))
+    weights = sum(transform[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3))  # [6, 6, in, out]
     # The product adds no bias: the inverse transform does.
     return [packed.pack(without_bias(part)) for part in weights.flatten(0, 1)]
 
 
 def enlargement(cells: int, factor: int) -> Tensor:
-    """Return the weights of a bicubic enlargement of a row by a whole factor, float64 [cells * factor, cells]."""
-    rows = torch.eye(cells, dtype=torch.float64).view(cells, 1, cells, 1)
-    large = F.interpolate(rows, size=(cells * factor, 1), mode="bicubic", align_corners=False)
-    return large[:, 0, :, 0].t()
+    """Return the weights of a bicubic enlargement of a row by a whole factor, as torch's, [cells * factor, cells]."""
+    weights = torch.zeros(cells * factor, cells, dtype=torch.float64)
+    for place, row in enumerate(weights):
+        centre = (place + 0.5) / factor - 0.5
+        for cell in range(math.floor(centre) - 1, math.floor(centre) + 3):
+            row[min(max(cell, 0), cells - 1)] += _cubic(abs(centre - cell))
+    return weights
+
+
+def _cubic(distance: float) -> float:
+    """Return the weight of a cell at a distance below 2 (Keys 1981, with a = -0.75)."""
+    if distance <= 1:
+        return (1.25 * distance - 2.25) * distance * distance + 1
+    return ((-0.75 * distance + 3.75) * distance - 6) * distance + 3

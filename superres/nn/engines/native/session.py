@@ -21,7 +21,7 @@ from torch import Tensor
 from superres.interfaces import LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.engines.native.abi import LANES, MAX_HEAD, PANEL, CTree
 from superres.nn.engines.native.build import NativeUnavailable, chosen, library
-from superres.nn.engines.native.encoder import encode, packed_encoder, supports
+from superres.nn.engines.native.encoder import encode, packed_encoder
 from superres.nn.engines.native.loop import address
 from superres.nn.engines.native.step import NativeSession
 from superres.nn.engines.native.weights import PackedWeights
@@ -34,10 +34,6 @@ LOG = logging.getLogger(__name__)
 
 ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
-
-SOURCES_FOR_THREADS = 8
-"""Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can take
-a second more beside a busy process, since torch's threads wait for one another after every operation."""
 
 FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
 """Timed steps per number of threads, of which the fastest counts. The first session does FIRST_ROUNDS rounds over all
@@ -148,7 +144,7 @@ class NativeModel(StepModel):
         precision: str = "float32",
     ) -> None:
         super().__init__(model, end_token)
-        self.engine, self.half = ENGINES[precision], precision != "float32"
+        self.engine = ENGINES[precision]
         config = model.config
         head = config.width // config.attention_heads
         if model.signal.device.type != "cpu":
@@ -165,11 +161,9 @@ class NativeModel(StepModel):
         library()
         self.threads, self.warned = threads, False
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
-        self.encoder: Callable[..., Memory] | None = None
         with torch.inference_mode():
             self.packed = PackedWeights(model, precision)
-            if supports(model):
-                self.encoder = partial(encode, packed_encoder(self.packed), model)
+            self.encoder = partial(encode, packed_encoder(self.packed), model)
 
     @property
     def code(self) -> str:
@@ -188,10 +182,10 @@ class NativeModel(StepModel):
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
-        if self.encoder is not None and isinstance(source, Tensor):
+        if isinstance(source, Tensor):
             tokens, source = source, self.encoder(source, self._most_threads(), padding)
             source.tokens = None if self.shortlists is None else tokens
-        with self._torch_threads(len(source.states if isinstance(source, Memory) else source)):
+        with TorchThreads(1):
             return super().encode(source, padding, copies)
 
     def session(  # type: ignore[override]
@@ -202,7 +196,7 @@ class NativeModel(StepModel):
         memory = self.encode(source, padding, copies)
         if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
             shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
-        with self._torch_threads(len(memory.states)):
+        with TorchThreads(1):
             return self._timed(NativeSession(self.packed, memory, width, threads, shortlist), threads)
 
     def tree_session(  # type: ignore[override]
@@ -217,7 +211,7 @@ class NativeModel(StepModel):
             return super().tree_session(source, tree, kept, padding)
         threads = self._most_threads()
         memory = self.encode(source, padding)
-        with self._torch_threads(len(memory.states)):
+        with TorchThreads(1):
             return self._timed(NativeTreeSession(self.packed, memory, tree, threads), threads)
 
     def _timed(self, session: AnySession, threads: int) -> AnySession:
@@ -231,8 +225,3 @@ class NativeModel(StepModel):
 
     def _most_threads(self) -> int:
         return self.threads or min(TorchThreads.limit(), usable_cores())
-
-    def _torch_threads(self, sources: int) -> TorchThreads:
-        """Limit torch to one thread for few sources or little work, or on a busy machine; else use all its threads."""
-        few = self.encoder is not None or sources < SOURCES_FOR_THREADS
-        return TorchThreads(1 if few or library().superres_busy() else None)

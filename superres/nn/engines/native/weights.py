@@ -36,8 +36,28 @@ def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
     weights[0], biases[0] = weights[0] * scale, biases[0] * scale
     weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
     if norm is not None:
-        weight, bias = norm.weight.unsqueeze(1) * weight, bias + norm.bias @ weight
+        bias = bias + summed(norm.bias.double().unsqueeze(1) * weight.double()).float()
+        weight = norm.weight.unsqueeze(1) * weight
     return weight.detach().contiguous(), bias.detach().contiguous()
+
+
+def summed(terms: Tensor) -> Tensor:
+    """Return the sum of `terms` [N, ...], which it overwrites, over the first axis.
+
+    Only elementwise additions have the same order, and so the same bits, on every processor.
+    """
+    while (count := len(terms)) > 1:
+        terms[: count // 2] += terms[count - count // 2 :]
+        terms = terms[: count - count // 2]
+    return terms[0]
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x [N, inputs] @ weight [inputs, outputs] by exact products in float64, added in order and rounded once."""
+    total = torch.zeros(len(x), weight.shape[1], dtype=torch.float64)
+    for column, row in zip(x.double().t(), weight.double(), strict=True):
+        total.addcmul_(column.unsqueeze(1), row)
+    return total.float()
 
 
 def without_bias(weight: Tensor) -> Affine:
@@ -157,7 +177,7 @@ class PackedWeights:
         product.bias = self.keep(F.pad(bias.float(), padding, value=-math.inf))
         # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
         # excess over these bounds covers the rounding errors of the sums.
-        return abi.CInt8Filter(product, self.keep(F.pad(weight.abs().sum(0), padding)), 0.51 + 0.25 * half)
+        return abi.CInt8Filter(product, self.keep(F.pad(summed(weight.abs()), padding)), 0.51 + 0.25 * half)
 
     def _neighbourhood(self, near: NumericNeighbourhood, source_length: int) -> abi.CNeighbourhood:
         return abi.CNeighbourhood(

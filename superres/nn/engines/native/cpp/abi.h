@@ -239,9 +239,10 @@ struct Session {
   Report report;
 };
 
-// The encoder of text, or of images with aligned conditioning. Target images have rows * height rows and columns * width columns.
+// The encoder. Target images have rows * height rows and columns * width columns; `maps` is 0 without aligned conditioning.
 struct Encoder {
-  int64_t source_length, length, size_d, attention_heads, filter, layers, vocabulary, channels, pre;
+  int64_t source_length, length, size_d, attention_heads, filter, layers, vocabulary, pre;
+  int64_t channels;                         // of the source
   const Layer* layer;                       // without cross-attention
   const float *final_weight, *final_bias;   // null where there is no final norm
   const float *token_table, *source_signal; // [channels * V, D], [S, D]
@@ -258,8 +259,7 @@ struct Encoder {
   float residual_scale;
 };
 
-// What the encoder writes: see `Memory` in superres/nn/model.py. `head_table` and `residual_sum` may be null; of text, all
-// but the states are.
+// What the encoder writes: see `Memory` in superres/nn/model.py. All but the states may be null; without an estimate, all are.
 struct Encoded {
   float *states, *position_table, *head_table, *estimate, *residual_sum;
   int64_t stride, positions;  // source tokens and states of a row
@@ -271,9 +271,6 @@ extern "C" const char* superres_abi();
 
 // A digest of what the kernels compute from fixed inputs: the same for every variant, compiler and system.
 extern "C" uint64_t superres_self_test();
-
-// Whether the machine was recently too busy for several threads.
-extern "C" int64_t superres_busy();
 
 // Encodes sources [batch, S] on at most `threads` threads.
 extern "C" void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t batch, int64_t threads,

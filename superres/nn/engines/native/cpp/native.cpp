@@ -44,8 +44,6 @@ const char* superres_abi() { return SUPERRES_ABI; }
 
 uint64_t superres_self_test() { return self_test(); }
 
-int64_t superres_busy() { return pool()->is_busy(); }
-
 void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t batch, int64_t threads, const int64_t* sources) {
   in_groups(batch, threads, false, 1, [&](Team& team, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++) encode(*encoder, *encoded, team, sources, b);

@@ -49,15 +49,18 @@ struct Verifier {
     if (l.rule == DISTANCE) {
       const int64_t difference = std::llabs(proposal - chosen(b, at - 1));
       if (!difference || difference > l.bound || uses_int8(s, l)) return difference <= l.bound;
-      return l.sampling ? choice(b, at - 1).is_possible(proposal) : is_possible(b, at);
+      return is_possible(b, at);
     }
     if (l.sampling) return choice(b, at - 1).is_among_best(proposal, l.bound);
     return is_among_best(scores_at(s, l, b, at - 1), s.size.vocabulary, proposal, l.bound) && is_possible(b, at);
   }
 
-  // Whether p1's score of the token at a column is above -inf, so that a minimum block may contain it.
+  // Whether p1 gives the token at a column a positive probability, so that a minimum block may contain it.
   bool is_possible(int64_t b, int64_t at) const {
-    return !is_limited(l) || scores_at(s, l, b, at - 1)[l.tokens[b * s.size.width + at]] > -INFINITY;
+    const int64_t proposal = l.tokens[b * s.size.width + at];
+    if (uses_int8(s, l)) return true;  // there are neither limits nor filters
+    if (l.sampling) return choice(b, at - 1).is_possible(proposal);
+    return scores_at(s, l, b, at - 1)[proposal] > -INFINITY;
   }
 
   // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.

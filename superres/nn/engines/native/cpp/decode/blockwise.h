@@ -41,7 +41,7 @@ struct BlockwiseDecoding {
     verifier.latest[b - begin].column = -1;
     int64_t accepted = 1, minimum = 1;
     while (accepted < k && accepted < most && verifier.accepts(b, accepted)) accepted++;
-    // Tokens of probability 0, such as those outside limits, end the minimum block.
+    // Tokens of probability 0, outside limits or filters, end the minimum block.
     while (minimum < l.minimum && minimum < k && verifier.is_possible(b, minimum)) minimum++;
     return std::min(std::max(accepted, minimum), most);
   }

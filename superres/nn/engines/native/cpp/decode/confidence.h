@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "decode/state.h"
+#include "kernels/noise.h"
 
 namespace {
 
@@ -35,10 +36,10 @@ struct ConfidentBlockSize {
   // Reads row b's proposal of ordinal head p(h + 2), given the head's centre and log(1 / s).
   void judge(int64_t b, int64_t h, float centre, float sharpness, int64_t token) {
     const BlockCosts& w = l.block_costs;
-    const float slope = std::exp(w.offset + w.exponent * sharpness), above = centre - (float)token;
+    const float slope = odds(w.offset + w.exponent * sharpness), above = centre - (float)token;
     const bool least = token <= w.reach, most = token >= s.size.vocabulary - 1 - w.reach;
-    const float low = least ? 0 : std::exp(-slope * std::fmax(w.reach + above, 0.0f));
-    const float high = most ? 0 : std::exp(-slope * std::fmax(w.reach - above, 0.0f));
+    const float low = least ? 0 : odds(-slope * std::fmax(w.reach + above, 0.0f));
+    const float high = most ? 0 : odds(-slope * std::fmax(w.reach - above, 0.0f));
     take(b, h, 1 - (low + high) / 2, token);
   }
 
@@ -51,9 +52,12 @@ struct ConfidentBlockSize {
     for (; i + LANES <= count; i += LANES) all += exponential(load(scores + i) - top);
     double total = sum(all);
     for (; i < count; i++) total += exponential(scores[i] - top);
-    const double log_odds = -std::log(std::fmax(total - 1, LEAST_ODDS));
-    take(b, h, 1 / (1 + std::exp(-(w.offset + w.exponent * log_odds))), token);
+    const float log_odds = -logarithm(fill((float)std::fmax(total - 1, LEAST_ODDS)))[0];
+    take(b, h, 1 / (1.0 + odds(-(w.offset + w.exponent * log_odds))), token);
   }
+
+  // exp(x), the same on every processor.
+  static float odds(float x) { return exponential(std::fmin(x, 79.0f)); }
 
   // Takes into account that row b's proposal of head p(h + 2) passes with this probability.
   void take(int64_t b, int64_t h, double passes, int64_t token) {

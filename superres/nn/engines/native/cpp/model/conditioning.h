@@ -22,7 +22,7 @@ void convolve(Team& team, const Linear* products, const float* bias, const Maps&
   });
 }
 
-// The aligned conditioning of one image.
+// The estimate of one image, and its aligned conditioning if there are maps.
 struct Conditioning {
   const Encoder& e;
   const int64_t* source;  // [S]
@@ -104,8 +104,8 @@ struct Conditioning {
   void refine(int64_t y, float* estimate) const {
     for (int64_t j = 0; j < columns(); j++)
       for (int64_t c = 0; c < e.channels; c++) {
-        double shift = e.refinement_bias[c];
-        for (int64_t tap = 0; tap < 9; tap++) shift += taps.at(y + tap / 3 - 1, j + tap % 3 - 1)[tap * e.channels + c];
+        double shift = e.maps ? e.refinement_bias[c] : 0;
+        for (int64_t tap = 0; e.maps && tap < 9; tap++) shift += taps.at(y + tap / 3 - 1, j + tap % 3 - 1)[tap * e.channels + c];
         const int64_t place = (y * columns() + j) * e.channels + c;
         estimate[place] = (float)(large[place] + shift * e.residual_scale);
       }
@@ -130,6 +130,15 @@ struct Conditioning {
     team.share(rows(), [=](int64_t begin, int64_t end) {
       for (int64_t y = begin; y < end; y++) me->enlarge(y);
     });
+    if (e.maps) condition(team, position_table, head_table);
+    team.share(rows(), [=](int64_t begin, int64_t end) {
+      for (int64_t y = begin; y < end; y++) me->refine(y, estimate);
+    });
+    if (sums) residual_sums(estimate, sums);
+  }
+
+  void condition(Team& team, float* position_table, float* head_table) const {
+    const Conditioning* me = this;
     team.share(e.height * e.width, [=](int64_t begin, int64_t end) {
       for (int64_t inside = begin; inside < end; inside++) me->shuffle(inside);
     });
@@ -144,10 +153,6 @@ struct Conditioning {
     team.share(rows(), [=](int64_t begin, int64_t end) {
       for (int64_t y = begin; y < end; y++) me->tables(y, position_table, head_table);
     });
-    team.share(rows(), [=](int64_t begin, int64_t end) {
-      for (int64_t y = begin; y < end; y++) me->refine(y, estimate);
-    });
-    if (sums) residual_sums(estimate, sums);
   }
 };
 

@@ -92,7 +92,7 @@ struct Source {
 // Encodes source b of the batch: see `superres_encode`.
 void encode(const Encoder& e, const Encoded& out, Team& team, const int64_t* sources, int64_t b) {
   const int64_t S = out.lengths[b], D = e.size_d, *source = sources + b * out.stride;
-  const int64_t layers = Source::memory_size(e, S), image = out.position_table ? Conditioning::memory_size(e) : 0;
+  const int64_t layers = Source::memory_size(e, S), image = out.estimate ? Conditioning::memory_size(e) : 0;
   float *x = scratch<SHARED>(S * D + (layers > image ? layers : image)), *memory = x + S * D;
   float* states = out.states + b * out.positions * D;
   for (int64_t p = 0; p < S; p++) {
@@ -100,9 +100,9 @@ void encode(const Encoder& e, const Encoded& out, Team& team, const int64_t* sou
     for (int64_t i = 0; i < D; i += LANES) store(x + p * D + i, load(embedding + i) + load(e.source_signal + p * D + i));
   }
   Source(e, S, x, nullptr, memory).encode(team, states);
-  if (out.position_table) Conditioning(e, source, states, memory).run(
-      team, out.position_table + b * e.length * D, out.head_table ? out.head_table + b * e.length * D : nullptr,
-      out.estimate + b * e.length, out.residual_sum ? out.residual_sum + b * S : nullptr);
+  if (out.estimate) Conditioning(e, source, states, memory).run(
+      team, past(out.position_table, b * e.length * D), past(out.head_table, b * e.length * D), out.estimate + b * e.length,
+      past(out.residual_sum, b * S));
 }
 
 }  // namespace

@@ -30,7 +30,6 @@ constexpr int64_t MAX_PIECES = (1 << 12) - 1;
 constexpr double SPIN = 1e-3;     // seconds after which a helper without work goes to sleep
 constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core after which the machine counts as busy
 constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
-constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
 
 // Seconds from an arbitrary start.
@@ -142,7 +141,6 @@ struct Pool {
   int helpers = 0;
   uint64_t number = 0;              // number of the last job
   double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds; only the leader reads them
-  std::atomic<double> busy_until{0};  // when the machine no longer counts as busy; any thread reads it
   double worked = 0;                // seconds of team work since the last stall
   Lane lanes[MAX_THREADS];
 
@@ -207,7 +205,6 @@ struct Pool {
     rest = worked < WORTH * lost ? 2 * rest : LEAST_REST;
     rest = rest < LEAST_REST ? LEAST_REST : rest > MOST_REST ? MOST_REST : rest;
     rest_until = now() + rest;
-    busy_until.store(rest > 2 * LEAST_REST ? rest_until + RECENT : 0, std::memory_order_relaxed);
     worked = 0;
   }
 
@@ -216,9 +213,6 @@ struct Pool {
     if (counts && seconds - busy > STALL) stalled(seconds - busy);
     else worked += seconds;
   }
-
-  // Whether recent calls stalled repeatedly when they used several threads.
-  bool is_busy() const { return now() < busy_until.load(std::memory_order_relaxed); }
 };
 
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.

@@ -1,0 +1,62 @@
+"""Print digests of all that is computed from the bundled checkpoints, by name, as JSON: see test_same_bits.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import torch
+from golden.cases import LINES, face
+
+import superres
+from superres.checkpoint import bundled_checkpoints
+from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.noise import Noise
+from superres.pipeline.translator import Translator
+
+FACES = {"consistent": DecodeConfig(accept="distance", consistent=True),
+         "sampled": DecodeConfig(temperature=0.9, nucleus=0.9)}
+TEXTS = {"exact": DecodeConfig(), "beam": BeamConfig(4)}
+
+
+def digest(arrays):
+    """Return a digest of the shapes and bytes of arrays."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        found.update(str((array.dtype, array.shape)).encode() + array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def digests(name, engine):
+    """Yield the digests of what is packed of a checkpoint, of every table of a decode, and of decodes."""
+    pipeline = superres.load(name, engine=engine, device="cpu")
+    model, config = pipeline.scoring, pipeline.model_config
+    yield "packed", digest(part for part in model.packed.tensors if isinstance(part, torch.Tensor))
+    text = isinstance(pipeline, Translator)
+    if text:
+        source = torch.arange(3, 3 + 2 * 40).view(2, 40)
+    else:
+        shape = config.source_shape
+        source = torch.from_numpy(np.resize(face(), (1, *shape)).reshape(1, -1)).long()
+    with torch.inference_mode():
+        memory = model.encode(source)
+        yield "memory", digest(part for part in vars(memory).values() if part is not None)
+        # Of a shortlist's weights, whole numbers, those of absent tokens are undefined.
+        tables = model.session(source, model.prediction_heads).row_state(cache=False)
+        yield "tables", digest(part for part in tables if part.dtype != torch.uint8)
+        yield "noise", digest([Noise(3, torch.arange(4), config.vocabulary).gumbel(torch.arange(12).view(4, 3))])
+    if (confidence := pipeline.block_sizes.confidence) is not None:
+        costs = ConfidentBlockSize(confidence, [1.0, 1.1, 1.2], DecodeConfig(), config.vocabulary)
+        yield "confidence", digest(vars(costs.block_costs(1, config.target_shape)).values())
+    for way, options in (TEXTS if text else FACES).items():
+        if model.prediction_heads > 1:
+            result = pipeline(LINES if text else np.resize(face(), (1, *config.source_shape)), options)
+            yield way, digest([json.dumps(result.texts)] if text else [result.images])
+
+
+if __name__ == "__main__":
+    print(json.dumps({f"{name}, {engine}, {what}": found for name in bundled_checkpoints() if name in sys.argv[1:]
+                      for engine in ("native", "native-int8") for what, found in digests(name, engine)}))
