@@ -14,10 +14,11 @@ from PIL import Image
 from pyarrow import parquet
 from survey_tools import add_study, choosing, vote_through
 
-from superres.errors import ConfigError, InvalidInputError, OutputError, StoreError
+from superres.errors import ConfigError, OutputError, StoreError
 from superres.survey.credentials import pseudonym
 from superres.survey.exclusions import exclude, excluded_raters, quality, read_exclusions, revoke
-from superres.survey.export import FORMATS, export_study, import_study, study_file
+from superres.survey.export import FORMATS, export_study
+from superres.survey.importing import import_study
 from superres.survey.presentation import report_markdown, report_plot
 from superres.survey.records import COLUMNS, read_votes
 from superres.survey.report import pilot_correlations, study_report
@@ -185,27 +186,6 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tm
     assert all(f"| `{column}` |" in dictionary for column in COLUMNS)
     assert [(row["rater"], int(row["position"])) for row in rows] == sorted(
         (row["rater"], int(row["position"])) for row in rows)
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda path: path.with_suffix(".txt"), "must end in .csv, .jsonl, .parquet"),
-    (lambda path: path.unlink() or path, "cannot be read: No such file"),
-    (lambda path: study_file(path).unlink() or path, "cannot be read: No such file"),
-    (lambda path: study_file(path).write_text("[]") and path, "does not match"),
-    (lambda path: study_file(path).write_text('{"format": 2}') and path, "has format 2, newer than this program's 1"),
-    (lambda path: study_file(path).write_text('{"format": 1}') and path, "does not match"),
-    (lambda path: path.write_text("rater,position\na,1\n") and path, "does not match"),
-    (lambda path: path.write_text(path.read_text().replace(",left,", ",up,", 1)) and path, "does not match"),
-    (lambda path: path.write_text(path.read_text().replace("T", "at")) and path, "does not match"),
-])
-def test_files_that_are_no_export_are_refused_and_nothing_is_stored(sqlite, voted, tmp_path, change, message):
-    path = change(export_study(sqlite, voted, tmp_path / "votes.csv")[0])
-    other = Store(tmp_path / "other.db", create=True)
-    with pytest.raises(InvalidInputError, match=message) as caught:
-        import_study(other, path)
-    assert "\n" not in str(caught.value)
-    assert other.studies() == []
-    other.close()
 
 
 def test_a_pilots_correlations_are_the_reports(sqlite, voted):

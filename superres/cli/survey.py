@@ -309,7 +309,7 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
 
     The study can be reported and exported, but not served.
     """
-    from superres.survey.export import import_study
+    from superres.survey.importing import import_study
     from superres.survey.store import Store
 
     opened = Store(store, create=True)

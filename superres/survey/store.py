@@ -31,7 +31,7 @@ from superres.survey import schema
 from superres.survey.commands import command_line
 from superres.survey.credentials import digest, new_token
 from superres.survey.pairs import Pair, encode_png
-from superres.survey.study import Comparison, Study, StudySettings
+from superres.survey.study import MAX_IMAGE_NAME, Comparison, Study, StudySettings, check_name
 
 BUSY_SECONDS = 30
 """Seconds that a write waits for another process's write; `?timeout=S` in an SQLite URL overrides it."""
@@ -130,6 +130,7 @@ class Store:
         with self.writing() as connection:
             study = self.add_study(connection, name, settings, comparisons, methods, owner_hash=digest(token))
             for number, pair in enumerate(pairs):
+                check_name("an image's name", pair.image, MAX_IMAGE_NAME)
                 ids = []
                 for method, pixels in zip(pair.methods, pair.pictures, strict=True):
                     sha256 = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
@@ -150,9 +151,11 @@ class Store:
 
         Raise ConfigError if the name is taken or not valid.
         """
-        require(bool(name.strip()) and len(name) <= 200 and name.isprintable() and not name.startswith("-"),
-                "a study's name must be 1 to 200 printable characters and must not begin with '-', where it would be "
-                f"an option; not {name!r}")
+        check_name("a study's name", name)
+        require(not name.startswith("-"), f"a study's name must not begin with '-', where it would be an option; not "
+                                          f"{name!r}")
+        for method in methods:
+            check_name("a method's name", method)
         taken = connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name))
         require(taken is None, f"there is a study {name!r} in {self.location} already; choose another name")
         return add_row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, func, select, update
@@ -18,7 +18,7 @@ from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_toke
 from superres.survey.pairs import display_png
 from superres.survey.records import chosen_picture
 from superres.survey.store import Store, add_row, utc_now
-from superres.survey.study import PRACTICE, Study
+from superres.survey.study import MAX_PARAMS, PRACTICE, Study
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 """Body of a request: unknown fields and values of another type are refused."""
@@ -37,8 +37,13 @@ class RefusedError(SuperresError):
         self.status, self.retry_after = status, retry_after
 
 
-class Vote(BaseModel):
-    """A vote on the trial with this token, as the page reports it.
+PanelText = Annotated[str, Field(max_length=200)]
+Panel = Annotated[dict[PanelText, PanelText], Field(max_length=MAX_PARAMS)]
+"""Values of a study's `panel_params`, by name."""
+
+
+class Ballot(BaseModel):
+    """A choice, as the page reports it and exports have it.
 
     `response_ms` is the time from the display of both pictures to the choice, measured by the page and exported as
     `page_ms`; reports and exclusions use the server's clock instead. `display_px` is the width of a picture on the
@@ -46,7 +51,6 @@ class Vote(BaseModel):
     """
 
     model_config = STRICT
-    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
     choice: Literal["left", "right", "unsure"]
     response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
@@ -54,6 +58,12 @@ class Vote(BaseModel):
     viewport_width: int = Field(ge=1, le=100_000)
     viewport_height: int = Field(ge=1, le=100_000)
     input: Literal["key", "pointer"]
+
+
+class Vote(Ballot):
+    """A vote on the trial with this token."""
+
+    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
 
 
 def enrol(
