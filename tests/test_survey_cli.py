@@ -239,7 +239,8 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 
 
-COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "migrate", "token"]
+COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "backup", "migrate",
+            "token"]
 WITHOUT = """
 import sys
 
@@ -304,7 +305,11 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     (("report", "study", "--level", 1.5), "--level must be between 0 and 1, not 1.5"),
     (("export", "study", "--output", "votes.txt"), "votes.txt must end in .csv, .jsonl, .parquet, which names"),
     (("export", "study", "--output", "v.csv", "--layout", "x"), "--layout must be one of votes, arena, "),
-    (("withdraw", "study", "nobody"), "the study 'study' has no rater 'nobody'; give a pseudonym of its export"),
+    (("withdraw", "study", "nobody"), "the study 'study' has no rater nobody; give a pseudonym of its export"),
+    (("withdraw", "study", "--rater-id", r"Zoë\1"), r"the study 'study' has no rater Zoë\1; give a pseudonym"),
+    (("exclude", "study", "--rater-id", "an 'id'", "--reason", "x"), "the study 'study' has no rater an 'id'; give"),
+    (("exclude", "study", f"rater={'0' * 32}", "--reason", "x"), f"the study 'study' has no rater {'0' * 32}; give"),
+    (("backup", "survey.db"), "survey.db exists already; choose another file, or remove it"),
     (("withdraw", "study"), "give a rater's PSEUDONYM or --rater-id ID"),
     (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
     (("exclude", "study", "gold<1"), "give a --reason"),

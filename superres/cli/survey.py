@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,7 @@ Layout = Annotated[str, Option(metavar="[votes|arena|pick-a-pic]", help="Columns
 ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
                                     f".{', .'.join(FORMATS)}.")]
 AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
+BackupFile = Annotated[Path, Argument(metavar="FILE", help="File for the copy, which must not exist.")]
 Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as in exports.")]
 WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the rater.")]
 Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
@@ -299,8 +301,10 @@ def withdraw(
     from superres.survey.withdrawal import withdraw
 
     opened, found = _open_study(store, study)
-    done = withdraw(opened, found, rater or pseudonym(found.salt, rater_id or ""))
-    say(f"{study}: a rater withdrew, and {done.votes} votes are erased; erase them from exported files, too")
+    name = pseudonym(found.salt, rater_id) if rater_id is not None else str(rater)
+    done = withdraw(opened, found, name, rater_id)
+    erased = "vote is" if done.votes == 1 else "votes are"
+    say(f"{study}: a rater withdrew, and {done.votes} {erased} erased; erase them from exported files and backups, too")
 
 
 @survey_app.command("import", cls=SurveyCommand)
@@ -337,7 +341,7 @@ def exclude(
         exclusions.revoke(opened, found, revoke, reason)
     else:
         text = rule if rule is not None else f"rater={pseudonym(found.salt, rater_id or '')}"
-        exclusions.exclude(opened, found, text, reason)
+        exclusions.exclude(opened, found, text, reason, called=rater_id)
     rules = exclusions.read_exclusions(opened, found)
     out = exclusions.excluded_raters(read_votes(opened, found), rules)
     standing = [f"{entry.number}: {entry.rule}" for entry in rules if not entry.revoked]
@@ -346,11 +350,27 @@ def exclude(
 
 
 @survey_app.command(cls=SurveyCommand)
+def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
+    """Copy the store to a file, also while the survey is served.
+
+    The file is a store with all studies, pictures and votes: any command reads it with --store FILE. A rater who
+    withdraws has to be erased from every copy, too.
+    """
+    from superres.survey.store import Store
+
+    opened = Store(store)
+    opened.backup(file)
+    say(f"wrote {file}, a copy of {opened.location}; when a rater withdraws, run superres survey withdraw with --store "
+        f"{shlex.quote(str(file))}, too")
+
+
+@survey_app.command(cls=SurveyCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
-    """Create a store, or update a store of an older version."""
+    """Create a store, or update a store of an older version, and rewrite its files without what was deleted."""
     from superres.survey.store import Store
 
     opened = Store(store, create=True)
+    opened.clean()
     before, after = opened.migrated
     say(f"{opened.location} has schema {after}" + (f", updated from {before}" if before != after else " already"))
 
