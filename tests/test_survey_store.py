@@ -219,10 +219,10 @@ def test_two_processes_worth_of_writers_take_turns(store):
 
 def traces(store, study, rater):
     """Return what the store has of a rater and nobody else, as bytes."""
-    query = select(schema.rater.c.pseudonym, schema.rater.c.session_hash, schema.rater.c.panel, schema.rater.c.consented,
-                   schema.trial.c.token_hash, schema.trial.c.issued, schema.vote.c.voted).select_from(
-        schema.rater.join(schema.trial).join(schema.vote)).where(
-        schema.rater.c.pseudonym == pseudonym(study.salt, rater))
+    one, trial, vote = schema.rater, schema.trial, schema.vote
+    query = select(one.c.pseudonym, one.c.session_hash, one.c.panel, one.c.consented, trial.c.token_hash,
+                   trial.c.issued, vote.c.voted).select_from(one.join(trial).join(vote)) \
+        .where(one.c.pseudonym == pseudonym(study.salt, rater))
     with store.reading() as connection:
         rows = connection.execute(query).all()
     assert len(rows) == 20
@@ -275,8 +275,8 @@ def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite
     impatient = Store(f"sqlite:///{sqlite.location}?timeout=0")
     with sqlite.reading() as connection:
         connection.execute(text("SELECT * FROM survey_vote")).all()  # an older state, which the log has to keep
-        with pytest.raises(StoreError, match=r"9 votes are erased from the study, but not yet from the files: the store "
-                           r".* is read by another process; stop that one; then run superres survey migrate --store "):
+        with pytest.raises(StoreError, match=r"9 votes are erased from the study, but not yet from the files: the "
+                           "store .* is read by another process; stop that one; then run superres survey migrate "):
             withdraw(impatient, study, pseudonym(study.salt, "me"))
     assert read_votes(sqlite, study) == []
     log = Path(f"{sqlite.location}-wal")
@@ -319,7 +319,7 @@ def test_a_backup_that_cannot_be_written_is_one_line_and_leaves_nothing(store, t
                                               r"postgresql://\w+@127"):
             store.backup(tmp_path / "copy.db")
     else:
-        for path, message in (("file", "file exists already; choose another"), ("file/x", "cannot write to the folder")):
+        for path, message in (("file", "file exists already; choose another"), ("file/x", "cannot write to the fold")):
             with pytest.raises((ConfigError, OutputError), match=message):
                 store.backup(tmp_path / path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
