@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -114,7 +115,7 @@ def test_a_question_gets_the_obvious_pairs_that_answer_it(here, capsys):
     Path("sharp/wrong/face0.png").unlink()
     for name, more, votes, told in (("none", (), 9, "there are no obvious pairs"),
                                     ("own", ("--obvious", "sharp"), 17, "skipped: wrong lacks face0"),
-                                    ("tiles", ("--obvious", "shuffled"), 17, "4 obvious pairs that test attention")):
+                                    ("tiles", ("--obvious", "shuffled"), 17, "4 obvious pairs to test attention")):
         assert survey("create", name, *words, *more) == 0
         printed = capsys.readouterr().err
         assert f"each rater votes {votes} times" in printed
@@ -215,7 +216,7 @@ def test_pictures_that_cannot_be_compared_are_named_and_skipped(here, capsys):
     assert "face0.png is not an image that can be read" in lines[0]
     assert lines[1:4] == ["superres: skipped: ours lacks face0, other", "superres: skipped: theirs lacks face3, face4",
                           "superres: skipped: face1, which differ in size between methods"]
-    assert "1 pairs (1 comparison of 1 images)" in lines[4]
+    assert "1 pair (1 comparison of 1 image)" in lines[4]
     assert lines[6] == "superres: next: superres survey serve study --store 'my study.db'"
 
 
@@ -239,7 +240,8 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 
 
-COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "migrate", "token"]
+COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "backup", "migrate",
+            "token"]
 WITHOUT = """
 import sys
 
@@ -304,7 +306,11 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     (("report", "study", "--level", 1.5), "--level must be between 0 and 1, not 1.5"),
     (("export", "study", "--output", "votes.txt"), "votes.txt must end in .csv, .jsonl, .parquet, which names"),
     (("export", "study", "--output", "v.csv", "--layout", "x"), "--layout must be one of votes, arena, "),
-    (("withdraw", "study", "nobody"), "the study 'study' has no rater 'nobody'; give a pseudonym of its export"),
+    (("withdraw", "study", "nobody"), "the study 'study' has no rater nobody; give a pseudonym of its export"),
+    (("withdraw", "study", "--rater-id", r"Zoë\1"), r"the study 'study' has no rater Zoë\1; give a pseudonym"),
+    (("exclude", "study", "--rater-id", "an 'id'", "--reason", "x"), "the study 'study' has no rater an 'id'; give"),
+    (("exclude", "study", f"rater={'0' * 32}", "--reason", "x"), f"the study 'study' has no rater {'0' * 32}; give"),
+    (("backup", "survey.db"), "survey.db exists already; choose another file, or remove it"),
     (("withdraw", "study"), "give a rater's PSEUDONYM or --rater-id ID"),
     (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
     (("exclude", "study", "gold<1"), "give a --reason"),
@@ -315,6 +321,17 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
 def test_other_mistakes_are_one_line_and_code_2(here, capsys, words, message):
     assert create(*FOLDERS) == 0
     assert message in refusal(capsys, *words)
+
+
+def test_help_lists_the_options_of_a_survey_in_sections_of_their_own(capsys):
+    assert survey("create", "--help") == 0
+    printed = capsys.readouterr().out
+    sections = dict(re.findall(r"^(\w+):\n((?:  .*\n|\n)+)", printed, re.MULTILINE))
+    assert list(sections) == ["Arguments", "Options", "Trials", "Page", "Raters"]
+    for section, options in (("Trials", ["--trials", "--gold", "--obvious", "--adaptive", "--seed"]), ("Page", [
+            "--question", "--consent", "--scale"]), ("Raters", ["--id-param", "--completion-code"])):
+        for option in options:
+            assert f"\n  {option} " in f"\n{sections[section]}"
 
 
 def test_a_plan_is_printed(capsys):

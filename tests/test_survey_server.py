@@ -10,11 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import select
 from starlette.testclient import TestClient
 from survey_tools import add_study, vote_through
 
 from simulations.client import RaterClient, ballot
 from simulations.serving import serving
+from superres.survey import schema
 from superres.survey.credentials import digest
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
@@ -180,6 +182,34 @@ def test_results_are_the_owners_alone_and_live(sqlite):
         assert client.get("api/report.md").text.startswith("# study")
         assert client.get("api/votes.csv").text.count("\n") == 10
         assert client.get("api/votes.exe").status_code == 422
+
+
+UNFILLED = ("{{%PROLIFIC_PID%}}", "%7B%7B%25PROLIFIC_PID%25%7D%7D", "${PROLIFIC_PID}", "${e://Field/PROLIFIC_PID}",
+            "%PROLIFIC_PID%", "%%RID%%", "[%MID%]", "{id}", "<id>", "$PROLIFIC_PID", "undefined", "null", "NULL",
+            "(null)", "None", "NaN", "[object Object]", " undefined ", "id-{{%PROLIFIC_PID%}}")
+FILLED = ("5f3c9a1b2d4e6f7a8b9c0d1e", "A1B2C3D4E5F6G7", "anna", "Nanette", "nullius", "Nan", "no one", "a<b", "100%",
+          "o'brien", "anna@example.org", "x_1-2.3", "Zoë [2]", "none of us")
+
+
+def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_and_owner(sqlite):
+    study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
+    with TestClient(survey_app(sqlite, study, EnrolmentLimit(0, 0)), base_url="http://test/") as client:
+        for value in UNFILLED:
+            for rater, panel, what in ((value, {}, "a participant id"),
+                                       ("me", {"SESSION_ID": value}, "the value of SESSION_ID")):
+                answer = client.post("api/raters", json={
+                    "rater": rater, "consent": study.settings.consent_version, "panel": panel})
+                assert answer.status_code == 422
+                error = answer.json()["error"]
+                assert error.startswith(f"this link has {value.strip()} where {what} belongs")
+                assert "It is not your fault; please tell the people who sent you" in error
+                assert "docs/survey.md" in error
+        for rater in FILLED:
+            answer = client.post("api/raters", json={"rater": rater, "consent": study.settings.consent_version,
+                                                     "panel": {"SESSION_ID": rater, "OTHER": "undefined"}})
+            assert answer.status_code == 200, rater
+    with sqlite.reading() as connection:
+        assert len(list(connection.scalars(select(schema.rater.c.pseudonym)))) == len(FILLED)
 
 
 def test_votes_survive_a_server_that_is_killed(check_survey, memory_folder, capsys):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 from survey_tools import add_study, vote_on, vote_through
 
-from superres.errors import ConfigError, StoreError
+from simulations.client import RaterClient
+from simulations.serving import serving
+from superres.cli.main import run
+from superres.errors import ConfigError, OutputError, StoreError
 from superres.survey import schema
 from superres.survey.credentials import pseudonym
 from superres.survey.exclusions import exclude, read_exclusions
@@ -209,3 +214,112 @@ def test_two_processes_worth_of_writers_take_turns(store):
     assert len(votes) == 6 * 8
     assert len({(vote["rater"], vote["pair"]) for vote in votes}) == 6 * 8
     second.close()
+
+
+
+def traces(store, study, rater):
+    """Return what the store has of a rater and nobody else, as bytes."""
+    one, trial, vote = schema.rater, schema.trial, schema.vote
+    query = select(one.c.pseudonym, one.c.session_hash, one.c.panel, one.c.consented, trial.c.token_hash,
+                   trial.c.issued, vote.c.voted).select_from(one.join(trial).join(vote)) \
+        .where(one.c.pseudonym == pseudonym(study.salt, rater))
+    with store.reading() as connection:
+        rows = connection.execute(query).all()
+    assert len(rows) == 20
+    return {str(value).encode() for row in rows for value in row}
+
+
+def bytes_on_disc(store):
+    """Return the content of all files that a store has."""
+    if "postgresql" not in str(store.address):
+        return b"".join(path.read_bytes() for path in Path(store.location).parent.iterdir())
+    with psycopg.connect(str(store.address), autocommit=True) as connection:
+        connection.execute("CHECKPOINT")
+        folder, number = connection.execute("SELECT current_setting('data_directory'), oid FROM pg_database "
+                                            "WHERE datname = current_database()").fetchone()
+    return b"".join(path.read_bytes() for path in Path(folder, "base", str(number)).iterdir())
+
+
+def test_a_withdrawal_erases_the_bytes_on_the_disc_while_the_survey_is_served(store):
+    study, _ = add_study(store, count=20, trials=20, gold=0, repeats=0, practice=0, panel_params=("SESSION_ID",))
+    raters = ("stays", "leaves", "stays too")
+    with serving(store, study) as address:
+        clients = [RaterClient(address) for _ in raters]
+        for client, rater in zip(clients, raters, strict=True):
+            body = {"rater": rater, "consent": study.settings.consent_version, "panel": {"SESSION_ID": f"of {rater}"}}
+            client.session = client.ask("api/raters", body).json()["session"]
+        for _ in range(20):
+            for client in clients:
+                client.vote(client.trial().json()["token"], "left").raise_for_status()
+        kept, gone = traces(store, study, "stays"), traces(store, study, "leaves")
+        gone -= kept | traces(store, study, "stays too")
+        assert len(gone) > 50
+        before = bytes_on_disc(store)
+        assert all(trace in before for trace in gone)
+        second = Store(store.address)
+        assert withdraw(second, study, pseudonym(study.salt, "leaves")).votes == 20
+        after = bytes_on_disc(store)
+        assert [trace for trace in gone if trace in after] == []
+        assert all(trace in after for trace in kept)
+        assert clients[1].trial().status_code == 401  # the session of who left
+        assert clients[0].trial().json()["done"]
+        for client in clients:
+            client.close()
+    second.close()
+    assert len(read_votes(store, study)) == 40
+
+
+def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite, monkeypatch):
+    study, _ = add_study(sqlite)
+    vote_through(sqlite, study)
+    impatient = Store(f"sqlite:///{sqlite.location}?timeout=0")
+    with sqlite.reading() as connection:
+        connection.execute(text("SELECT * FROM survey_vote")).all()  # an older state, which the log has to keep
+        with pytest.raises(StoreError, match=r"9 votes are erased from the study, but not yet from the files: the "
+                           "store .* is read by another process; stop that one; then run superres survey migrate "):
+            withdraw(impatient, study, pseudonym(study.salt, "me"))
+    assert read_votes(sqlite, study) == []
+    log = Path(f"{sqlite.location}-wal")
+    assert log.stat().st_size > 0
+    assert run(["survey", "migrate", "--store", sqlite.location]) == 0
+    assert log.stat().st_size == 0
+    impatient.close()
+
+
+def test_a_backup_is_a_store_of_one_moment_while_the_survey_is_served(sqlite, tmp_path):
+    study, _ = add_study(sqlite, count=30, trials=30, gold=0, repeats=0, practice=0)
+    voting = threading.Thread(target=vote_through, args=(sqlite, study))
+    voting.start()
+    copies = []
+    while voting.is_alive() or not copies:
+        copies.append(tmp_path / f"copy{len(copies)}.db")
+        assert run(["survey", "backup", str(copies[-1]), "--store", sqlite.location]) == 0
+    voting.join()
+    votes = read_votes(sqlite, study)
+    assert sorted(tmp_path.iterdir()) == sorted(copies)
+    for path in copies:
+        copy = Store(path)
+        found = read_votes(copy, copy.study("study"))
+        assert [record["position"] for record in found] == list(range(1, len(found) + 1))
+        assert all(record in votes for record in found if record["position"] < len(found))
+        with copy.reading() as connection:
+            assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
+        copy.close()
+    restored = Store(copies[-1])
+    again = restored.study("study")
+    vote_through(restored, again, "another")  # a copy can be served and voted on
+    assert len(read_votes(restored, again)) >= 30
+    restored.close()
+
+
+def test_a_backup_that_cannot_be_written_is_one_line_and_leaves_nothing(store, tmp_path):
+    (tmp_path / "file").write_text("x")
+    if "postgresql" in str(store.address):
+        with pytest.raises(ConfigError, match=r"pg_dump --format=custom --table='survey_\*' --file=FILE --dbname="
+                                              r"postgresql://\w+@127"):
+            store.backup(tmp_path / "copy.db")
+    else:
+        for path, message in (("file", "file exists already; choose another"), ("file/x", "cannot write to the fold")):
+            with pytest.raises((ConfigError, OutputError), match=message):
+                store.backup(tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

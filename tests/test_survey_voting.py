@@ -13,7 +13,8 @@ from superres.survey import schema
 from superres.survey.assignment import schedule
 from superres.survey.credentials import link_key, new_token, pseudonym
 from superres.survey.exclusions import quality
-from superres.survey.export import export_study, import_study
+from superres.survey.export import export_study
+from superres.survey.importing import import_study
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings

@@ -60,7 +60,8 @@ class HelpfulCommand(TyperCommand):
             if (record := parameter.get_help_record(ctx)) is not None:
                 section = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 shown = re.sub(r" <[\w\[\]]+>$", "", record[0])
-                sections[getattr(parameter, "rich_help_panel", None) or section].append((shown, record[1]))
+                panel = getattr(parameter, "rich_help_panel", None) or section
+                sections.setdefault(panel, []).append((shown, record[1]))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,8 @@ from superres.config import require, require_choice, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import FORMATS, StudySettings
+from superres.survey.study import FORMATS, PAGE, RATERS, TRIALS, StudySettings
+from superres.system.output import counted
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 
@@ -37,31 +39,37 @@ MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --
 ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
                                            "camera: .npz, folder of images or CelebA root.")]
 Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
-Obvious = Annotated[str | None, Option(metavar="FOLDER|shuffled", help="Practice and gold pairs: a folder with the "
-                                       "obvious answers in FOLDER/right and the other pictures, by the same names, in "
-                                       "FOLDER/wrong; or pictures beside the same with shuffled tiles. [default: "
-                                       "shuffled for the default question, else none]")]
-Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: most CSS pixels per pixel of a picture. [default: "
-                                     "as large as the window allows; smooth pictures within 512 pixels]")]
-Title = Annotated[str | None, Option(metavar="TEXT", help="Heading of the page. [default: the question, if given]")]
-Consent = Annotated[Path | None, Option(metavar="FILE", help="File with the text that raters agree to.")]
-Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels. The page stacks or "
-                                 "reduces pictures that do not fit; 640,480 keeps phones out.")]
-Adaptive = Annotated[bool, Option("--adaptive/--balanced", help="With three or more methods, show most pairs of those "
-                                  "whose order is least certain, or equally many pairs of each comparison.")]
-IdParams = Annotated[list[str], Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's id; "
-                                       "repeat the option for several names.")]
-PanelParams = Annotated[list[str], Option("--panel-param", metavar="NAME", help="URL parameter that is stored with the "
-                                          "rater as it is, such as a panel's id of the submission; '' stores none.")]
+Obvious = Annotated[str | None, Option(rich_help_panel=TRIALS, metavar="FOLDER|shuffled", help="Practice and gold "
+                                       "pairs: a folder with the obvious answers in FOLDER/right and the other "
+                                       "pictures, by the same names, in FOLDER/wrong; or pictures beside the same "
+                                       "with shuffled tiles. [default: shuffled for the default question, else none]")]
+Scale = Annotated[int | None, Option(rich_help_panel=PAGE, metavar="N", help="Enlargement: most CSS pixels per pixel "
+                                     "of a picture. [default: as large as the window allows; smooth pictures within "
+                                     "512 pixels]")]
+Title = Annotated[str | None, Option(rich_help_panel=PAGE, metavar="TEXT", help="Heading of the page. [default: the "
+                                     "question, if given]")]
+Consent = Annotated[Path | None, Option(rich_help_panel=PAGE, metavar="FILE", help="File with the text that raters "
+                                        "agree to.")]
+Viewport = Annotated[str, Option(rich_help_panel=PAGE, metavar="W,H", help="Smallest browser window, in CSS pixels. "
+                                 "The page stacks or reduces pictures that do not fit; 640,480 keeps phones out.")]
+Adaptive = Annotated[bool, Option("--adaptive/--balanced", rich_help_panel=TRIALS, help="With three or more methods, "
+                                  "show most pairs of those whose order is least certain, or equally many pairs of "
+                                  "each comparison.")]
+IdParams = Annotated[list[str], Option("--id-param", rich_help_panel=RATERS, metavar="NAME", help="URL parameter that "
+                                       "holds the rater's id; repeat the option for several names.")]
+PanelParams = Annotated[list[str], Option("--panel-param", rich_help_panel=RATERS, metavar="NAME", help="URL "
+                                          "parameter that is stored with the rater as it is, such as a panel's id of "
+                                          "the submission; '' stores none.")]
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
 RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
 Proxy = Annotated[list[str], Option(metavar="ADDRESS", help="Address of a proxy, whose X-Forwarded-For is believed; "
                                     "repeatable. [default: none, not even this machine]")]
-PerAddress = Annotated[int, Option(min=0, metavar="N", help="Raters per client address who may enrol in 10 minutes; 0 "
-                                   "means no limit. Raise it for a large group behind one address. For a proxy on "
-                                   "another machine, set FORWARDED_ALLOW_IPS to its address.")]
-InAll = Annotated[int, Option(min=0, metavar="N", help="Same limit for all addresses together.")]
+PerAddress = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Raters per client address who "
+                                   "may enrol in 10 minutes; 0 means no limit. Raise it for a large group behind one "
+                                   "address. For a proxy on another machine, set FORWARDED_ALLOW_IPS to its address.")]
+InAll = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Same limit for all addresses "
+                              "together.")]
 LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
@@ -71,6 +79,7 @@ Layout = Annotated[str, Option(metavar="[votes|arena|pick-a-pic]", help="Columns
 ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
                                     f".{', .'.join(FORMATS)}.")]
 AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
+BackupFile = Annotated[Path, Argument(metavar="FILE", help="File for the copy, which must not exist.")]
 Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as in exports.")]
 WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the rater.")]
 Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
@@ -264,10 +273,10 @@ def plan(
     if as_json:
         echo_json({**found, "rater_correlation": rater, "image_correlation": image})
     else:
-        echo(f"{found['votes']} votes of {found['raters']} raters, {found['votes_per_image']:.1f} per image, give an "
-             f"interval of +-{precision:g} points at {100 * level:g}% with correlations {rater:.3f} (rater) and "
-             f"{image:.3f} (image); {found['independent_votes']} independent votes would suffice (design effect "
-             f"{found['design_effect']:.1f})")
+        echo(f"{counted(found['votes'], 'vote')} of {counted(found['raters'], 'rater')}, "
+             f"{found['votes_per_image']:.1f} per image, give an interval of +-{precision:g} points at {100 * level:g}"
+             f"% with correlations {rater:.3f} (rater) and {image:.3f} (image); {found['independent_votes']} independent "
+             f"votes would suffice (design effect {found['design_effect']:.1f})")
 
 
 @survey_app.command(cls=SurveyCommand)
@@ -299,8 +308,10 @@ def withdraw(
     from superres.survey.withdrawal import withdraw
 
     opened, found = _open_study(store, study)
-    done = withdraw(opened, found, rater or pseudonym(found.salt, rater_id or ""))
-    say(f"{study}: a rater withdrew, and {done.votes} votes are erased; erase them from exported files, too")
+    name = pseudonym(found.salt, rater_id) if rater_id is not None else str(rater)
+    done = withdraw(opened, found, name, rater_id)
+    erased = f"{counted(done.votes, 'vote')} {'is' if done.votes == 1 else 'are'} erased"
+    say(f"{study}: a rater withdrew, and {erased}; erase them from exported files and backups, too")
 
 
 @survey_app.command("import", cls=SurveyCommand)
@@ -309,7 +320,7 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
 
     The study can be reported and exported, but not served.
     """
-    from superres.survey.export import import_study
+    from superres.survey.importing import import_study
     from superres.survey.store import Store
 
     opened = Store(store, create=True)
@@ -337,20 +348,36 @@ def exclude(
         exclusions.revoke(opened, found, revoke, reason)
     else:
         text = rule if rule is not None else f"rater={pseudonym(found.salt, rater_id or '')}"
-        exclusions.exclude(opened, found, text, reason)
+        exclusions.exclude(opened, found, text, reason, called=rater_id)
     rules = exclusions.read_exclusions(opened, found)
     out = exclusions.excluded_raters(read_votes(opened, found), rules)
     standing = [f"{entry.number}: {entry.rule}" for entry in rules if not entry.revoked]
-    count = f"{len(out)} {'rater is' if len(out) == 1 else 'raters are'}"
+    count = f"{counted(len(out), 'rater')} {'is' if len(out) == 1 else 'are'}"
     say(f"{study}: {count} excluded now, by {'; '.join(standing) or 'no rule'}")
 
 
 @survey_app.command(cls=SurveyCommand)
+def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
+    """Copy the store to a file, also while the survey is served.
+
+    The file is a store with all studies, pictures and votes: any command reads it with --store FILE. A rater who
+    withdraws has to be erased from every copy, too.
+    """
+    from superres.survey.store import Store
+
+    opened = Store(store)
+    opened.backup(file)
+    say(f"wrote {file}, a copy of {opened.location}; when a rater withdraws, run superres survey withdraw with --store "
+        f"{shlex.quote(str(file))}, too")
+
+
+@survey_app.command(cls=SurveyCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
-    """Create a store, or update a store of an older version."""
+    """Create a store, or update a store of an older version, and rewrite its files without what was deleted."""
     from superres.survey.store import Store
 
     opened = Store(store, create=True)
+    opened.clean()
     before, after = opened.migrated
     say(f"{opened.location} has schema {after}" + (f", updated from {before}" if before != after else " already"))
 

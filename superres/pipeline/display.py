@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from superres.system.output import counted
+
 ENLARGED = 96  # smallest side of a picture in a notebook, in pixels of the page
 MOST_SHOWN = 64  # largest number of pictures or texts that are shown
 COLUMNS = 8  # pictures per row of a contact sheet
@@ -54,11 +56,6 @@ def texts_html(texts: Sequence[str], line: str) -> str:
     items = "".join(f"<li>{html.escape(text)}</li>" for text in texts[:MOST_SHOWN])
     below = "".join(f"<div>{html.escape(one)}</div>" for one in [line, *_more(len(texts), "line")])
     return f"<ol>{items}</ol>{below}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number and its noun, such as "1 image" or "2 images"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _more(count: int, noun: str) -> list[str]:

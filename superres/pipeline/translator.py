@@ -25,8 +25,9 @@ from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
-from superres.pipeline.display import counted, texts_html
+from superres.pipeline.display import texts_html
 from superres.pipeline.options import choices_for
+from superres.system.output import counted
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
 

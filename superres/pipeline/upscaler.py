@@ -33,9 +33,9 @@ from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
-from superres.pipeline.display import counted, images_html, images_png
+from superres.pipeline.display import images_html, images_png
 from superres.system.machine import free_bytes
-from superres.system.output import write_result
+from superres.system.output import counted, write_result
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
 from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 

@@ -11,6 +11,7 @@ from superres.survey.commands import command_line
 from superres.survey.pairs import ComparedMethods, ObviousPairs, make_pairs
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
+from superres.system.output import counted
 from superres.system.progress import say
 
 MAX_WIDTH, MAX_SMOOTH_WIDTH = 256, 512
@@ -48,14 +49,15 @@ def create_study(
                                    fill=scale is None and has_pixels)
     _, token = store.create_study(name, settings, [comparison for comparison, _, _ in compared], methods, made)
     main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
-    say(f"study {name} is in {store.location}: {main} pairs ({len(compared)} comparison"
-        f"{'s' if len(compared) > 1 else ''} of {main // len(compared)} images)")
-    checks = f", on {gold} obvious pairs that test attention, and first on {practice} for practice" if gold + practice \
-        else ""
+    say(f"study {name} is in {store.location}: {counted(main, 'pair')} ({counted(len(compared), 'comparison')} of "
+        f"{counted(main // len(compared), 'image')})")
+    checks = f", on {counted(gold, 'obvious pair')} to test attention, and first on {practice} for practice" \
+        if gold + practice else ""
     votes = round(20 * settings.trials / main)
-    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
-        f"{main} pairs, on {settings.repeats} of these again with the sides swapped{checks}; 20 raters give each pair "
-        f"about {votes} vote{'' if votes == 1 else 's'}")
+    say(f"each rater votes {counted(settings.trials + gold + settings.repeats + practice, 'time')}: on "
+        f"{settings.trials} of the {counted(main, 'pair')}, on {settings.repeats} of these again with the sides "
+        f"swapped{checks}; 20 raters give each pair "
+        + (f"about {counted(votes, 'vote')}" if votes else "less than one vote on average"))
     if not checks and settings.gold + settings.practice:
         say("there are no obvious pairs, since pictures with shuffled tiles need not answer this question; --obvious "
             "makes some")

@@ -13,12 +13,15 @@ from sqlalchemy import func, select
 
 from superres.config import require
 from superres.survey import schema
-from superres.survey.records import Record, gold_answers, left_choices, repeated_answers
+from superres.survey.records import Record, find_rater, gold_answers, left_choices, repeated_answers
 from superres.survey.store import Store, add_row, utc_now
-from superres.survey.study import MAIN, PRACTICE, Study
+from superres.survey.study import MAIN, PRACTICE, Study, check_text
 
 MEASURES = ("gold", "repeats", "median-ms", "same-side", "votes")
 """Measures of rater quality, by their names in exclusion rules; see `quality`."""
+
+RATER = "rater="
+"""Start of a rule that names a rater by pseudonym."""
 
 RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*(\d+\.?\d*|\.\d+)", re.ASCII)
 
@@ -41,7 +44,7 @@ class Exclusion:
 def check_rule(rule: str) -> str:
     """Return `rule` without blanks; raise ConfigError if it is not an exclusion rule."""
     text = re.sub(r"\s", "", rule)
-    require(bool(re.fullmatch(r"rater=[0-9a-f]{32}", text) or RULE.fullmatch(text)),
+    require(bool(re.fullmatch(rf"{RATER}[0-9a-f]{{32}}", text) or RULE.fullmatch(text)),
             f"a rule is one of {', '.join(MEASURES)}, then < or >, then a number (gold<0.8), or rater=PSEUDONYM; not "
             f"{rule!r}")
     return text
@@ -85,15 +88,24 @@ def applies(rule: str, rater: str, measures: dict[str, Any]) -> bool:
     """Return whether a rule fits the rater with this pseudonym and these measures of `quality`."""
     match = RULE.fullmatch(rule)
     if match is None:
-        return rule == f"rater={rater}"
+        return rule == f"{RATER}{rater}"
     value, bound = measures[match[1]], float(match[3])
     return value is not None and bool(value < bound if match[2] == "<" else value > bound)
 
 
-def exclude(store: Store, study: Study, rule: str, reason: str, revokes: int | None = None) -> None:
-    """Record a rule, or that it revokes the rule number `revokes`; raise ConfigError if it is not an exclusion rule."""
+def exclude(
+    store: Store, study: Study, rule: str, reason: str, revokes: int | None = None, called: str | None = None,
+) -> None:
+    """Record a rule, or that it revokes the rule number `revokes`.
+
+    Raise ConfigError if it is not an exclusion rule, or names a rater who is not in the study; the message then has the
+    name by which the rater was `called`.
+    """
     rule, table = check_rule(rule), schema.exclusion
+    check_text("the reason", reason)
     with store.writing() as connection:
+        if rule.startswith(RATER) and revokes is None:
+            find_rater(connection, study, rule.removeprefix(RATER), called)
         number = 1 + (connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id)) or 0)
         add_row(connection, table, study_id=study.id, number=number, rule=rule, reason=reason, recorded=utc_now(),
                 revokes=revokes)

@@ -8,13 +8,12 @@ from typing import Any
 from superres.survey.anytime import EVEN, MAX_MORE_RATERS
 from superres.survey.commands import command_line
 from superres.survey.exclusions import applies
-from superres.system.output import figure_png, markdown_table, number_text
+from superres.survey.statistics import FEW_RATERS
+from superres.system.output import counted, figure_png, markdown_table, number_text
 
 Report = dict[str, Any]
 """A report of `superres.survey.report.study_report`."""
 
-FEW_RATERS = 5
-"""Below this number of finished raters, no forecast is made."""
 WIDE = 0.2
 """Width of an interval from which two methods cannot be called equal yet."""
 UNRELIABLE = 0.01
@@ -62,7 +61,7 @@ def findings(report: Report, store: str) -> dict[str, Any]:
                   and applies(rule, rater["rater"], rater)]
         if raters:
             warnings.append(_warning(
-                f"{_count(len(raters), 'rater')} {text}.",
+                f"{counted(len(raters), 'rater')} {text}.",
                 "To leave such raters out, and see the result with and without them:",
                 command_line("exclude", report["study"], rule, "--reason", text, store=store)))
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
@@ -74,7 +73,8 @@ def sentence(comparison: dict[str, Any], level: float) -> str:
     a, b, known = comparison["method_a"], comparison["method_b"], comparison.get("anytime")
     if known is None:
         votes = comparison["votes"]
-        return f"{a} or {b}: " + (f"no rater has finished yet ({_count(votes, 'vote')})." if votes else "no votes yet.")
+        what = f"no rater has finished yet ({counted(votes, 'vote')})" if votes else "no votes yet"
+        return f"{a} or {b}: {what}."
     share, (low, high) = known["preference"], known["interval"]
     if not comparison["fool_rate"] and share < EVEN:
         a, b, share, low, high = b, a, 1 - share, 1 - high, 1 - low
@@ -84,7 +84,7 @@ def sentence(comparison: dict[str, Any], level: float) -> str:
         start = f"{a} and {b} are chosen in 50 of 100 votes each"
     else:
         start = f"{a} is preferred to {b} in {_hundredths(share)} of 100 votes"
-    return (f"{start}, on average over {_count(known['raters'], 'rater')}, between {_hundredths(low)} and "
+    return (f"{start}, on average over {counted(known['raters'], 'rater')}, between {_hundredths(low)} and "
             f"{_hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}")
 
 
@@ -92,27 +92,23 @@ def _rest(known: dict[str, Any]) -> str:
     """Return the end of a sentence: whether the answer is settled, and how far it is from changing."""
     flip, unsettle = known["votes_to_flip"], known["votes_to_unsettle"]
     if known["settled"]:
-        return "this is settled." + (f" {_count(unsettle, 'vote')} the other way would unsettle it, and "
+        return "this is settled." + (f" {counted(unsettle, 'vote')} the other way would unsettle it, and "
                                      f"{max(flip, unsettle):,} would turn it round." if unsettle and flip else "")
     if known["raters"] < FEW_RATERS:
-        text = f"too early to say, with {_count(known['raters'], 'finished rater')}."
+        text = f"too early to say, with {counted(known['raters'], 'finished rater')}."
     elif known["more_raters"] is None and known["interval"][1] - known["interval"][0] > WIDE:
         text = "about even so far; look again after more raters."
     elif known["more_raters"] is None:
         text = f"over {MAX_MORE_RATERS:,} more raters would be needed to settle it: take the two as equal."
     else:
-        text = f"{_count(known['more_raters'], 'more rater')} would settle it, if they vote like those so far."
-    return text + (f" {_count(flip, 'vote')} the other way would turn it round." if flip else "")
+        text = f"{counted(known['more_raters'], 'more rater')} would settle it, if they vote like those so far."
+    return text + (f" {counted(flip, 'vote')} the other way would turn it round." if flip else "")
 
 
 def _hundredths(share: float) -> str:
     """Return a share as a number of 100; with a decimal where rounding would hide that it is not exactly 50."""
     text = f"{100 * share:.0f}"
     return text if text != "50" or share == EVEN else f"{100 * share:.1f}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _warning(what: str, do: str, command: str = "") -> dict[str, str]:
@@ -123,7 +119,7 @@ def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
     """Return warnings about all votes together."""
     found = []
     sides, repeats = result["sides"], result["repeats"]
-    if sides and sides["p_binomial"] < UNRELIABLE:
+    if sides and sides["p_binomial"] is not None and sides["p_binomial"] < UNRELIABLE:
         side = "left" if sides["share"] > EVEN else "right"
         share = max(sides["share"], 1 - sides["share"])
         found.append(_warning(
@@ -138,11 +134,11 @@ def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
             "make a new study with a plainer question."))
     counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]
     if counts and min(counts) < FEW_RATERS:
-        found.append(_warning(f"Only {_count(min(counts), 'rater')} finished.",
+        found.append(_warning(f"Only {counted(min(counts), 'rater')} finished.",
                               f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
     if counts and (open_raters := result["raters"] - max(counts)) > 0:
         found.append(_warning(
-            f"{_count(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
+            f"{counted(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
             "Wait: they count when they finish, or an hour after their last vote. The figures below have all votes."))
     return found
 
@@ -215,7 +211,7 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
-    rows = []
+    rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"] if c.get("withheld"))
     for c in analysis["comparisons"]:
         intervals, times = c.get("intervals", {}), c.get("response_ms")
         rows.append([
@@ -228,7 +224,7 @@ def _tests(analysis: Report) -> dict[str, Any]:
                                 "tie parameter", "median s"], rows,
                     "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
                     "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
-                    "for a and for b.")
+                    "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}." for text in withheld))
 
 
 def _rater_quality(analysis: Report) -> dict[str, Any]:
@@ -258,10 +254,10 @@ def counts_line(report: Report) -> str:
     """Return how many votes and raters a report is about, and how many are excluded or withdrew."""
     result, withdrawn = report["result"], len(report["withdrawals"])
     excluded = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
-    parts = [f"{_count(result['votes'], 'vote')} of {_count(result['raters'], 'rater')} on "
-             f"{_count(result['images'], 'image')}",
-             *([f"{_count(excluded, 'rater')} excluded"] if excluded else []),
-             *([f"{_count(withdrawn, 'rater')} withdrew, whose votes are erased"] if withdrawn else [])]
+    parts = [f"{counted(result['votes'], 'vote')} of {counted(result['raters'], 'rater')} on "
+             f"{counted(result['images'], 'image')}",
+             *([f"{counted(excluded, 'rater')} excluded"] if excluded else []),
+             *([f"{counted(withdrawn, 'rater')} withdrew, whose votes are erased"] if withdrawn else [])]
     return "; ".join(parts) + "."
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
+from superres.errors import ConfigError
 from superres.survey import schema
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, REPEAT, Study
@@ -71,6 +72,20 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
     # Sorted here, since databases differ in their order of text.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
+
+
+def find_rater(connection: Connection, study: Study, pseudonym: str, called: str | None = None) -> int:
+    """Return the key of a rater in the table of raters.
+
+    Raise ConfigError if the study has no rater of this pseudonym; the message has the name by which it was `called`.
+    """
+    rater = schema.rater
+    key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id, rater.c.pseudonym == pseudonym,
+                                                     rater.c.withdrawn.is_(None)))
+    if key is None:
+        raise ConfigError(f"the study {study.name!r} has no rater {called or pseudonym}; give a pseudonym of its "
+                          "export, or a participant id by --rater-id")
+    return int(key)
 
 
 def elapsed_ms(issued: str, voted: str) -> float:

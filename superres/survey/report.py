@@ -65,13 +65,16 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     left = left_choices(main)
     sides = _share(left, level)
     raters, methods_a, methods_b = ([record[key] for record in main] for key in ("rater", "method_a", "method_b"))
-    strengths, ties = statistics.davidson(raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
-                               np.random.default_rng((seed, 3)), level)
+    reason = statistics.withheld(len(set(raters)))
+    strengths, ties = (None, None) if reason else statistics.davidson(
+        raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main], np.random.default_rng((seed, 3)),
+        level)
     return {
         **_size(main),
+        "withheld": reason,
         "comparisons": [_comparison(c, [record for record in main if record["comparison"] == c.name],
                                     finished.get(c.name), seed, level) for c in study.comparisons],
-        "sides": sides and {**sides, "p_binomial": _binomial_p(sum(left), len(left))},
+        "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left), len(left))},
         "repeats": _share(repeated_answers(records), level),
         "gold": _share(gold_answers(records), level),
         **_answers(main),
@@ -92,17 +95,18 @@ def _comparison(
         return report
     chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater", "image"))
     votes = Votes.of([VALUES[value] for value in chosen], raters, images)
-    both = statistics.two_way(votes, level)
+    both, reason = statistics.two_way(votes, level), statistics.withheld(votes.counts[0])
     return {
         **report,
+        "withheld": reason,
         "preference": votes.preference,
         "preference_decided": a / (a + b) if a + b else None,
         "intervals": statistics.intervals(votes, np.random.default_rng((seed, 2)), level),
         "tie_parameter": unsure / math.sqrt(a * b) if a and b else None,
         "standard_error": both and both["standard_error"],
         "degrees_of_freedom": both and both["degrees_of_freedom"],
-        "p_two_way": both and both["p_value"],
-        "p_binomial": _binomial_p(a, a + b) if a + b else None,
+        "p_two_way": None if reason or both is None else both["p_value"],
+        "p_binomial": _binomial_p(a, a + b) if a + b and not reason else None,
         "design_effect": both and both["design_effect"],
         "rater_correlation": statistics.intraclass_correlation(votes.values, votes.raters),
         "image_correlation": statistics.intraclass_correlation(votes.values, votes.images),

@@ -31,7 +31,7 @@ from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import Study
-from superres.survey.voting import STRICT, RefusedError, Vote
+from superres.survey.voting import STRICT, Panel, RefusedError, Vote
 from superres.system.asgi import with_headers
 
 MAX_BODY_BYTES = 16_384
@@ -50,9 +50,6 @@ Session = Annotated[str, Header(alias="X-Session", max_length=100)]
 Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 
 
-PanelText = Annotated[str, Field(max_length=200)]
-
-
 class Enrolment(BaseModel):
     """A rater's agreement to a version of the consent text; `key` is the key of a personal link.
 
@@ -63,7 +60,7 @@ class Enrolment(BaseModel):
     rater: str = Field(max_length=200)
     consent: str = Field(max_length=64)
     key: str = Field("", max_length=64)
-    panel: dict[PanelText, PanelText] = Field({}, max_length=8)
+    panel: Panel = {}
 
 
 def guard(app: ASGIApp) -> ASGIApp:

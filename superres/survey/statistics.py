@@ -29,6 +29,11 @@ LEVEL = 0.9
 RESAMPLES = 10_000
 PIGEONHOLE_RESAMPLES = 2_000
 RATER_RESAMPLES = 500
+
+FEW_RATERS = 5
+"""Below this number of raters there is no forecast, p-value, strength or resampled interval. Resampling few raters
+gives intervals that are far too narrow, down to a width of zero."""
+
 REGULARISATION = 0.01
 """Precision of a normal prior on strengths, which keeps them finite if one method always won."""
 
@@ -61,6 +66,12 @@ class Votes:
     def counts(self) -> tuple[int, int]:
         """Number of raters, and number of images."""
         return int(self.raters.max()) + 1, int(self.images.max()) + 1
+
+
+def withheld(raters: int) -> str | None:
+    """Return why a report of so many raters has no strengths, p-values and resampled intervals; None if it has them."""
+    return None if raters >= FEW_RATERS else (
+        f"p-values, strengths and resampled intervals need at least {FEW_RATERS} raters, not {raters}")
 
 
 def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
@@ -137,13 +148,14 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
 def intervals(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> dict[str, Interval | None]:
     """Return all intervals by name; None where there are too few raters or images, or where no vote is decided."""
     both, (raters, images) = two_way(votes, level), votes.counts
+    enough = raters >= FEW_RATERS
     for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
     return {
         "two_way": both["interval"] if both else None,
-        "votes": votes_bootstrap(votes, rng, level),
-        "rater": cluster_bootstrap(votes, votes.raters, rng, level) if raters > 1 else None,
-        "image": cluster_bootstrap(votes, votes.images, rng, level) if images > 1 else None,
-        "pigeonhole": pigeonhole_bootstrap(votes, rng, level) if both else None,
+        "votes": votes_bootstrap(votes, rng, level) if enough else None,
+        "rater": cluster_bootstrap(votes, votes.raters, rng, level) if enough else None,
+        "image": cluster_bootstrap(votes, votes.images, rng, level) if enough and images > 1 else None,
+        "pigeonhole": pigeonhole_bootstrap(votes, rng, level) if enough and both else None,
         "wilson": wilson(for_a, decided, level) if decided else None,
     }
 

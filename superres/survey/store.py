@@ -12,9 +12,10 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,18 +27,19 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from superres.config import require
-from superres.errors import StoreError, first_line
+from superres.errors import ConfigError, OutputError, StoreError, first_line
 from superres.survey import schema
-from superres.survey.commands import command_line
+from superres.survey.commands import STORE_VARIABLE, command_line
 from superres.survey.credentials import digest, new_token
 from superres.survey.pairs import Pair, encode_png
-from superres.survey.study import Comparison, Study, StudySettings
+from superres.survey.study import MAX_IMAGE_NAME, Comparison, Study, StudySettings, check_name
+from superres.system.output import prepare_folder, scratch_file
 
 BUSY_SECONDS = 30
 """Seconds that a write waits for another process's write; `?timeout=S` in an SQLite URL overrides it."""
 
 ERROR_MESSAGES = (
-    ("is locked", "is locked by another process; stop that one, or try again"),
+    ("is locked|lock timeout", "is locked by another process; stop that one, or try again"),
     ("read-?only", "is read-only; allow writing to the file and its folder, or give another --store"),
     ("disk is full|no space left", "cannot be written: the disk is full; make room and try again"),
     ("disk i/o error", "cannot be read or written (disk I/O error); check the disk"),
@@ -117,6 +119,48 @@ class Store:
                            f"cannot be used: {message}; check --store")
             raise StoreError(f"the store {self.location} {meaning}") from error
 
+    def clean(self) -> None:
+        """Rewrite the files of the store without what was deleted, also while other processes use it.
+
+        An SQLite file keeps rows that it moved until then, and its write-ahead log has copies of changed pages.
+        PostgreSQL's own log and backups are beyond reach. Other databases are left as they are.
+        """
+        kind = self._engine.dialect.name
+        with self._translate_errors(), self._engine.connect() as connection:
+            if kind == "sqlite":
+                cursor = connection.connection.cursor()  # outside a transaction
+                cursor.execute("VACUUM")
+                if cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    raise StoreError(f"the store {self.location} is read by another process; stop that one")
+            elif kind == "postgresql":
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                connection.exec_driver_sql(f"SET lock_timeout = '{BUSY_SECONDS}s'")
+                connection.exec_driver_sql("VACUUM (FULL, ANALYZE) survey_vote, survey_trial, survey_rater")
+                connection.exec_driver_sql("RESET lock_timeout")
+
+    def backup(self, path: Path) -> None:
+        """Copy an SQLite store to a new file as it is at one moment, also while other processes write to it.
+
+        Raises:
+            ConfigError: the file exists, or a database server keeps the store.
+            OutputError: the file cannot be written.
+        """
+        if self._engine.dialect.name != "sqlite":
+            url = shlex.quote(self.location.replace("+psycopg", "")) if ":***@" not in self.location \
+                else f'"${STORE_VARIABLE}"'
+            raise ConfigError(f"a database server keeps the store {self.location}; copy it by its own program: pg_dump "
+                              f"--format=custom --table='survey_*' --file=FILE --dbname={url}")
+        require(not path.exists(), f"{path} exists already; choose another file, or remove it")
+        prepare_folder(path.parent, "file")
+        try:
+            with scratch_file(path.parent, path) as file, closing(sqlite3.connect(file.name)) as copy, \
+                    self._engine.connect() as connection:
+                copy.execute("PRAGMA journal_mode=OFF")  # a copy that fails is removed
+                connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
+        except (OSError, sqlite3.Error) as error:
+            raise OutputError(f"cannot copy {self.location} to {path}: {first_line(error)}; make room, or choose "
+                              "another file") from error
+
     def create_study(
         self, name: str, settings: StudySettings, comparisons: Sequence[Comparison], methods: dict[str, dict[str, Any]],
         pairs: Sequence[Pair],
@@ -130,6 +174,7 @@ class Store:
         with self.writing() as connection:
             study = self.add_study(connection, name, settings, comparisons, methods, owner_hash=digest(token))
             for number, pair in enumerate(pairs):
+                check_name("an image's name", pair.image, MAX_IMAGE_NAME)
                 ids = []
                 for method, pixels in zip(pair.methods, pair.pictures, strict=True):
                     sha256 = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
@@ -150,9 +195,11 @@ class Store:
 
         Raise ConfigError if the name is taken or not valid.
         """
-        require(bool(name.strip()) and len(name) <= 200 and name.isprintable() and not name.startswith("-"),
-                "a study's name must be 1 to 200 printable characters and must not begin with '-', where it would be "
-                f"an option; not {name!r}")
+        check_name("a study's name", name)
+        require(not name.startswith("-"), f"a study's name must not begin with '-', where it would be an option; not "
+                                          f"{name!r}")
+        for method in methods:
+            check_name("a method's name", method)
         taken = connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name))
         require(taken is None, f"there is a study {name!r} in {self.location} already; choose another name")
         return add_row(

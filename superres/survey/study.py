@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config import Config, documented, require, setting, settings_of
+from superres.config import Config, Setting, documented, is_whole, require, setting, settings_of
+from superres.errors import shown
 from superres.system.output import short_digest
 
 CAMERA = "camera"
@@ -17,6 +19,18 @@ MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
 
 FORMATS = ("csv", "jsonl", "parquet")
 """Formats of exported votes, which are also the suffixes of their files."""
+
+TRIALS, PAGE, RATERS = "Trials", "Page", "Raters"
+"""Sections of the help for the settings of a study."""
+
+MAX_NAME, MAX_IMAGE_NAME, MAX_LINE, MAX_TEXT = 200, 500, 2_000, 50_000
+"""Largest number of characters of a name, of an image's name, of a text on the page, and of the consent text."""
+
+MAX_PARAMS = 8
+"""Largest number of URL parameters that hold a rater's id, and of those that are stored with the rater."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that no text of a study has: control characters, and surrogates, which are not UTF-8."""
 
 QUESTION = "Which of the two pictures was more likely taken by a camera?"
 """Question of Stern et al. (2018, section 7.3)."""
@@ -29,6 +43,27 @@ CONSENT = (
     "your submission are stored, too. No name, e-mail or network address is stored. The votes may be "
     "published."
 )
+
+
+def check_text(what: str, value: object, most: int = MAX_LINE) -> str:
+    """Return `value`; raise ConfigError unless it is text without control characters, of at most `most` characters."""
+    require(isinstance(value, str), f"{what} must be text, not {shown(value)}")
+    text = str(value)
+    require(len(text) <= most, f"{what} has {len(text):,} characters; shorten it to {most:,}")
+    require(not CONTROL.search(text), f"{what} must not have control characters or bytes that are not UTF-8, as in "
+                                      f"{shown(text)}; remove them")
+    return text
+
+
+def check_name(what: str, value: object, most: int = MAX_NAME) -> str:
+    """Return `value`; raise ConfigError unless it can name a study, a method or an image.
+
+    A name is text of one line, and no path, since people name files after it.
+    """
+    name = check_text(what, value, most)
+    require(bool(name.strip()) and not re.search(r"[\t\r\n/\\]|^\.\.?$", name),
+            f"{what} must be 1 to {most} characters on one line without / and \\, not {shown(name)}; rename it")
+    return name
 
 
 @documented
@@ -47,21 +82,26 @@ class StudySettings(Config):
     """
 
     question: str = setting(
-        QUESTION, "Question above every pair; the default is as in Stern et al. (2018, section 7.3).", "TEXT")
+        QUESTION, "Question above every pair; the default is as in Stern et al. (2018, section 7.3).", "TEXT",
+        panel=PAGE)
     trials: int = setting(50, "Pairs per rater, 1 to 10,000, at most the pairs of the study.", "N", least=1,
-                          most=10_000)
+                          most=10_000, panel=TRIALS)
     gold: int = setting(4, "Pairs with an obvious answer among these, 0 to 1000; see --obvious.", "N", least=0,
-                        most=1000)
-    repeats: int = setting(4, "Number of these pairs shown twice, sides swapped.", "N", least=0, most=1000)
+                        most=1000, panel=TRIALS)
+    repeats: int = setting(4, "Number of these pairs shown twice, sides swapped.", "N", least=0, most=1000,
+                           panel=TRIALS)
     practice: int = setting(4, "Obvious pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
-                            most=100)
-    allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".')
+                            most=100, panel=TRIALS)
+    allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".', panel=PAGE)
     interpolation: str = setting("nearest", "How the server enlarges pictures.",
-                                 choices=("nearest", "bicubic", "lanczos"))
-    thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT")
-    completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE")
-    completion_url: str = setting("", "Link on the last page.", "URL")
-    seed: int = setting(0, "Seed for pictures, sides, order and resampling.", "S", least=0, most=2**63 - 1)
+                                 choices=("nearest", "bicubic", "lanczos"), panel=PAGE)
+    thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT",
+                          panel=PAGE)
+    completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE",
+                                   panel=RATERS)
+    completion_url: str = setting("", "Link on the last page.", "URL", panel=RATERS)
+    seed: int = setting(0, "Seed for pictures, sides, order and resampling.", "S", least=0, most=2**63 - 1,
+                        panel=TRIALS)
     title: str = "Which picture was taken by a camera?"
     consent: str = CONSENT
     scale: int = 8
@@ -72,15 +112,24 @@ class StudySettings(Config):
     panel_params: tuple[str, ...] = ("STUDY_ID", "SESSION_ID")
 
     def __post_init__(self) -> None:
-        for name in ("question", "title", "consent", "thanks"):
-            require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the default text")
-        require(isinstance(self.scale, int) and 1 <= self.scale <= 64,
-                f"scale must be a whole number from 1 to 64, not {self.scale!r}")
-        for name, about in settings_of(StudySettings).items():
+        switch = Setting("", kind=bool)
+        others = {"scale": Setting("", kind=int, least=1, most=64), "fill": switch, "adaptive": switch}
+        for name, about in {**settings_of(StudySettings), **others}.items():
             about.check(name, getattr(self, name))
+        for name in ("question", "title", "consent", "thanks", "completion_code", "completion_url"):
+            text = check_text(name, getattr(self, name), MAX_TEXT if name == "consent" else MAX_LINE)
+            require(bool(text.strip()) or name.startswith("completion"),
+                    f"{name} must not be empty; leave it out for the default text")
         require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
-        require(len(self.minimum_viewport) == 2 and all(0 <= side <= 10_000 for side in self.minimum_viewport),
-                f"the minimum viewport must be width,height in CSS pixels, not {self.minimum_viewport!r}")
+        sides = self.minimum_viewport
+        require(isinstance(sides, tuple) and len(sides) == 2 and all(is_whole(n) and 0 <= n <= 10_000 for n in sides),
+                f"the minimum viewport must be width,height in CSS pixels, not {shown(sides)}")
+        for name in ("id_params", "panel_params"):
+            names = getattr(self, name)
+            require(isinstance(names, tuple) and len(names) <= MAX_PARAMS and all(
+                isinstance(one, str) and re.fullmatch(r"[!-~]{1,100}", one) for one in names),
+                f"{name} must be up to {MAX_PARAMS} names of URL parameters, each of 1 to 100 ASCII characters without "
+                f"blanks, not {shown(names)}")
         url = self.completion_url
         require(not url or url.startswith(("https://", "http://")), f"the completion URL must be http(s), not {url!r}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, func, select, update
@@ -14,11 +14,11 @@ from sqlalchemy.exc import IntegrityError
 from superres.errors import InvalidInputError, SuperresError
 from superres.survey import schema
 from superres.survey.assignment import assign, count_pairs, schedule, trial_rng
-from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym
+from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym, require_filled
 from superres.survey.pairs import display_png
 from superres.survey.records import chosen_picture
 from superres.survey.store import Store, add_row, utc_now
-from superres.survey.study import PRACTICE, Study
+from superres.survey.study import MAX_PARAMS, PRACTICE, Study
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 """Body of a request: unknown fields and values of another type are refused."""
@@ -37,8 +37,13 @@ class RefusedError(SuperresError):
         self.status, self.retry_after = status, retry_after
 
 
-class Vote(BaseModel):
-    """A vote on the trial with this token, as the page reports it.
+PanelText = Annotated[str, Field(max_length=200)]
+Panel = Annotated[dict[PanelText, PanelText], Field(max_length=MAX_PARAMS)]
+"""Values of a study's `panel_params`, by name."""
+
+
+class Ballot(BaseModel):
+    """A choice, as the page reports it and exports have it.
 
     `response_ms` is the time from the display of both pictures to the choice, measured by the page and exported as
     `page_ms`; reports and exclusions use the server's clock instead. `display_px` is the width of a picture on the
@@ -46,7 +51,6 @@ class Vote(BaseModel):
     """
 
     model_config = STRICT
-    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
     choice: Literal["left", "right", "unsure"]
     response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
@@ -54,6 +58,12 @@ class Vote(BaseModel):
     viewport_width: int = Field(ge=1, le=100_000)
     viewport_height: int = Field(ge=1, le=100_000)
     input: Literal["key", "pointer"]
+
+
+class Vote(Ballot):
+    """A vote on the trial with this token."""
+
+    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
 
 
 def enrol(
@@ -66,14 +76,17 @@ def enrol(
     returns must present the earlier session token or the `key` of the personal link, since the id is not a secret.
     `session` may also be a token that the page generated, so that it can repeat a request whose response was lost. A
     value that is not 32 characters long is replaced. `panel` has values of the study's `panel_params`, which are stored
-    with a new rater; others are dropped. Raise RefusedError if the id is not valid, the consent is to
-    another text, the key is wrong, or a returning rater presents neither session token nor
-    key.
+    with a new rater; others are dropped. Raise RefusedError if the id is not valid, the id or a value of `panel` is a
+    placeholder, the consent is to another text, the key is wrong, or a returning rater presents neither session token
+    nor key.
     """
     if consent_version != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
+    kept = {one: value for one, value in (panel or {}).items() if one in study.settings.panel_params}
     try:
         name = pseudonym(study.salt, rater_id)
+        for one, value in kept.items():
+            require_filled(f"the value of {one}", value)
     except InvalidInputError as error:
         raise RefusedError(422, str(error)) from None
     if key and not hmac.compare_digest(key.encode(), link_key(study.salt, rater_id).encode()):
@@ -93,7 +106,6 @@ def enrol(
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
             session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
-            kept = {one: value for one, value in (panel or {}).items() if one in study.settings.panel_params}
             add_row(connection, rater, study_id=study.id, pseudonym=name, consent_version=consent_version,
                     consented=utc_now(), session_hash=digest(session), panel=json.dumps(kept) if kept else None)
         else:

@@ -161,6 +161,11 @@ def number_text(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, such as "1 image" or "2,000 images"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; all columns but the first are aligned to the right."""
     ruler = ["---", *["---:"] * (len(header) - 1)]
