@@ -1,0 +1,141 @@
+"""Colour profiles: convert pixels to sRGB by the curves and primaries that a file declares.
+
+A declaration that is damaged, or for other colours than the pixels', raises ValueError.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageCms
+
+_SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
+_SRGB = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
+_PRIMARIES = {1: _SRGB, 9: (0.3127, 0.3290, 0.708, 0.292, 0.17, 0.797, 0.131, 0.046),
+              12: (0.3127, 0.3290, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)}
+"""Chromaticities of white, red, green and blue (x, y each), by the code of cICP: BT.709, BT.2020 and Display P3."""
+_BT709 = (1 / 0.45, 1 / 1.099, 0.099 / 1.099, 1 / 4.5, 0.081)
+_CURVES = {1: _BT709, 4: (2.2,), 5: (2.8,), 6: _BT709, 8: (1.0,), 14: _BT709,
+           13: (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045), 15: _BT709}
+"""Parameters of ICC's parametric curves (type 0: exponent; type 3: with a linear part), by the code of cICP."""
+_D50 = (0.9642, 1.0, 0.8249)
+_BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]])
+
+
+def profile_of(info: Mapping[Any, Any]) -> bytes | None:
+    """Return the ICC profile of pixels with the metadata of Pillow's `Image.info`; None for sRGB.
+
+    In the order of the PNG standard: code points (cICP), a profile, the mark "sRGB", gamma with chromaticities. A gamma
+    within 5% of 1/2.2, without other primaries, means sRGB, as most programs that write it do.
+    """
+    if "cicp" in info:
+        primaries, transfer, matrix, is_full = info["cicp"]
+        if primaries not in _PRIMARIES or transfer not in _CURVES or matrix != 0 or is_full != 1:
+            raise ValueError(f"cICP {primaries}/{transfer}/{matrix}/{is_full} is not supported")
+        return None if (primaries, transfer) == (1, 13) else matrix_profile(_PRIMARIES[primaries], _CURVES[transfer])
+    if info.get("icc_profile"):
+        return bytes(info["icc_profile"])
+    gamma, colours = info.get("gamma"), info.get("chromaticity", _SRGB)
+    if "srgb" in info or gamma is None:
+        return None
+    if not 0.1 <= gamma <= 4:
+        raise ValueError(f"gAMA {gamma:g} is not between 0.1 and 4")
+    is_srgb = abs(gamma * 2.2 - 1) < 0.05 and np.abs(np.subtract(colours, _SRGB)).max() < 0.005
+    return None if is_srgb else matrix_profile(tuple(colours), (1 / gamma,))
+
+
+@functools.lru_cache(maxsize=16)
+def matrix_profile(colours: tuple[float, ...], curve: tuple[float, ...]) -> bytes:
+    """Return an ICC profile with the chromaticities of white, red, green and blue, and one parametric curve."""
+    xyz = [np.array([x / y, 1, (1 - x - y) / y]) for x, y in zip(colours[::2], colours[1::2], strict=True) if y > 0]
+    if len(xyz) != 4:
+        raise ValueError("cHRM has a y of 0")
+    white, primaries = xyz[0], np.stack(xyz[1:], axis=1)
+    try:
+        primaries = primaries * np.linalg.solve(primaries, white)
+    except np.linalg.LinAlgError:
+        raise ValueError("cHRM's primaries lie on a line") from None
+    adapted = np.linalg.inv(_BRADFORD) @ np.diag(_BRADFORD @ _D50 / (_BRADFORD @ white)) @ _BRADFORD @ primaries
+    tags = {b"wtpt": b"XYZ \0\0\0\0" + _fixed(_D50)}
+    for name, column in zip((b"r", b"g", b"b"), adapted.T, strict=True):
+        tags[name + b"XYZ"] = b"XYZ \0\0\0\0" + _fixed(column)
+        tags[name + b"TRC"] = b"para\0\0\0\0" + struct.pack(">HH", 0 if len(curve) == 1 else 3, 0) + _fixed(curve)
+    table, body = struct.pack(">I", len(tags)), b""
+    for name, value in tags.items():
+        table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(value))
+        body += value
+    head = struct.pack(">I4xI4s4s4s12x4s28x", 132 + len(table) - 4 + len(body), 0x04200000, b"mntr", b"RGB ", b"XYZ ",
+                       b"acsp") + _fixed(_D50)
+    return head.ljust(128, b"\0") + table + body
+
+
+def _fixed(values: npt.ArrayLike) -> bytes:
+    """Return numbers as ICC's s15Fixed16."""
+    return bytes(np.rint(np.clip(values, -32767, 32767) * np.array(65536)).astype(">i4"))
+
+
+@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
+def transform(profile: bytes, mode: str) -> tuple[str, ImageCms.ImageCmsTransform | None]:
+    """Return the mode from which pixels of a mode are converted to sRGB, and how; None where nothing visible changes.
+
+    Grey pixels may have a profile for RGB.
+    """
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        space = _SPACES.get(source.profile.xcolor_space)
+        if space is None or (space != mode and (space, mode) != ("RGB", "L")):
+            raise ValueError(f"for {source.profile.xcolor_space.strip()}, not {mode}")
+        result = ImageCms.buildTransform(
+            source, srgb(), space, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION)
+        return space, None if _changes_nothing(result, space) else result
+    except (ImageCms.PyCMSError, OSError, TypeError) as error:
+        raise ValueError(f"damaged: {error}") from error
+
+
+def _changes_nothing(result: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """Return whether a transform changes 256 greys and 729 colours by one level at most."""
+    if mode not in ("L", "RGB"):
+        return False
+    greys = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
+    colours = np.concatenate([greys, np.stack(np.meshgrid(*[greys[::31, 0]] * 3), -1).reshape(-1, 3)])
+    image = Image.fromarray((colours if mode == "RGB" else greys)[None]).convert(mode)
+    changed, before = (np.asarray(one, int) for one in (ImageCms.applyTransform(image, result), image.convert("RGB")))
+    return bool((np.abs(changed - before) <= 1).all())
+
+
+def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert an opaque image to sRGB; without a profile, Lab is CIELAB of D50, and other colours are sRGB's."""
+    if image.mode not in _SPACES.values():
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    if image.mode == "LAB":
+        profile = profile or _lab().tobytes()
+    if profile is None:
+        return image.convert("RGB")
+    mode, change = transform(profile, image.mode)
+    image = image if mode == image.mode else image.convert(mode)
+    return (ImageCms.applyTransform(image, change) if change else None) or image.convert("RGB")
+
+
+@functools.cache
+def srgb() -> ImageCms.ImageCmsProfile:
+    """Return sRGB as littlecms knows it."""
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+
+
+@functools.cache
+def _lab() -> ImageCms.ImageCmsProfile:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
+
+
+@functools.cache
+def srgb_profile() -> bytes:
+    """Return the ICC profile of sRGB, without its creation date, so that equal pictures give equal files."""
+    profile = bytearray(srgb().tobytes())
+    profile[24:36] = bytes(12)
+    return bytes(profile)
