@@ -8,20 +8,20 @@ from __future__ import annotations
 import functools
 import io
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageCms
 
 _SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
-_SRGB = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
-_PRIMARIES = {1: _SRGB, 9: (0.3127, 0.3290, 0.708, 0.292, 0.17, 0.797, 0.131, 0.046),
+SRGB = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
+PRIMARIES = {1: SRGB, 9: (0.3127, 0.3290, 0.708, 0.292, 0.17, 0.797, 0.131, 0.046),
               12: (0.3127, 0.3290, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)}
 """Chromaticities of white, red, green and blue (x, y each), by the code of cICP: BT.709, BT.2020 and Display P3."""
 _BT709 = (1 / 0.45, 1 / 1.099, 0.099 / 1.099, 1 / 4.5, 0.081)
-_CURVES = {1: _BT709, 4: (2.2,), 5: (2.8,), 6: _BT709, 8: (1.0,), 14: _BT709,
+CURVES = {1: _BT709, 4: (2.2,), 5: (2.8,), 6: _BT709, 8: (1.0,), 14: _BT709,
            13: (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045), 15: _BT709}
 """Parameters of ICC's parametric curves (type 0: exponent; type 3: with a linear part), by the code of cICP."""
 _D50 = (0.9642, 1.0, 0.8249)
@@ -36,17 +36,17 @@ def profile_of(info: Mapping[Any, Any]) -> bytes | None:
     """
     if "cicp" in info:
         primaries, transfer, matrix, is_full = info["cicp"]
-        if primaries not in _PRIMARIES or transfer not in _CURVES or matrix != 0 or is_full != 1:
+        if primaries not in PRIMARIES or transfer not in CURVES or matrix != 0 or is_full != 1:
             raise ValueError(f"cICP {primaries}/{transfer}/{matrix}/{is_full} is not supported")
-        return None if (primaries, transfer) == (1, 13) else matrix_profile(_PRIMARIES[primaries], _CURVES[transfer])
+        return None if (primaries, transfer) == (1, 13) else matrix_profile(PRIMARIES[primaries], CURVES[transfer])
     if info.get("icc_profile"):
         return bytes(info["icc_profile"])
-    gamma, colours = info.get("gamma"), info.get("chromaticity", _SRGB)
+    gamma, colours = info.get("gamma"), info.get("chromaticity", SRGB)
     if "srgb" in info or gamma is None:
         return None
     if not 0.1 <= gamma <= 4:
         raise ValueError(f"gAMA {gamma:g} is not between 0.1 and 4")
-    is_srgb = abs(gamma * 2.2 - 1) < 0.05 and np.abs(np.subtract(colours, _SRGB)).max() < 0.005
+    is_srgb = abs(gamma * 2.2 - 1) < 0.05 and np.abs(np.subtract(colours, SRGB)).max() < 0.005
     return None if is_srgb else matrix_profile(tuple(colours), (1 / gamma,))
 
 
@@ -80,33 +80,43 @@ def _fixed(values: npt.ArrayLike) -> bytes:
     return bytes(np.rint(np.clip(values, -32767, 32767) * np.array(65536)).astype(">i4"))
 
 
+_Change: TypeAlias = Callable[[Image.Image], Image.Image]
+
+
 @functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
-def transform(profile: bytes, mode: str) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Return the mode from which pixels of a mode are converted to sRGB, and how; None where nothing visible changes.
+def transform(profile: bytes, mode: str) -> _Change | None:
+    """Return what converts pixels of a mode to sRGB; None if it changes no colour by more than one level.
 
     Grey pixels may have a profile for RGB.
     """
+    flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
+    if mode == "L":
+        flags |= ImageCms.Flags.NOOPTIMIZE  # littlecms' shortcuts are 8 levels off in dark greys
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         space = _SPACES.get(source.profile.xcolor_space)
         if space is None or (space != mode and (space, mode) != ("RGB", "L")):
             raise ValueError(f"for {source.profile.xcolor_space.strip()}, not {mode}")
-        result = ImageCms.buildTransform(
-            source, srgb(), space, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION)
-        return space, None if _changes_nothing(result, space) else result
+        change = ImageCms.buildTransform(source, srgb(), space, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC, flags)
     except (ImageCms.PyCMSError, OSError, TypeError) as error:
         raise ValueError(f"damaged: {error}") from error
 
+    def applied(image: Image.Image) -> Image.Image:
+        return ImageCms.applyTransform(image, change) or image.convert("RGB")
 
-def _changes_nothing(result: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Return whether a transform changes 256 greys and 729 colours by one level at most."""
-    if mode not in ("L", "RGB"):
-        return False
-    greys = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
-    colours = np.concatenate([greys, np.stack(np.meshgrid(*[greys[::31, 0]] * 3), -1).reshape(-1, 3)])
-    image = Image.fromarray((colours if mode == "RGB" else greys)[None]).convert(mode)
-    changed, before = (np.asarray(one, int) for one in (ImageCms.applyTransform(image, result), image.convert("RGB")))
-    return bool((np.abs(changed - before) <= 1).all())
+    greys = np.arange(256, dtype=np.uint8)[None]
+    if mode == "L":
+        table = np.asarray(applied(Image.fromarray(greys).convert(space)))[0]
+        return None if _is_near(table, greys.T) else lambda image: Image.fromarray(table[np.asarray(image)])
+    if mode != "RGB":
+        return applied
+    cube = np.stack(np.meshgrid(*[greys[0, ::31]] * 3), -1).reshape(-1, 3)
+    colours = np.concatenate([greys.T.repeat(3, 1), cube])[None]
+    return None if _is_near(np.asarray(applied(Image.fromarray(colours))), colours) else applied
+
+
+def _is_near(changed: npt.NDArray[np.uint8], before: npt.NDArray[np.uint8]) -> bool:
+    return bool((np.abs(changed.astype(int) - before) <= 1).all())
 
 
 def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
@@ -115,11 +125,8 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         image = image.convert("L" if image.mode == "1" else "RGB")
     if image.mode == "LAB":
         profile = profile or _lab().tobytes()
-    if profile is None:
-        return image.convert("RGB")
-    mode, change = transform(profile, image.mode)
-    image = image if mode == image.mode else image.convert(mode)
-    return (ImageCms.applyTransform(image, change) if change else None) or image.convert("RGB")
+    change = transform(profile, image.mode) if profile else None
+    return change(image) if change else image.convert("RGB")
 
 
 @functools.cache

@@ -241,8 +241,8 @@ def split_jpeg(file: IO[bytes]) -> Split:
 
 
 def _says_colours(code: int, data: bytes) -> bool:
-    """Return whether a segment is a sound JFIF or Adobe header, which says what the layers are, or IPTC data."""
-    return (code, data[:5]) in ((0xE0, b"JFIF\0"), (0xEE, b"Adobe"), (0xED, b"Photo")) and len(data) >= 12
+    """Return whether a segment is a sound JFIF or Adobe header, which says what the layers are."""
+    return (code, data[:5]) in ((0xE0, b"JFIF\0"), (0xEE, b"Adobe")) and len(data) >= 12
 
 
 def _read_segment(split: Split, profile: dict[int, bytes], code: int, data: bytes) -> None:
@@ -252,6 +252,18 @@ def _read_segment(split: Split, profile: dict[int, bytes], code: int, data: byte
         split.info["xmp"] = data[29:]
     elif code == 0xE2 and data.startswith(b"ICC_PROFILE\0") and len(data) > 14:
         profile[data[12]] = data[13:]  # number of this part, then of all parts
+    elif code == 0xED and data.startswith(b"Photoshop 3.0\0"):
+        split.read("IPTC", _iptc, data)
+
+
+def _iptc(data: bytes) -> dict[str, Any]:
+    """Return the IPTC data of a segment with Photoshop's resources: kind, name of even size, size, content."""
+    _, found, rest = data.partition(b"8BIM\4\4")
+    if not found:
+        return {}
+    start = (rest[0] + 2) // 2 * 2
+    size = struct.unpack(">I", rest[start : start + 4])[0]
+    return {"iptc": rest[start + 4 : start + 4 + size]}
 
 
 def _joined(parts: dict[int, bytes]) -> dict[str, Any]:

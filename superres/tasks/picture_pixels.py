@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,7 @@ class JpegSource(PixelSource):
             self.image.load()
         except OSError as error:
             found = set()
+            self._drop_half_marker()
             for tail in _TAILS:
                 self.image = self.split.open(self.file, "JPEG", tail)
                 self._draft(self.image)
@@ -163,6 +164,11 @@ class JpegSource(PixelSource):
             if len(found) > 1:
                 raise error
             self.notes.append("the JPEG's end marker is missing; all pixels are there")
+
+    def _drop_half_marker(self) -> None:
+        start, end = cast("tuple[int, int]", self.split.parts.pop())
+        self.file.seek(end - 1)
+        self.split.parts.append((start, end - (self.file.read(1) == b"\xff")))
 
     def rows(self, top: int, bottom: int) -> tuple[Image.Image, Alpha | None]:
         """As the base class, with doubled pixels if the file is decoded at half its size."""
