@@ -27,7 +27,6 @@ from superres.web.controls import Value
 from superres.web.files import NOT_UPLOADED, path_of
 
 Result = TypeVar("Result")
-MAX_PIXELS = 24_000_000  # of a picture, about 72 MB in memory; the header is checked before decoding
 READER = ThreadPoolExecutor(1, thread_name_prefix="reading")
 """Thread that reads pictures: one is in memory at its full size, and one heap of the C library keeps freed memory."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
@@ -52,11 +51,12 @@ class Subject:
 
 def reduce_picture(
     file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
+    notes: list[str] | None = None,
 ) -> Result:
     """Read an upload or an open file, and return `reduce` of its pixels, uint8 [H, W, 3], but not their memory.
 
     A read upload counts as used now, so a sweep keeps it. `least` is the smallest width and height of the picture.
-    Messages have `name`, and never the server's paths.
+    Messages have `name`, and never the server's paths. Lines about damaged metadata are added to `notes`.
 
     Raises:
         InvalidInputError: the file is not a picture, is damaged, too small or too large, or has been deleted.
@@ -66,7 +66,13 @@ def reduce_picture(
             os.utime(file)
         except (OSError, ValueError):
             raise InvalidInputError(f"{name} {NOT_UPLOADED}") from None
-    return READER.submit(lambda: reduce(read_picture(file, name, MAX_PIXELS, least=least).rgb)).result()
+    def read() -> Result:
+        picture = read_picture(file, name, least=least)
+        if notes is not None:
+            notes.extend(picture.notes)
+        return reduce(picture.rgb)
+
+    return READER.submit(read).result()
 
 
 def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:
@@ -141,7 +147,9 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
                 preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
                 has_choice(task, chosen))
 
-    return reduce_picture(path, offer, task.source)
+    notes: list[str] = []
+    element, preview, square, is_visible = reduce_picture(path, offer, task.source, notes=notes)
+    return element, "".join(map(drawing.message, notes)) + preview, square, is_visible
 
 
 def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:
