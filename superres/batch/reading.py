@@ -13,6 +13,7 @@ from superres.batch.inputs import Content, Input, open_inputs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
 from superres.errors import SuperresError
+from superres.system.progress import say
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
@@ -52,6 +53,8 @@ def read_requests(
         try:
             picture, crops = _open(entry, content, options, task)
             reduced = [_reduced(picture, crop, options, task) for crop in crops]
+            if picture.damaged and options.metadata == "keep":
+                say(f"{entry.input}: damaged {' and '.join(picture.damaged)} metadata; what can be read of it is kept")
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
             reason = message if entry.input in message else f"{entry.input}: {message}"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
+from superres.tasks.metadata import kept_metadata, tiff_info
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of one or more pictures, uint8 [..., H, W, C]."""
@@ -40,9 +41,10 @@ class Picture:
     Attributes:
         rgb: uint8 [H, W, 3], sRGB, upright, blended with the background where it is transparent.
         alpha: uint8 [H, W], 255 where it is opaque; None if the whole picture is opaque.
-        exif: EXIF data without orientation, sizes and thumbnail, which are no longer valid; None without EXIF.
-        xmp: the XMP packet; None without XMP.
+        exif: what is kept of the EXIF data; None without.
+        xmp: what is kept of the XMP and IPTC data, as XMP; None without.
         has_profile: whether the file has a colour profile, from which `rgb` was converted.
+        damaged: kinds of metadata that could not be read, or only in part.
     """
 
     rgb: Pixels
@@ -50,6 +52,7 @@ class Picture:
     exif: bytes | None = None
     xmp: bytes | None = None
     has_profile: bool = False
+    damaged: tuple[str, ...] = ()
 
 
 def read_image(path: str | os.PathLike[str], least: int = 1) -> Pixels:
@@ -148,9 +151,11 @@ def _is_heif(file: str | os.PathLike[str] | IO[bytes]) -> bool:
 
 def _decode(image: Image.Image, background: str) -> Picture:
     """Decode the first frame of an opened picture."""
+    of_file = tiff_info(image)
     image.load()
+    metadata = kept_metadata({**image.info, **of_file})
     image = ImageOps.exif_transpose(image)
-    profile, xmp, exif = image.info.get("icc_profile"), image.info.get("xmp"), _kept_exif(image)
+    profile = image.info.get("icc_profile")
     alpha = None
     if image.mode.startswith("I"):
         image = _from_sixteen_bits(image)
@@ -163,8 +168,8 @@ def _decode(image: Image.Image, background: str) -> Picture:
         image = Image.composite(opaque, Image.new("RGB", layer.size, background), layer.getchannel("A"))
     else:
         image = _to_srgb(image, profile)
-    xmp = xmp.encode() if isinstance(xmp, str) else xmp
-    return Picture(np.array(image), None if alpha is None or alpha.min() == 255 else alpha, exif, xmp, bool(profile))
+    alpha = None if alpha is None or alpha.min() == 255 else alpha
+    return Picture(np.array(image), alpha, metadata.exif, metadata.xmp, bool(profile), metadata.damaged)
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
@@ -204,15 +209,3 @@ def srgb_profile() -> bytes:
     profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
     profile[24:36] = bytes(12)
     return bytes(profile)
-
-
-def _kept_exif(image: Image.Image) -> bytes | None:
-    """Return the picture's EXIF data without orientation, sizes and thumbnail; None if it is missing or damaged."""
-    try:
-        exif = image.getexif()
-        for tags, names in ((exif, (0x0100, 0x0101, 0x0112)), (exif.get_ifd(0x8769), (0xA002, 0xA003))):
-            for name in names:
-                tags.pop(name, None)
-        return exif.tobytes() if len(exif) else None
-    except Exception:  # Pillow raises errors of many types for damaged metadata; they are not needed
-        return None
