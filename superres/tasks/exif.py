@@ -47,7 +47,7 @@ class Block:
     """Tags of an EXIF block, or of the first directory of a TIFF file, which has the same structure.
 
     Attributes:
-        order: byte order of the values, "<" or ">".
+        order: byte order of the values, "<" or ">"; "" if what was read is no block.
         directories: kept tags by directory; in the main one of a TIFF file also `XMP` and `IPTC`.
         is_damaged: whether tags that would be kept could not be read.
     """

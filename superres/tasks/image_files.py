@@ -105,7 +105,7 @@ def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
         require_regular(Path(path))
         with warnings.catch_warnings(), Image.open(path, formats=ORIGIN_FORMATS) as image:
             warnings.simplefilter("ignore")  # Pillow's, of large pictures and unusual metadata
-            of_file = tiff_info(image)  # before the pixels are loaded
+            of_file = tiff_info(image.fp)  # before the pixels are loaded
             if image.format == "PNG" and image.width * image.height <= MAX_PIXELS:
                 image.load()  # its texts may stand behind the pixels
             info: dict[Any, Any] = {**image.info, **of_file}

@@ -11,23 +11,22 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from PIL import Image
-
+from superres.errors import first_line
 from superres.tasks import exif
 from superres.version import __version__
 
 DRAWN = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 """The mark: IPTC's term for media that a trained model made."""
-SOFTWARE = "superres"
+IGNORED, SOFTWARE = "metadata ignored: ", "superres"
 MAX_BYTES, MAX_DEPTH = 2**20, 32  # of an XMP packet that is read
-_RDF, _XML, _DC = "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "http://www.w3.org/XML/1998/namespace", \
-    "http://purl.org/dc/elements/1.1/"
+_XML = "http://www.w3.org/XML/1998/namespace"
 _NAMESPACES = {
-    "rdf": _RDF, "x": "adobe:ns:meta/", "superres": "urn:superres:", "dc": _DC, "xmp": "http://ns.adobe.com/xap/1.0/",
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "x": "adobe:ns:meta/", "superres": "urn:superres:",
+    "dc": "http://purl.org/dc/elements/1.1/", "xmp": "http://ns.adobe.com/xap/1.0/",
     "xmpRights": "http://ns.adobe.com/xap/1.0/rights/", "photoshop": "http://ns.adobe.com/photoshop/1.0/",
     "Iptc4xmpCore": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/", "plus": "http://ns.useplus.org/ldf/xmp/1.0/",
     "Iptc4xmpExt": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "exif": "http://ns.adobe.com/exif/1.0/",
@@ -77,7 +76,7 @@ def _name(name: str) -> str:
 
 
 _KEPT_NAMES = frozenset(_name(f"{prefix}:{local}") for prefix, names in _KEPT.items() for local in names.split())
-_KNOWN = frozenset({_RDF, _XML, *(_NAMESPACES[prefix] for prefix in _KEPT)})
+_KNOWN = frozenset({_XML, *(_NAMESPACES[prefix] for prefix in ("rdf", *_KEPT))})
 _SOURCE_TYPE, _TOOL, _RECORD = map(_name, ("Iptc4xmpExt:DigitalSourceType", "xmp:CreatorTool", "superres:record"))
 
 
@@ -88,25 +87,26 @@ class Metadata:
     Attributes:
         exif: an EXIF block; None if there is nothing to keep.
         xmp: an XMP packet; None if there is nothing to keep.
-        damaged: kinds of metadata that could not be read, or only in part.
+        notes: lines about metadata that is damaged and ignored.
     """
 
     exif: bytes | None = None
     xmp: bytes | None = None
-    damaged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def tiff_info(image: Image.Image) -> dict[str, Any]:
-    """Return the metadata of an opened TIFF as other formats have them in `image.info`; {} for other formats.
+def tiff_info(file: IO[bytes] | None) -> dict[str, Any]:
+    """Return the metadata of an opened TIFF as Pillow's `Image.info` has those of other formats; {} for other files.
 
     They are tags of the file itself, which Pillow closes when it loads the pixels.
     """
-    file = getattr(image, "fp", None)
-    if image.format != "TIFF" or file is None:
+    if file is None:
         return {}
     place = file.tell()
     block = exif.read_block(file)
     file.seek(place)
+    if not block.order:
+        return {}
     main = block.directories[exif.MAIN]
     found = {name: main.pop(tag)[1] for name, tag in (("xmp", exif.XMP), ("iptc", exif.IPTC)) if tag in main}
     return {**found, "exif": block}
@@ -116,16 +116,16 @@ def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
     """Return what is kept of a picture's metadata; `info` has them as Pillow's `Image.info` or `tiff_info` do."""
     given = info.get("exif", exif.Block())
     block = exif.read_block(given) if isinstance(given, bytes) else given
-    damaged, properties = ["EXIF"] if block.is_damaged else [], dict[str, Element]()
+    notes, properties = [f"{IGNORED}parts of EXIF (damaged)"] if block.is_damaged else [], dict[str, Element]()
     try:
         properties = _properties(info["xmp"]) if info.get("xmp") else {}
-    except _ERRORS:
-        damaged.append("XMP")
+    except _ERRORS as error:
+        notes.append(f"{IGNORED}XMP ({first_line(error)})")
     photoshop = info.get("photoshop")
     iptc = photoshop.get(0x0404) if isinstance(photoshop, dict) else info.get("iptc")
     properties = {**_of_iptc(iptc if isinstance(iptc, bytes) else b""), **properties}
     has_tags = any(block.directories.values())
-    return Metadata(block.to_bytes() if has_tags else None, _packet(properties) if properties else None, tuple(damaged))
+    return Metadata(block.to_bytes() if has_tags else None, _packet(properties) if properties else None, tuple(notes))
 
 
 def marked(xmp: bytes | None, record: Mapping[str, Any] | None = None) -> bytes:
@@ -144,14 +144,13 @@ def _marked(xmp: bytes | None, record: str) -> bytes:
 
 def origin(xmp: bytes | str | None) -> dict[str, str]:
     """Return what an XMP packet says of a picture's origin: "mark", "tool", "record"; {} if it cannot be read."""
-    names = {_SOURCE_TYPE: "mark", _TOOL: "tool", _RECORD: "record"}
+    names = {"mark": _SOURCE_TYPE, "tool": _TOOL, "record": _RECORD}
     try:
-        root = _parse(xmp) if xmp else Element("none")
+        found = _properties(xmp, frozenset(names.values())) if xmp else {}
     except _ERRORS:
         return {}
-    found = [(name, value) for element in root.iter() for name, value in [
-        *element.items(), (element.tag, element.text or element.get(_name("rdf:resource")) or "")]]
-    return {names[name]: value.strip() for name, value in found if name in names}
+    return {key: (found[name].text or found[name].get(_name("rdf:resource")) or "").strip()
+            for key, name in names.items() if name in found}
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -184,15 +183,15 @@ def _parse(packet: bytes | str) -> Element:
     return root
 
 
-def _properties(packet: bytes | str) -> dict[str, Element]:
-    """Return the properties of a packet that are kept, by name."""
+def _properties(packet: bytes | str, wanted: frozenset[str] = _KEPT_NAMES) -> dict[str, Element]:
+    """Return the `wanted` properties of a packet by name, without unknown parts."""
     root, found = _parse(packet), dict[str, Element]()
     for description in [node for rdf in root.iter(_name("rdf:RDF")) for node in rdf]:
         for name, value in description.items():
-            if name in _KEPT_NAMES:
+            if name in wanted:
                 found.setdefault(name, _element(name, value))
         for element in description:
-            if element.tag in _KEPT_NAMES:
+            if element.tag in wanted:
                 _clean(element)
                 found.setdefault(element.tag, element)
     return found

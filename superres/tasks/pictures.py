@@ -44,7 +44,7 @@ class Picture:
         exif: what is kept of the EXIF data; None without.
         xmp: what is kept of the XMP and IPTC data, as XMP; None without.
         has_profile: whether the file has a colour profile, from which `rgb` was converted.
-        damaged: kinds of metadata that could not be read, or only in part.
+        notes: lines about metadata that is damaged and ignored; the pixels are sound.
     """
 
     rgb: Pixels
@@ -52,7 +52,7 @@ class Picture:
     exif: bytes | None = None
     xmp: bytes | None = None
     has_profile: bool = False
-    damaged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_image(path: str | os.PathLike[str], least: int = 1) -> Pixels:
@@ -151,7 +151,7 @@ def _is_heif(file: str | os.PathLike[str] | IO[bytes]) -> bool:
 
 def _decode(image: Image.Image, background: str) -> Picture:
     """Decode the first frame of an opened picture."""
-    of_file = tiff_info(image)
+    of_file = tiff_info(getattr(image, "fp", None))
     image.load()
     metadata = kept_metadata({**image.info, **of_file})
     image = ImageOps.exif_transpose(image)
@@ -169,7 +169,7 @@ def _decode(image: Image.Image, background: str) -> Picture:
     else:
         image = _to_srgb(image, profile)
     alpha = None if alpha is None or alpha.min() == 255 else alpha
-    return Picture(np.array(image), alpha, metadata.exif, metadata.xmp, bool(profile), metadata.damaged)
+    return Picture(np.array(image), alpha, metadata.exif, metadata.xmp, bool(profile), metadata.notes)
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
