@@ -18,7 +18,6 @@ from skimage import data
 from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, Upscaler
-from superres.batch.image_files import encode_png
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.pipeline.base import fastest_exact
@@ -26,6 +25,7 @@ from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
+from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels, read_image
 from superres.tasks.sheets import contact_sheet
 
@@ -149,7 +149,7 @@ def main(
     decode(variants, sources, rounds)
     for name in ("epsilon 2", "sample"):
         for face, image in zip(inputs, variants[name].images, strict=True):
-            record = variants[name].options.to_dict()
+            record = upscaler.record(variants[name].options)
             write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
     enlarged = [upscaler.face_task.enlarge(sources, method) for method in ("nearest", "lanczos")]
     rows = [*enlarged, *earlier_stages(variants["greedy"]),

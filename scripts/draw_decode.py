@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from superres import Upscaler
 from superres.config import require
 from superres.pipeline.upscaler import Upscaled
+from superres.tasks.metadata import marked
 from superres.tasks.pictures import Pixels, read_image
 from superres.web.drawing import steps_of
 
@@ -99,7 +100,7 @@ def main(
     output.parent.mkdir(parents=True, exist_ok=True)
     times = [round(1000 / rate)] * frames + [4000]
     drawn[0].save(output, save_all=True, append_images=drawn[1:], duration=times, loop=0, lossless=True, method=6,
-                  minimize_size=True)
+                  minimize_size=True, xmp=marked(None))
     print(f"{output}: {output.stat().st_size / 1e3:.0f} kB; " + ", ".join(
         f"{panel.name} {panel.steps:,} steps" for panel in panels))
 

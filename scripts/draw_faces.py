@@ -13,11 +13,11 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from PIL import Image
 
 from superres import DecodeConfig, Upscaler
 from superres.tasks.face_data import read_faces
-from superres.tasks.pictures import Pixels
+from superres.tasks.image_files import encode_png
+from superres.tasks.pictures import Picture, Pixels
 
 
 def blends(inputs: Pixels, count: int, seed: int) -> Pixels:
@@ -48,7 +48,7 @@ def main(
     drawn = upscaler(sources[numbers], options, keys=numbers).images
     output.mkdir(parents=True, exist_ok=True)
     for number, face in enumerate(task.source_of(drawn), 1):
-        Image.fromarray(face).save(output / f"face-{number}.png")
+        (output / f"face-{number}.png").write_bytes(encode_png(Picture(face), upscaler.record(options)))
 
 
 if __name__ == "__main__":

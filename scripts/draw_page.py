@@ -24,6 +24,7 @@ from playwright.sync_api import Page, sync_playwright
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import ConfigError, SuperresError
 from superres.system.output import prepare_folder, write_result
+from superres.tasks.metadata import marked
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
@@ -104,7 +105,7 @@ def draw_translation(page: Page, output: Path) -> None:
 def save(png: bytes, path: Path) -> None:
     """Write a screenshot as WebP."""
     content = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6)
+    Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6, xmp=marked(None))
     write_result(path, content.getvalue())
     print(path, flush=True)
 

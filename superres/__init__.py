@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from superres.version import __version__
+
 __all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "SuperresError", "Translator", "Upscaler",
            "__version__", "load", "register_criterion", "register_proposer"]
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
 from superres.batch.reading import open_wanted, read_requests, unblend
 from superres.batch.record import Request, RunSettings, encode
 from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
+from superres.tasks.image_files import FORMATS
 from superres.tasks.pictures import Picture, read_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)

@@ -26,6 +26,7 @@ from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
 from superres.system import places
 from superres.system.places import files_in, read_place, write_place
+from superres.tasks.metadata import DRAWN
 
 pytest.importorskip("s3fs", reason="the extra cloud is not installed")
 parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
@@ -105,6 +106,7 @@ def test_from_store_to_store_as_from_folder_to_folder(store, faces, tmp_path, la
         summary = run(source, output, layout)
         assert (summary.done, summary.failed, summary.exit_code) == (22, 2, 1)
         assert pictures(output, layout) == whole
+        assert all(DRAWN.encode() in picture for picture in whole.values())
         rows = list(latest_rows(f"{output}/"))
         assert len({row.input for row in rows}) == len(rows) == 24
         assert all(row.sha256 and row.input.startswith(source) for row in rows if row.status == "ok")

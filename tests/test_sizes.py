@@ -15,7 +15,6 @@ from PIL import Image
 from skimage import data
 
 from superres import load
-from superres.batch.image_files import encode_png
 from superres.checkpoint import read_network, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
@@ -27,6 +26,7 @@ from superres.nn.engines.native import build
 from superres.pipeline.auto import face_task
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.image_files import encode_png
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Picture
 from superres.training.corpora import Stage

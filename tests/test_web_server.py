@@ -26,6 +26,7 @@ from superres.errors import ConfigError
 from superres.survey.store import Store
 from superres.system.serving import MOST_CONNECTIONS
 from superres.tasks.faces import FaceTask, area_reduce, image_key
+from superres.tasks.metadata import DRAWN
 from superres.web.files import files_below, sweep
 
 TASK = FaceTask(8, 16)
@@ -66,6 +67,7 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
         assert picture.format == "PNG"
         np.testing.assert_array_equal(np.asarray(picture), image)
         assert json.loads(picture.text["superres"])["config"]["seed"] == 3
+        assert DRAWN in picture.text["XML:com.adobe.xmp"]
     assert report["complete"]
     assert report["crops"] == ["4,50,40"]
     assert [entry["key"] for entry in report["samples"]] == keys

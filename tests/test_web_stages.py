@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import replace
@@ -21,6 +22,7 @@ from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, area_reduce, image_key
+from superres.tasks.metadata import DRAWN
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import read_image
 from superres.web.decoding import Decoder
@@ -75,6 +77,12 @@ def test_the_choice_is_offered_for_large_crops_only_and_the_view_of_the_input_fo
         chosen("", "x", TASK, data.astronaut())
 
 
+def marks_of(page):
+    """Return whether each picture of a page is marked as drawn by a model."""
+    found = [base64.b64decode(data) for data in re.findall("data:image/png;base64,([A-Za-z0-9+/=]+)", page)]
+    return [DRAWN.encode() in picture for picture in found]
+
+
 def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command_says_so(cascade):
     image = data.astronaut()
     (crop,) = choose_crops(image, TASK)
@@ -87,6 +95,8 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
     assert "--checkpoint both --start 8 --crop" in page
     assert "Input, 8x8" in page
     assert "Stage 1" not in page
+    # In the viewer: input, enlargement, truth, result; side by side: the same, the result third; the heat map.
+    assert marks_of(page) == [*[False] * 3, True, *[False, False, True, False], True]
 
 
 def test_the_example_shows_the_input_its_enlargement_each_stage_and_the_truth(cascade, photo, rng):
@@ -103,6 +113,7 @@ def test_the_example_shows_the_input_its_enlargement_each_stage_and_the_truth(ca
         places = [page.index(f"<figcaption>{name}") for name in names]
         assert places == sorted(places)
         assert page.count("<figure") == len(names)
+        assert marks_of(page) == [name.startswith(("Stage", "superres")) for name in names]
 
 
 def test_the_race_on_arrival_has_the_steps_of_both_and_blocks_even_if_the_default_has_none(cascade, rng, monkeypatch):
@@ -113,7 +124,7 @@ def test_the_race_on_arrival_has_the_steps_of_both_and_blocks_even_if_the_defaul
         monkeypatch.setattr(cascade, "default", default)
         decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
         view = json.loads(unescape(re.search('data-view="([^"]*)"', race_html(decoder, truth))[1]))
-        assert view["truth"] == data_uri(truth)
+        assert view["truth"] == data_uri(truth, None)
         single, blocks = (decode["stages"] for decode in view["decodes"])
         assert [stage["tokens"] for stage in single] == [192, 768]
         assert all("accepted" not in stage for stage in single)

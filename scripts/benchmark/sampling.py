@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from superres import SuperresError, load
-from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig, parse_temperature, require
 from superres.evaluation import pictures as scores
 from superres.evaluation.sampling import draw_samples
@@ -23,6 +22,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import SHEET_ROWS, contact_sheet
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from PIL import ImageColor
 
-from superres.batch.image_files import FORMATS, SUFFIXES
 from superres.batch.inputs import LOCAL, Input, distinct, find_inputs, require_inputs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
+from superres.tasks.image_files import FORMATS, SUFFIXES
 from superres.tasks.photos import DEFAULT_CROP, FACE, parse_crop
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")

@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from superres.batch.image_files import FORMATS
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask, image_key
+from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import CENTRE
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import face_sheet

@@ -77,12 +77,12 @@ def images(
         report_likelihood(context)
         return
 
-    from superres.batch.image_files import encode_png
     from superres.evaluation.pictures import evaluate_images, report_table
     from superres.evaluation.sampling import evaluate_samples, samples_table
     from superres.pipeline.options import check_samples
     from superres.system.output import prepare_folder, write_result
     from superres.tasks.face_data import read_faces
+    from superres.tasks.image_files import encode_png
     from superres.tasks.pictures import Picture
     from superres.tasks.sheets import contact_sheet
 

@@ -18,7 +18,8 @@ import typer
 from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
-from superres.cli.options import INTERRUPTED, AsJson, HelpfulCommand, decoding_command
+from superres.cli.info import info
+from superres.cli.options import INTERRUPTED, HelpfulCommand, decoding_command
 from superres.cli.plan import plan
 from superres.cli.space import space
 from superres.cli.survey import survey_app
@@ -28,7 +29,7 @@ from superres.cli.upscale import manifest_app, upscale
 from superres.config import FACES, TRANSLATION
 from superres.errors import SuperresError
 from superres.system.progress import say
-from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, echo_json, standard_output
+from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, standard_output
 
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
@@ -51,22 +52,6 @@ Version = Annotated[bool, typer.Option("--version", callback=print_version, is_e
 @app.callback()
 def superres(version: Version = False) -> None:
     """Upscale faces of a few pixels, and translate, by blockwise parallel decoding."""
-
-
-def info(as_json: AsJson = False) -> None:
-    """Print versions, processor, threads, caches, and which native variant is used and why, for a bug report.
-
-    The first run may compile the native engine, and tests it.
-    """
-    from superres.nn.engines.native.report import report
-
-    found = {"superres": __version__, **report()}
-    if as_json:
-        echo_json(found)
-        return
-    for name, value in found.items():
-        for number, line in enumerate(value if isinstance(value, list) else [value]):
-            echo(f"{'' if number else name:<11}{line}")
 
 
 decoding_command(app, FACES)(upscale)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from superres.batch.image_files import FORMATS
 from superres.batch.inputs import LOCAL, Input, read_list
 from superres.batch.parts import LAYOUTS, MOST_ROWS, ROWS, Job
 from superres.batch.plan import (
@@ -34,6 +33,7 @@ from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.terminal import echo
 from superres.tasks.faces import SOURCES
+from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import CROPS, DEFAULT_CROP
 
 if TYPE_CHECKING:

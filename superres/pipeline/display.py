@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from superres.system.output import counted
+from superres.tasks.image_files import encode_png
+from superres.tasks.pictures import Picture
 
 ENLARGED = 96  # smallest side of a picture in a notebook, in pixels of the page
 MOST_SHOWN = 64  # largest number of pictures or texts that are shown
@@ -18,7 +18,7 @@ COLUMNS = 8  # pictures per row of a contact sheet
 
 
 def images_png(images: np.ndarray) -> bytes | None:
-    """Return a contact sheet of pictures, uint8 [N, H, W, 3], as PNG bytes in their own size; None for no picture."""
+    """Return a contact sheet of pictures, uint8 [N, H, W, 3], as a marked PNG in their own size; None for none."""
     if not len(images):
         return None
     images = images[:MOST_SHOWN]
@@ -28,9 +28,7 @@ def images_png(images: np.ndarray) -> bytes | None:
     sheet = np.full((rows * columns, height, width, 3), 255, np.uint8)
     sheet[:count] = images
     sheet = sheet.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
-    buffer = io.BytesIO()
-    Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
+    return encode_png(Picture(sheet), {})
 
 
 def images_html(stages: Sequence[np.ndarray], lines: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
 
 from superres.checkpoint import find_checkpoint, read_stages
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
@@ -37,10 +36,11 @@ from superres.pipeline.display import images_html, images_png
 from superres.system.machine import free_bytes
 from superres.system.output import counted, write_result
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
+from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 
-LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
-"""Pillow's names of formats that keep every pixel, by the endings of their files."""
+LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
+"""Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}  # batch size beyond which a device hardly gets faster, by kind of device
 
 
@@ -57,6 +57,7 @@ class Upscaled:
         inputs: number of each image's picture, from 0; a photo with several faces gives several images.
         notes: one line per photo: which squares are used, and how little the model sees of them.
         earlier: result of the stage before, in a cascade.
+        record: checkpoint and decoding settings, which files of the images hold.
     """
 
     images: np.ndarray
@@ -67,6 +68,7 @@ class Upscaled:
     inputs: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     earlier: Upscaled | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stages(self) -> list[Upscaled]:
@@ -97,15 +99,15 @@ class Upscaled:
         return bool(self.filled.all())
 
     @property
-    def pictures(self) -> list[Image.Image]:
-        """The images as Pillow images."""
-        return [Image.fromarray(image) for image in self.images]
+    def pictures(self) -> list[DrawnImage]:
+        """The images as Pillow images; files that they and their copies are saved to say that a model drew them."""
+        return [DrawnImage.of(image, self.record) for image in self.images]
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the images as files, and return their paths.
+        """Write the images as files with `record` and the mark, and return their paths.
 
         Args:
-            path: file whose ending is that of a format of Pillow without loss, such as .png. If there are several
+            path: file whose ending is that of a format without loss: .png, .webp, .tif or .tiff. If there are several
                 images, its name gets -1, -2 and so on.
 
         Raises:
@@ -114,7 +116,7 @@ class Upscaled:
         """
         path, several = Path(path), len(self.images) != 1
         require(path.suffix.lower() in LOSSLESS, f"{path.name} must end in {', '.join(LOSSLESS)}; other formats would "
-                                                 "change pixels")
+                                                 "change pixels, or cannot say that a model drew them")
         paths = [path.with_stem(f"{path.stem}-{number}") if several else path
                  for number in range(1, len(self.images) + 1)]
         for file, picture in zip(paths, self.pictures, strict=True):
@@ -300,7 +302,7 @@ class Upscaler(Pipeline):
         for _, results in self._steps(faces, options, width):
             if progress is not None:  # the results of a step take longer than the step
                 progress(before + min(one.trace.tokens for one in results()), total)
-        return self._upscaled(results(), time.perf_counter() - started, given, earlier)
+        return self._upscaled(results(), time.perf_counter() - started, given, options, earlier)
 
     def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
         """Return the inputs of the last stage."""
@@ -343,10 +345,10 @@ class Upscaler(Pipeline):
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
             for frame in self.first._frames(given, faces, self._options_of_first(options), interval):
                 earlier = frame
-                yield self._upscaled([], 0.0, given, frame)
+                yield self._upscaled([], 0.0, given, options, frame)
             faces = self._enlarging(faces, frame)
         for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
-            yield self._upscaled(results, seconds, given, earlier)
+            yield self._upscaled(results, seconds, given, options, earlier)
 
     def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> StreamDecoder:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
@@ -431,8 +433,13 @@ class Upscaler(Pipeline):
         share = self.first.model_config.target_length / self.model_config.target_length
         return np.asarray(own + share * self.first.bits_per_dim(sources, reduced, batch_size))
 
+    def record(self, options: DecodeConfig) -> dict[str, Any]:
+        """Return how pictures are drawn with `options`, as their files hold it."""
+        return {"checkpoint": f"{self.name}@{self.revision}", "config": options.to_dict()}
+
     def _upscaled(
-        self, results: list[Result[Face]], seconds: float, given: PhotoSources, earlier: Upscaled | None,
+        self, results: list[Result[Face]], seconds: float, given: PhotoSources, options: DecodeConfig,
+        earlier: Upscaled | None,
     ) -> Upscaled:
         """Return the result of a batch; no `results` if no image has begun in the last stage."""
         count = len(given.images)
@@ -440,4 +447,5 @@ class Upscaler(Pipeline):
             np.zeros((count, *self.face_task.target_shape), np.uint8))
         traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64)) for _ in range(count)]
         seconds += 0.0 if earlier is None else earlier.seconds
-        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs, given.notes, earlier)
+        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs, given.notes, earlier,
+                        self.record(options))

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeAlias
 
 from PIL import Image, ImageFile, features
 
-from superres.errors import plain
+from superres.tasks.metadata import ignored
 
 FORMATS = {
     "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "WEBP": (".webp",),
@@ -48,11 +48,6 @@ def formats() -> tuple[str, ...]:
         return tuple(found)
     pillow_heif.register_heif_opener()
     return (*found, "HEIF")
-
-
-def ignored(name: str, error: object) -> str:
-    """Return the note about an item of metadata that is ignored."""
-    return f"metadata ignored: {name} ({plain(str(error)) or 'damaged'})"
 
 
 class FileView(io.RawIOBase):

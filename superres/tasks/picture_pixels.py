@@ -29,12 +29,13 @@ class PixelSource:
         size: width and height as stored, before the orientation is applied.
         notes: lines about metadata that is ignored.
         orientation: the EXIF orientation if it is known already; otherwise `image` has it.
+        of_file: metadata of a TIFF file, which `image` lacks; see `superres.tasks.metadata.tiff_info`.
     """
 
     orientation: int | None = None
 
     def __init__(self, image: Image.Image, notes: list[str]) -> None:
-        self.image, self.size, self.notes = image, image.size, notes
+        self.image, self.size, self.notes, self.of_file = image, image.size, notes, dict[str, Any]()
 
     def needed_bytes(self) -> int:
         """Return how many bytes decoding and converting take at most."""

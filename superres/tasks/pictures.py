@@ -19,7 +19,8 @@ from PIL import Image, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
 from superres.tasks.colour import profile_of, to_srgb
-from superres.tasks.picture_files import BRANDS, MISSING, formats, ignored
+from superres.tasks.metadata import ignored, kept_metadata, tiff_info
+from superres.tasks.picture_files import BRANDS, MISSING, formats
 from superres.tasks.picture_pixels import MOST_BYTES, JpegSource, PixelSource, PngSource
 from superres.tasks.tiff_pixels import TIFF_STARTS, open_tiff
 
@@ -36,8 +37,8 @@ class Picture:
     Attributes:
         rgb: uint8 [H, W, 3], sRGB, upright, blended with the background where it is transparent.
         alpha: uint8 [H, W], 255 where it is opaque; None if the whole picture is opaque.
-        exif: EXIF data without orientation, sizes and thumbnail, which are no longer valid; None without EXIF.
-        xmp: the XMP packet; None without XMP.
+        exif: what is kept of the EXIF data; None without.
+        xmp: what is kept of the XMP and IPTC data, as XMP; None without.
         has_profile: whether the file has a colour profile, from which `rgb` was converted.
         notes: lines about metadata that is damaged and ignored; the pixels are sound.
     """
@@ -91,6 +92,7 @@ def read_picture(
 def picture_of(image: Image.Image, least: int = 1) -> Picture:
     """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed."""
     label, source = "the picture", PixelSource(image, [])
+    source.of_file = tiff_info(getattr(image, "fp", None))
     _check_size(label, source, MAX_PIXELS, least)
     try:
         return _decode(source, "white")
@@ -160,7 +162,7 @@ def _decode(source: PixelSource, background: str) -> Picture:
     info, notes = source.image.info, source.notes
     if source.image.mode == "F":
         raise NotImplementedError("picture of floating-point intensities, whose range is unknown")
-    orientation, exif = _orientation(source), _kept_exif(source.image, notes)  # which removes the orientation
+    orientation, metadata = _orientation(source), kept_metadata({**info, **source.of_file})
     try:
         profile = profile_of(info)
         to_srgb(source.rows(0, 1)[0], profile)
@@ -180,8 +182,7 @@ def _decode(source: PixelSource, background: str) -> Picture:
             _turned(alpha, orientation)[rows] = opacity
             strip = Image.composite(strip, Image.new("RGB", strip.size, background), Image.fromarray(opacity))
         as_stored[rows] = np.asarray(strip)
-    xmp = info.get("xmp")
-    return Picture(rgb, alpha, exif, xmp.encode() if isinstance(xmp, str) else xmp, bool(profile), tuple(notes))
+    return Picture(rgb, alpha, metadata.exif, metadata.xmp, bool(profile), (*notes, *metadata.notes))
 
 
 def _orientation(source: PixelSource) -> int:
@@ -203,16 +204,3 @@ def _turned(upright: Pixels, orientation: int) -> Pixels:
     down = -1 if orientation in (3, 4, 6, 7) else 1
     across = -1 if orientation in (2, 3, 7, 8) else 1
     return upright[::down, ::across]
-
-
-def _kept_exif(image: Image.Image, notes: list[str]) -> bytes | None:
-    """Return the picture's EXIF data without orientation, sizes and thumbnail; None, with a note, if it is damaged."""
-    try:
-        exif = image.getexif()
-        for tags, names in ((exif, (0x0100, 0x0101, 0x0112)), (exif.get_ifd(0x8769), (0xA002, 0xA003))):
-            for name in names:
-                tags.pop(name, None)
-        return exif.tobytes() if len(exif) else None
-    except Exception as error:  # Pillow raises errors of many types for damaged metadata; they are not needed
-        notes.append(ignored("EXIF", error))
-        return None

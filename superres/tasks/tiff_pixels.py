@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from superres.tasks.picture_files import MOST_METADATA, FileView, Part, ignored
+from superres.tasks.metadata import ignored, tiff_info
+from superres.tasks.picture_files import MOST_METADATA, FileView, Part
 from superres.tasks.picture_pixels import Alpha, PixelSource
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _STRIP_BYTES, _PLANAR, _PREDICTOR = 273, 274, 277, 279, 284, 317
-_TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _XMP, _PROFILE = 322, 324, 325, 338, 339, 700, 34675
+_TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _PROFILE = 322, 324, 325, 338, 339, 34675
 _PIXEL_TAGS = frozenset({
     _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES, _PLANAR, 292, 293,
     _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347, *range(512, 522), *range(529, 533)})
-_TEXTS, _DIRECTORIES = frozenset({270, 271, 272, 305, 306, 315, 33432}), frozenset({34665, 34853})  # kept as EXIF
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _WHOLE = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 _COLOURS = {0: "L", 1: "L", 2: "RGB", 3: "P", 5: "CMYK", 6: "YCbCr", 8: "LAB"}
@@ -52,7 +52,7 @@ class Tag:
 
 
 class Directory:
-    """The first directory of a TIFF file: the tags that matter for the pixels, and for the metadata that is kept."""
+    """The first directory of a TIFF file: the tags that matter for the pixels."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.notes = file, list[str]()
@@ -75,8 +75,7 @@ class Directory:
     def _add(self, entry: bytes) -> None:
         tag, kind, count = self._unpack("HHQ" if self.is_big else "HHI", entry[: 12 if self.is_big else 8])
         value, size = entry[12:] if self.is_big else entry[8:], count * _SIZES.get(kind, 0)
-        is_text, is_directory = kind == 2 and tag in _TEXTS, kind in (4, 13, 18) and count == 1 and tag in _DIRECTORIES
-        if not (tag in _PIXEL_TAGS or tag in (_ORIENTATION, _XMP, _PROFILE) or is_text or is_directory):
+        if tag not in _PIXEL_TAGS and tag not in (_ORIENTATION, _PROFILE):
             return
         if size > len(value):
             self.file.seek(self._unpack("Q" if self.is_big else "I", value)[0])
@@ -99,21 +98,6 @@ class Directory:
     def pixel_tags(self) -> dict[int, Tag]:
         """The tags that matter for the pixels."""
         return {tag: one for tag, one in self.tags.items() if tag in _PIXEL_TAGS}
-
-    def sound_exif(self) -> dict[int, Tag]:
-        """Return the tags that are kept as EXIF; none, with a note, if Pillow cannot read them."""
-        kept = {tag: one for tag, one in self.tags.items() if tag in _TEXTS | _DIRECTORIES}
-        try:
-            self.file.seek(0)
-            exif = Image.Exif()
-            exif.load_from_fp(self.file)
-            for tag in _DIRECTORIES & kept.keys():
-                exif.get_ifd(tag)
-            exif.tobytes()
-        except Exception as error:  # Pillow raises errors of many types for damaged metadata
-            self.notes.append(ignored("EXIF", error))
-            return {}
-        return kept
 
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
         """Open the file's pixels, with these tags in this byte order alone, as a Pillow image."""
@@ -139,7 +123,7 @@ class Directory:
 def open_tiff(file: IO[bytes]) -> PixelSource:
     """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that cannot be read."""
     directory = Directory(file)
-    whole, kept = directory.whole, directory.sound_exif()
+    whole = directory.whole
     photometric, compression, is_tiled = whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0], bool(whole(_TILES))
     bits = whole(_BITS, 1)
     samples = whole(_SAMPLES, max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
@@ -148,10 +132,10 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
     is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
     extra = _NATIVE.get(key, ())
     if is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA) in extra):
-        source = PixelSource(directory.view(directory.pixel_tags | kept, directory.order), directory.notes)
+        source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
     elif is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (
             is_tiled and whole(_PREDICTOR, 1) != (1,) and planes < samples):
-        source = RowSource(directory, key, samples, planes, kept)
+        source = RowSource(directory, key, samples, planes)
     else:
         kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
         names = [kinds[one] for one in sorted(formats) if one in kinds]
@@ -160,26 +144,25 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
             f"pixel, photometric interpretation {photometric} and compression {compression}")
     turn = whole(_ORIENTATION, 1)[0]
     source.orientation = turn if turn in range(1, 9) else 1
-    for tag, name in ((_PROFILE, "icc_profile"), (_XMP, "xmp")):
-        if tag in directory.tags:
-            source.image.info[name] = directory.tags[tag].raw
+    if _PROFILE in directory.tags:
+        source.image.info["icc_profile"] = directory.tags[_PROFILE].raw
+    file.seek(0)
+    source.of_file = tiff_info(file)
     return source
 
 
 class RowSource(PixelSource):
     """A TIFF picture whose rows Pillow decodes as long rows of grey samples."""
 
-    def __init__(
-        self, directory: Directory, key: tuple[int, int], samples: int, planes: int, kept: dict[int, Tag],
-    ) -> None:
+    def __init__(self, directory: Directory, key: tuple[int, int], samples: int, planes: int) -> None:
         (self.photometric, self.bits), self.samples, self.planes = key, samples, planes
         self.extra = directory.whole(_EXTRA)
         self.has_differences = planes < samples and directory.whole(_PREDICTOR, 1)[0] == 2
-        self.images = [self._plane(directory, number, kept if number == 0 else {}) for number in range(planes)]
+        self.images = [self._plane(directory, number) for number in range(planes)]
         super().__init__(self.images[0], directory.notes)
         self.size = directory.whole(_WIDTH)[0], directory.whole(_HEIGHT)[0]
 
-    def _plane(self, directory: Directory, number: int, kept: dict[int, Tag]) -> Image.Image:
+    def _plane(self, directory: Directory, number: int) -> Image.Image:
         """Open a plane, or all samples of each pixel in a row."""
         values = {tag: directory.whole(tag) for tag in directory.pixel_tags if directory.whole(tag)}
         across = self.samples // self.planes
@@ -197,7 +180,7 @@ class RowSource(PixelSource):
         order = "<" if self.bits == 12 else directory.order
         long, kind = ("Q", 16) if directory.is_big else ("I", 4)
         tags = {tag: Tag(kind, len(one), struct.pack(f"{order}{len(one)}{long}", *one)) for tag, one in values.items()}
-        return directory.view(tags | (kept if order == directory.order else {}), order)
+        return directory.view(tags, order)
 
     def needed_bytes(self) -> int:
         """Return how many bytes decoding and converting take at most."""

@@ -20,12 +20,12 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from superres.batch.image_files import encode_png
 from superres.batch.manifest import Row
 from superres.config import FACES, DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
 from superres.tasks.faces import FaceTask
+from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
@@ -76,8 +76,8 @@ class Finished:
     def html(self) -> str:
         """Return the crop of the photo, if it is large enough, the input and the result, side by side."""
         source, truth = self.subject.source, self.subject.truth
-        crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {self.output}")]
-        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {self.output}"),
+        crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {self.output}", None)]
+        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {self.output}", None),
                                 drawing.figure(self.image, self.output, f"Upscaled {self.output}")], self.output)
 
 

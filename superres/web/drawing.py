@@ -15,42 +15,47 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import CHANNELS
+from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
 from superres.web.decoding import is_complete
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+DRAWN = dict[str, Any]()
+"""Record of pictures that a model drew, without settings; None is that of inputs, enlargements and true pictures."""
 CLEAR = 1.25
 """Smallest ratio of the times of two decodes that tells them apart: of one decode, other work may take that much."""
 
 
 def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
     """Return a picture's metadata on how it was made, as `superres upscale` writes it."""
-    return {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": options.to_dict(), "sample": sample,
+    return {**upscaler.record(options), "sample": sample,
             "note": "invented detail, not a likeness; never use it to identify anyone"}
 
 
-def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
-    """Return a picture as a PNG in a data URI, with `record` in the PNG's text field "superres"."""
-    return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record or {})).decode("ascii")
+def data_uri(image: Pixels, record: dict[str, Any] | None = DRAWN) -> str:
+    """Return a picture as a PNG in a data URI; see `encode_png` for `record`."""
+    return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record)).decode("ascii")
 
 
-def figure(image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", size: str = "") -> str:
-    """Return a picture, uint8 [H, W, 3], with its caption.
+def figure(
+    image: Pixels, caption: str, alt: str, record: dict[str, Any] | None = DRAWN, overlay: str = "", below: str = "",
+    size: str = "",
+) -> str:
+    """Return a picture, uint8 [H, W, 3], with its caption; see `encode_png` for `record`.
 
     `overlay` has SVG shapes in units of its pixels, `below` has HTML, and `size` is "large", "small" or "".
     """
     height, width = image.shape[:2]
     shapes = overlay and f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>'
     return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div class="sr-frame">'
-            f'<img src="{data_uri(image)}" alt="{escape(alt)}">{shapes}</div>'
+            f'<img src="{data_uri(image, record)}" alt="{escape(alt)}">{shapes}</div>'
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
 
 

@@ -142,7 +142,7 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
             "photo": photo_key(image), "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
             "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(chosen),
             "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
-        photo = f'<img src="{drawing.data_uri(np.asarray(small))}" alt="Your photo">'
+        photo = f'<img src="{drawing.data_uri(np.asarray(small), None)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
                 preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
                 has_choice(task, chosen))
@@ -218,5 +218,5 @@ def preview_html(subject: Subject, task: FaceTask, photo: Pixels | None = None) 
     caption = f"{size}: the model's input" + (f", all that it sees{alone}" if photo is not None else alone)
     square = "" if photo is None or subject.crop is None else (
         f' data-photo="{photo_key(photo)}" data-square="{setting_of(subject.crop)}"')
-    figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged")
+    figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged", None)
     return f'<div class="sr-input"{square}>{figure}</div>'

@@ -46,8 +46,9 @@ def race_html(decoder: Decoder, truth: Pixels | None) -> str:
         example = frames[""]
     stages = [{"uri": drawing.data_uri(stage.images[0]), "side": stage.images.shape[1], "tokens": trace.tokens,
                "accepted": trace.accepted} for stage in example.stages for trace in stage.traces[:1]]
-    view = {"input": drawing.data_uri(source), "side": example.images.shape[1], "size": f"{len(source)}x{len(source)}",
-            "truth": None if truth is None else drawing.data_uri(truth), "decodes": [
+    view = {"input": drawing.data_uri(source, None), "side": example.images.shape[1],
+            "size": f"{len(source)}x{len(source)}",
+            "truth": None if truth is None else drawing.data_uri(truth, None), "decodes": [
                 {"name": "One value per step", "end": "done",
                  "stages": [{name: value for name, value in stage.items() if name != "accepted"} for stage in stages]},
                 {"name": "Several values per step", "end": "the same picture", "stages": stages}]}

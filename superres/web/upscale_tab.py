@@ -13,13 +13,13 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from superres.batch.image_files import encode_png
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
+from superres.tasks.image_files import encode_png
 from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing, photos
@@ -194,7 +194,7 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
             below = "" if number else drawing.statistics([
                 ("iterations", f"{counts['iterations']:,}"), ("model calls", f"{counts['model_calls']:,}"),
                 ("tokens per step", f"{counts['mean_accepted_block_size']:.2f}"), ("seconds", f"{result.seconds:.2f}")])
-            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption,
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, drawing.DRAWN,
                                         drawing.block_overlay(result, row), below, size))
     note = f'<p class="sr-hint">{drawing.race_note(frames)}</p>' if len(frames) > 1 else ""
     return note + drawing.figures(parts, "Live decoding")
@@ -221,11 +221,17 @@ def results_html(
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
-def compared(subject: photos.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
-    """Return pictures by name: the input, its enlargement, of one face its earlier stages, the results, the truth."""
+def compared(subject: photos.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels, dict[str, Any] | None]]:
+    """Yield pictures by name: the input, its enlargement, of one face its earlier stages, the results, the truth.
+
+    The third value is the record for `drawing.figure`.
+    """
     stages = earlier_pictures(result, 0) if len(result.images) == 1 else []
     faces = zip(names_of(result), result.images, strict=True)
-    return [*baselines(subject, result), *stages, *faces, *truth_of(subject)]
+    for pictures, record in ((baselines(subject, result), None), ([*stages, *faces], drawing.DRAWN),
+                             (truth_of(subject), None)):
+        for name, image in pictures:
+            yield name, image, record
 
 
 def baselines(subject: photos.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
@@ -262,8 +268,8 @@ def pictures_html(subject: photos.Subject, result: Upscaled) -> str:
     note = "" if subject.truth is None else \
         '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is closer.</p>'
     return drawing.figures([
-        drawing.figure(image, caption_of(name, image, None if image is subject.truth else subject.truth), name)
-        for name, image in compared(subject, result)], "Side by side", "compared") + note
+        drawing.figure(image, caption_of(name, image, None if image is subject.truth else subject.truth), name, record)
+        for name, image, record in compared(subject, result)], "Side by side", "compared") + note
 
 
 def stage_under_way(result: Upscaled) -> str:
@@ -296,9 +302,9 @@ def viewer_html(
     for row, (name, image) in enumerate(zip(names_of(result), result.images, strict=True), 1):
         kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
         faces.append({"name": name, "note": caption_of("", image, subject.truth), "kept": kept,
-                      "file": f"face-{row}.png", "before": uris(earlier_pictures(result, row - 1)),
+                      "file": f"face-{row}.png", "before": uris(earlier_pictures(result, row - 1), drawing.DRAWN),
                       "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, row))})
-    before = uris([*baselines(subject, result), *truth_of(subject)])
+    before = uris([*baselines(subject, result), *truth_of(subject)], None)
     if len(faces) > 1:
         mean, spread, highest = drawing.mean_and_difference(result.images)
         before.append({"name": f"Mean of {len(faces)}", "uri": drawing.data_uri(mean)})
@@ -310,9 +316,9 @@ def viewer_html(
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
 
 
-def uris(pictures: Iterable[tuple[str, Pixels]]) -> list[dict[str, str]]:
-    """Return named pictures for the page's scripts."""
-    return [{"name": name, "uri": drawing.data_uri(image)} for name, image in pictures]
+def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) -> list[dict[str, str]]:
+    """Return named pictures for the page's scripts; see `drawing.data_uri` for `record`."""
+    return [{"name": name, "uri": drawing.data_uri(image, record)} for name, image in pictures]
 
 
 def faces_stepper(result: Upscaled) -> str:
