@@ -18,7 +18,7 @@ from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.pipeline.upscaler import Upscaled
+from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing
@@ -41,6 +41,8 @@ class FakeStream:
         self.name, self.revision, self.asked = "fake", "0", []
         self.default, self.face_task = DecodeConfig(), TASK
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
+
+    record = Upscaler.record
 
     def from_size(self, side):
         return self
