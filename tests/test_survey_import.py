@@ -267,10 +267,16 @@ def table(change):
     """Return a change of a Parquet file's table."""
     def changed(data):
         sink = io.BytesIO()
-        parquet.write_table(change(parquet.read_table(io.BytesIO(data))), sink)
+        parquet.write_table(change(parquet.read_table(io.BytesIO(data))), sink, store_schema=False)
         return sink.getvalue()
 
     return changed
+
+
+def repeated(value):
+    """Return a table of 500,000 times one text, which is stored once."""
+    numbers = pyarrow.array([0] * 500_000, pyarrow.int32())
+    return pyarrow.table({"rater": pyarrow.DictionaryArray.from_arrays(numbers, [value])})
 
 
 def column(name, values):
@@ -308,12 +314,14 @@ FILES = {
         "footer": (lambda data: data[:-12] + b"\xff" * 8 + data[-4:], "."),
         "null": (column("choice", lambda count: pyarrow.nulls(count, pyarrow.string())),
             "row 1, choice: Input should be"),
-        "nested": (column("image", lambda count: pyarrow.array([["a"]] * count)), "row 1, image: Input should be"),
-        "binary": (column("image", lambda count: pyarrow.array([b"\xff"] * count)), "row 1, image: Input should be"),
+        "nested": (column("image", lambda count: pyarrow.array([["a"]] * count)), "column 'image' has the type list"),
+        "binary": (column("image", lambda count: pyarrow.array([b"\xff"] * count)), "'image' has the type binary"),
         "nan": (column("page_ms", lambda count: pyarrow.array([NAN] * count)),
             "row 1, page_ms: Input should be a finite"),
         "unknown": (table(lambda votes: votes.append_column("evil", votes["rater"])), "row 1, evil: Extra inputs"),
         "twice": (table(lambda votes: votes.append_column("rater", votes["pair"])), "."),
+        "long": (table(lambda _: repeated("x" * 100_000)), "a text is longer than 65536 bytes"),
+        "many": (table(lambda _: repeated("x")), "row 1, choice: Field required"),
         "lacks": (table(lambda votes: votes.drop_columns(["rater"])), "row 1, rater: Field required"),
     },
 }

@@ -70,6 +70,17 @@ def test_the_database_itself_refuses_to_change_votes_and_exclusions(store):
     assert (read_votes(store, study), read_exclusions(store, study)) == before
 
 
+@pytest.mark.parametrize(("column", "value"), [
+    ("settings", "{"), ("settings", '{"trials": -1}'), ("methods", "[" * 100_000), ("comparisons", "[1]"),
+    ("comparisons", '[{"evil": 1}]')])
+def test_a_damaged_study_is_one_line(sqlite, column, value):
+    add_study(sqlite)
+    with sqlite.writing() as connection:
+        connection.execute(schema.study.update().values({column: value}))
+    with pytest.raises(StoreError, match=r"\A[^\n]*the study 'study' in .* is damaged \(.*\); restore it from a"):
+        sqlite.study("study")
+
+
 def test_a_newer_schema_is_left_alone(sqlite):
     with sqlite.writing() as connection:
         connection.execute(schema.schema.update().values(version=schema.VERSION + 1))
@@ -315,8 +326,7 @@ def test_a_backup_is_a_store_of_one_moment_while_the_survey_is_served(sqlite, tm
 def test_a_backup_that_cannot_be_written_is_one_line_and_leaves_nothing(store, tmp_path):
     (tmp_path / "file").write_text("x")
     if "postgresql" in str(store.address):
-        with pytest.raises(ConfigError, match=r"pg_dump --format=custom --table='survey_\*' --file=FILE --dbname="
-                                              r"postgresql://\w+@127"):
+        with pytest.raises(ConfigError, match=r"pg_dump -Fc -t 'survey_\*' -f FILE postgresql://\w+@127"):
             store.backup(tmp_path / "copy.db")
     else:
         for path, message in (("file", "file exists already; choose another"), ("file/x", "cannot write to the fold")):

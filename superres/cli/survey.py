@@ -273,10 +273,11 @@ def plan(
     if as_json:
         echo_json({**found, "rater_correlation": rater, "image_correlation": image})
     else:
-        echo(f"{counted(found['votes'], 'vote')} of {counted(found['raters'], 'rater')}, "
-             f"{found['votes_per_image']:.1f} per image, give an interval of +-{precision:g} points at {100 * level:g}"
-             f"% with correlations {rater:.3f} (rater) and {image:.3f} (image); {found['independent_votes']} independent "
-             f"votes would suffice (design effect {found['design_effect']:.1f})")
+        votes, raters = counted(found["votes"], "vote"), counted(found["raters"], "rater")
+        echo(f"{votes} of {raters}, {found['votes_per_image']:.1f} per image, give an interval of +-{precision:g} "
+             f"points at {100 * level:g}% with correlations {rater:.3f} (rater) and {image:.3f} (image); "
+             f"{found['independent_votes']} independent votes would suffice (design effect "
+             f"{found['design_effect']:.1f})")
 
 
 @survey_app.command(cls=SurveyCommand)

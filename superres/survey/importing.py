@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,8 @@ from superres.survey.study import (
 from superres.survey.voting import MAX_RESPONSE_MS, STRICT, Ballot, Panel
 from superres.system.reading import parse_json, read_file
 
-MAX_STUDY_BYTES, MAX_VOTES_BYTES, MAX_VOTES = 2**24, 2**28, 1_000_000
-"""Largest size of the file of settings and of the file of votes, in bytes; and largest number of votes."""
+MAX_STUDY_BYTES, MAX_VOTES_BYTES, MAX_VOTES, MAX_CELL_BYTES = 2**24, 2**28, 1_000_000, 2**16
+"""Largest size of the file of settings, of the file of votes, and of one of its texts; and largest number of votes."""
 
 LATER_SETTINGS = ("fill", "adaptive", "panel_params")
 """Settings that older exports lack."""
@@ -254,17 +254,18 @@ def _require(condition: bool, message: str) -> None:
 def _read_rows(data: bytes, file_format: str) -> list[Row]:
     """Return the votes of a file; raise ValueError if it is damaged or a field is not valid."""
     reader = {"csv": _csv_rows, "jsonl": _json_rows, "parquet": _parquet_rows}[file_format]
-    values = reader(data)
-    _require(len(values) <= MAX_VOTES, f"{len(values):,} votes are more than {MAX_VOTES:,}")
-    return [_validated(Row, value, f"row {number}, ", texts=file_format == "csv")
-            for number, value in enumerate(values, 1)]
+    rows = []
+    for number, value in enumerate(reader(data), 1):
+        _require(number <= MAX_VOTES, f"its votes are more than {MAX_VOTES:,}")
+        rows.append(_validated(Row, value, f"row {number}, ", texts=file_format == "csv"))
+    return rows
 
 
-def _json_rows(data: bytes) -> list[Any]:
-    return [parse_json(line) for line in data.split(b"\n") if line]
+def _json_rows(data: bytes) -> Iterator[Any]:
+    return (parse_json(line) for line in data.split(b"\n") if line)
 
 
-def _csv_rows(data: bytes) -> list[Any]:
+def _csv_rows(data: bytes) -> Iterator[Any]:
     try:
         header, *lines = [line for line in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
                           if line] or [[]]
@@ -272,28 +273,32 @@ def _csv_rows(data: bytes) -> list[Any]:
         raise ValueError(first_line(error)) from None
     _require(len(set(header)) == len(header), "a column occurs twice")
     texts = {name for name, (kind, _) in COLUMNS.items() if kind is str}
-    rows = []
     for number, line in enumerate(lines, 1):
         _require(len(line) == len(header), f"row {number} has {len(line)} cells, not {len(header)}")
-        rows.append({name: plain_text(cell) if name in texts else cell
-                     for name, cell in zip(header, line, strict=True)})
-    return rows
+        yield {name: plain_text(cell) if name in texts else cell for name, cell in zip(header, line, strict=True)}
 
 
-def _parquet_rows(data: bytes) -> list[Any]:
+def _parquet_rows(data: bytes) -> Iterator[Any]:
     pyarrow, parquet = arrow()
+    from pyarrow import compute, types
+
+    def is_text(kind: Any) -> bool:  # noqa: ANN401 -- of pyarrow
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+
     try:
-        with parquet.ParquetFile(io.BytesIO(data)) as file:
-            about = file.metadata
-            sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
-            _require(0 <= about.num_rows <= MAX_VOTES and sum(sizes) <= MAX_VOTES_BYTES and min(sizes, default=0) >= 0,
-                     f"its votes are more than {MAX_VOTES:,}, or over {MAX_VOTES_BYTES} bytes")
-            rows: list[Any] = []
-            for batch in file.iter_batches(10_000):
-                _require(batch.nbytes <= MAX_VOTES_BYTES, f"its votes are over {MAX_VOTES_BYTES} bytes")
-                rows.extend(batch.to_pylist())
-            return rows
-    except (pyarrow.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        columns = parquet.ParquetFile(io.BytesIO(data)).schema_arrow
+        for column in columns:
+            _require(is_text(column.type) or types.is_integer(column.type) or types.is_floating(column.type),
+                     f"the column {column.name!r} has the type {column.type}")
+        # A small file can repeat a long text a million times: texts stay in dictionaries until their length is known.
+        texts = [column.name for column in columns if is_text(column.type)]
+        for batch in parquet.ParquetFile(io.BytesIO(data), read_dictionary=texts).iter_batches(1000):
+            for column in batch.columns:
+                if types.is_dictionary(column.type):
+                    longest = compute.max(compute.binary_length(column.dictionary)).as_py() or 0
+                    _require(longest <= MAX_CELL_BYTES, f"a text is longer than {MAX_CELL_BYTES} bytes")
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ValueError(first_line(error)) from None
 
 

@@ -27,7 +27,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from superres.config import require
-from superres.errors import ConfigError, OutputError, StoreError, first_line
+from superres.errors import ConfigError, OutputError, StoreError, first_line, plain
 from superres.survey import schema
 from superres.survey.commands import STORE_VARIABLE, command_line
 from superres.survey.credentials import digest, new_token
@@ -149,7 +149,7 @@ class Store:
             url = shlex.quote(self.location.replace("+psycopg", "")) if ":***@" not in self.location \
                 else f'"${STORE_VARIABLE}"'
             raise ConfigError(f"a database server keeps the store {self.location}; copy it by its own program: pg_dump "
-                              f"--format=custom --table='survey_*' --file=FILE --dbname={url}")
+                              f"-Fc -t 'survey_*' -f FILE {url}")
         require(not path.exists(), f"{path} exists already; choose another file, or remove it")
         prepare_folder(path.parent, "file")
         try:
@@ -219,9 +219,13 @@ class Store:
         if row is None:
             known = ", ".join(self.studies()) or "none"
             raise StoreError(f"no study {name!r} in {self.location}; it holds: {known}")
-        return Study(row.id, row.name, row.created, StudySettings.from_dict(json.loads(row.settings)),
-                     json.loads(row.methods), tuple(Comparison(**values) for values in json.loads(row.comparisons)),
-                     row.salt, row.has_pictures)
+        try:
+            return Study(row.id, row.name, row.created, StudySettings.from_dict(json.loads(row.settings)),
+                         json.loads(row.methods), tuple(Comparison(**values) for values in json.loads(row.comparisons)),
+                         row.salt, row.has_pictures)
+        except (ValueError, TypeError, RecursionError, ConfigError) as error:
+            raise StoreError(f"the study {name!r} in {self.location} is damaged ({plain(str(error))}); restore it from "
+                             "a backup") from error
 
     def is_owner(self, study: Study, token: str) -> bool:
         """Return whether `token` is the current token of the study's owner."""
