@@ -37,8 +37,9 @@ MARKED = {
         "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given", "cli_terminal",
         "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "docs", "export", "fake_gpu",
         "fuzz", "gpu_notebook", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel", "proposers",
-        "python_api", "refill", "rollback", "same_bits", "sizes", "speculative", "stages", "survey", "table", "text_training",
-        "threads", "training", "translator", "tree_attention", "tuning", "variants", "web", "where_it_pays")],
+        "python_api", "refill", "rollback", "same_bits", "sizes", "speculative", "stages", "survey", "table",
+        "text_training", "threads", "training", "translator", "tree_attention", "tuning", "variants", "web",
+        "where_it_pays")],
 }
 """Files with a marker for all their tests; single slow tests have it where they stand."""
 
