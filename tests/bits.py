@@ -58,5 +58,6 @@ def digests(name, engine):
 
 
 if __name__ == "__main__":
-    print(json.dumps({f"{name}, {engine}, {what}": found for name in bundled_checkpoints() if name in sys.argv[1:]
-                      for engine in ("native", "native-int8") for what, found in digests(name, engine)}))
+    found = {f"{name}, {engine}, {what}": value for name in bundled_checkpoints() if name in sys.argv[1:]
+             for engine in ("native", "native-int8") for what, value in digests(name, engine)}
+    sys.stdout.write(json.dumps(found))

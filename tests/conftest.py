@@ -34,12 +34,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 MARKED = {
     "browser": ["browser/*"], "cluster": ["test_scale_out.py"],
     "slow": [f"test_{name}*.py" for name in (
-        "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given", "cli_terminal",
-        "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs", "export",
-        "fake_gpu", "fuzz", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel", "proposers",
-        "python_api", "refill", "rollback", "same_bits", "sizes", "speculative", "stages", "survey", "table",
-        "text_training",
-        "threads", "training", "translator", "tree_attention", "tuning", "variants", "web", "where_it_pays")],
+        "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given",
+        "cli_terminal", "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs",
+        "export", "fake_gpu", "fuzz", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel",
+        "proposers", "python_api", "refill", "rollback", "same_bits", "sizes", "speculative", "stages", "survey",
+        "table", "text_training", "threads", "training", "translator", "tree_attention", "tuning", "variants", "web",
+        "where_it_pays")],
 }
 """Files with a marker for all their tests; single slow tests have it where they stand."""
 

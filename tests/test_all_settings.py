@@ -271,7 +271,8 @@ def permitted(scores, options):
     return set(order[before < options.nucleus * p[order].sum()].tolist())
 
 
-@pytest.mark.parametrize("filters", [{"sample_top_k": 2}, {"nucleus": 0.5}, {"sample_top_k": 3, "nucleus": 0.7}], ids=str)
+@pytest.mark.parametrize("filters", [
+    {"sample_top_k": 2}, {"nucleus": 0.5}, {"sample_top_k": 3, "nucleus": 0.7}], ids=str)
 @pytest.mark.parametrize("engine", ["plain", *(pytest.param(name, marks=compiled) for name in ENGINES)])
 @pytest.mark.parametrize(("network", "limited"), [("base aids", False), ("no free scores", True), ("text", False)])
 def test_a_minimum_block_holds_no_token_that_a_filter_excludes(engine, network, limited, filters):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from superres.checkpoint import bundled_checkpoints, read_stages, find_checkpoint
+from superres.checkpoint import bundled_checkpoints, find_checkpoint, read_stages
 from superres.nn.engines.native import build
 from superres.nn.engines.native.variants import for_machine
 

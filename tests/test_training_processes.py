@@ -47,8 +47,8 @@ def weights(folder):
 ])
 def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, alone):
     assert [step for step, *_ in curve(runs / name)] == list(range(2, 17, 2))
-    np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-4)
-    torch.testing.assert_close(weights(runs / name), weights(runs / alone), rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-9)
+    torch.testing.assert_close(weights(runs / name), weights(runs / alone))
 
 
 def test_a_batch_that_cannot_be_shared_equally_is_refused():

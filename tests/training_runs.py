@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
+import torch
 from fakes import SMALL
 
 from superres.system import training_lock
@@ -38,10 +39,15 @@ def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def train(folder: Path, stop_at: int | None = None, settings: TrainConfig = TOGETHER) -> Trainer:
-    """Train in `folder`, or go on there, up to a step."""
+    """Train in `folder`, or go on there, up to a step.
+
+    The optimiser scales gradients to one size: in float32, those that are nothing but rounding errors would become
+    steps. They depend on the number of threads, which earlier tests may have changed.
+    """
+    torch.set_num_threads(1)
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
     batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed)
-    run = Trainer(build_model(TINY, settings), settings, batches, folder, report_steps=2)
+    run = Trainer(build_model(TINY, settings).double(), settings, batches, folder, report_steps=2)
     run.run(stop=lambda: stop_at is not None and run.step >= stop_at)
     return run
 

@@ -113,7 +113,7 @@ class TorchThreads:
 
     @classmethod
     def _in_child(cls) -> None:
-        # Torch's threads do not survive a fork: an operation on several threads would wait forever, in a context or not.
+        # Torch's threads do not survive a fork: an operation on several threads would wait forever.
         cls._lock, cls._depth, cls._entered, cls._forked = threading.Lock(), 0, threading.local(), True
         torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from superres.config import ModelConfig
 from superres.nn.attention import hidden_mask
 from superres.nn.engines.native.abi import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLinear
 from superres.nn.engines.native.build import library
-from superres.nn.engines.native.weights import PackedWeights, fuse, product, without_bias
+from superres.nn.engines.native.weights import PackedWeights, product, without_bias
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning
 from superres.nn.model import EncoderDecoder, Memory, longest_targets
@@ -110,7 +110,8 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: Al
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])
     shuffle = widened(shuffle.unflatten(1, (-1, maps)), 2).flatten(1)
     encoder.shuffle = packed.pack((shuffle[:-1], shuffle[-1]))
-    encoder.refinement = packed.pack(without_bias(widened(parts["refinement.weight"].permute(1, 2, 3, 0).flatten(1), 0)))
+    taps = parts["refinement.weight"].permute(1, 2, 3, 0).flatten(1)
+    encoder.refinement = packed.pack(without_bias(widened(taps, 0)))
     encoder.refinement_bias = packed.keep(parts["refinement.bias"])
     weight, bias = widened(parts["vectors.weight"].flatten(1).t(), 0), parts["vectors.bias"]
     encoder.vectors = packed.pack((weight, bias))
