@@ -20,6 +20,7 @@ from superres.batch.reading import open_wanted, read_requests
 from superres.batch.record import Request, RunSettings
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
+from superres.system import text_files
 from superres.tasks.faces import FaceTask
 
 SOURCES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
@@ -91,6 +92,29 @@ def test_a_list_names_files_folders_and_their_tree(tree, monkeypatch, separator)
     assert list(read_list("-")) == listed
     with pytest.raises(InvalidInputError, match="cannot read the list nowhere"):
         list(read_list("nowhere"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_a_list_of_another_program_names_what_it_names(tree, encoding):
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tree / "list.txt").write_bytes(f"{mark}in/b.png\r\nin/ä ö.png\r\n".encode(encoding))
+    assert list(read_list("list.txt")) == ["in/b.png", "in/ä ö.png"]
+
+
+def test_a_list_of_utf_16_without_a_mark_is_refused_and_names_of_one_letter_are_read(tree):
+    (tree / "list.txt").write_bytes("in/b.png\n".encode("utf-16-le"))
+    with pytest.raises(InvalidInputError, match=r"the list list\.txt is UTF-16 without a byte order mark; convert it"):
+        list(read_list("list.txt"))
+    (tree / "list.txt").write_bytes(b"a\0b\0c\0")
+    assert list(read_list("list.txt")) == ["a", "b", "c"]
+
+
+def test_a_line_of_any_length_is_read_in_linear_time(tree, monkeypatch):
+    """Each byte is decoded once, however long the line is."""
+    monkeypatch.setattr(text_files, "CHUNK", 3)
+    lines = ["x" * 10_000, "ä" * 1_001, "\udcff.png"]  # the last one is a name that is not UTF-8
+    (tree / "list.txt").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    assert list(read_list("list.txt")) == lines
 
 
 def test_an_input_is_taken_once_however_it_is_spelt(tree):

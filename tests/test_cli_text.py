@@ -100,12 +100,10 @@ def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
 
 
 @pytest.mark.parametrize("options", [(), ("--beam", 2)])
-def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys, options):
-    line = "the man sees a dog. " * 8
+def test_a_line_of_many_sentences_is_one_line(checkpoint, capsys, options):
+    line = "The man sees a dog. " * 8
     assert translate(checkpoint, "dog", line, *options) == 0
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 2
-    assert "line 2 is longer than the 24 tokens that the model reads; translated in" in captured.err
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -124,7 +122,7 @@ def test_bad_usage_is_one_line_and_code_2(checkpoint, capsys, options, message):
     (b"", "in.txt is empty; give a text of at least one line"),
     (b"a dog\nb\xffd\n", "in.txt, line 2: byte 2 (0xff) is not UTF-8; convert the file"),
     (None, "in.txt cannot be read: No such file"),
-    (b"dog\n" + b"x" * 3000, "line 2: a word is longer than the 24 tokens"),
+    ("dog\n".encode("utf-16-le"), "in.txt is UTF-16 without a byte order mark; convert it to UTF-8"),
 ])
 def test_input_that_cannot_be_used_leaves_no_output(checkpoint, tmp_path, capsys, content, message):
     if content is not None:
@@ -132,6 +130,16 @@ def test_input_that_cannot_be_used_leaves_no_output(checkpoint, tmp_path, capsys
     words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
     assert message in refusal(capsys, "translate", "--checkpoint", checkpoint, *words)
     assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_line_that_cannot_be_translated_fails_alone(checkpoint, tmp_path, capsys, encoding):
+    (tmp_path / "in.txt").write_text(f"dog\n{'x' * 3000}\nä man", encoding=encoding)
+    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
+    assert translate(checkpoint, *words) == 1
+    assert "line 2: a word is longer than the 24 tokens" in capsys.readouterr().err
+    assert (tmp_path / "out.txt").read_text().split("\n") == [
+        *load(checkpoint, "cpu")(["dog", "", "ä man"]).texts, ""]
 
 
 def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys):

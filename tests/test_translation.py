@@ -18,6 +18,7 @@ from superres.tasks.translation import (
     pad,
     parse_languages,
     read_pairs,
+    sentences,
     train_vocabulary,
 )
 
@@ -76,7 +77,18 @@ def test_what_cannot_be_used_is_refused_in_one_line_with_its_value(call, message
     assert "\n" not in str(caught.value)
 
 
-def test_a_line_that_fits_stays_whole_and_a_long_one_is_cut_at_the_end_of_a_sentence():
+@pytest.mark.parametrize("expected", [
+    ["A dog runs."], ["A dog runs.", "Two women sit on a bench!", "Is it late?"], ["It is 5 p.m. in St. Louis."],
+    ["Dr. Seuss wrote it.", "She reads."], ["He said \"Stop!\"", "Then he ran."], ["A man at the U.S. Army library."],
+    ["John A. Noble waits.", "So do I.", "He is late."], ["No. 5 is red.", "No.", "Not that one."],
+    ["A dog. a man."], ["Well...", "Perhaps."], ["In 2010.", "5 men ran."], ["(A dog runs.)", "(A man sits.)"],
+    ["Ein Hund, z.B. Rex.", "Ärzte warten."], [],
+])
+def test_a_line_is_cut_after_each_sentence_and_not_after_an_abbreviation(expected):
+    assert sentences("  " + "  ".join(expected)) == expected
+
+
+def test_a_long_sentence_is_cut_where_its_parts_end_like_sentences():
     assert codec().segments("a dog. a man.") == ["a dog. a man."]
     assert codec().segments("") == codec().segments("  \t") == []
     segments = codec().segments("a man sees a tree. " * 6)

@@ -23,7 +23,16 @@ from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.translation import END, VOCABULARY_FILE, train_vocabulary
+from superres.tasks.translation import (
+    END,
+    NO_LETTERS,
+    TOO_LONG,
+    TOO_SHORT,
+    UNKNOWN_SCRIPT,
+    VOCABULARY_FILE,
+    length_doubt,
+    train_vocabulary,
+)
 
 GREEDY = DecodeConfig(block_size=1)
 LINES = sentences(20).source
@@ -118,8 +127,24 @@ SAMPLED = DecodeConfig(temperature=0.9, seed=3)
 
 
 @pytest.mark.parametrize("options", [DecodeConfig(), SAMPLED], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(("line", "reason"), [
+    ("...", NO_LETTERS), ("- 12:30", NO_LETTERS), ("a dog runs. \u0441\u043e\u0431\u0430\u043a\u0430", ""),
+    ("\u0441\u043e\u0431\u0430\u043a\u0430", UNKNOWN_SCRIPT), ("a dog", ""), ("", ""),
+])
+def test_a_source_that_has_no_right_translation_is_marked(toy, line, reason):
+    assert toy(["a dog", line]).unusual[1] == reason
+    *_, last = toy.stream([line])
+    assert last.unusual == [reason]
+
+
+def test_a_translation_of_unlikely_length_is_marked_once_it_is_complete():
+    source = "a man sees a small red dog"
+    assert [length_doubt(source, "x" * length) for length in (12, 13, 65, 66)] == [TOO_SHORT, "", "", TOO_LONG]
+    assert length_doubt("a dog", "") == ""  # too short to tell
+
+
 def test_a_long_line_is_translated_in_parts_that_have_noise_of_their_own(toy, options):
-    line = "the small red dog sees a man. " * 8
+    line = "The small red dog sees a man. " * 8
     segments = codec().segments(line)
     assert len(segments) > 2
     assert len(set(segments)) == 1

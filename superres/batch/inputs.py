@@ -27,13 +27,13 @@ from superres.batch.parquet_rows import parquet_rows
 from superres.errors import InvalidInputError, SuperresError, plain
 from superres.system.places import check_url, fetched, files_in, host_of, is_url, public, read_place
 from superres.system.terminal import standard_input
+from superres.system.text_files import read_lines
 from superres.system.unpacking import array_header, check_size, open_tar, zip_members
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 MAX_MEMBER_BYTES = 500_000_000  # largest unpacked size of an archive's member in bytes, against zip bombs
-LIST_BYTES = 1 << 20  # bytes of a list that are read together
 READERS = 8  # threads that read from stores
 READ_AHEAD = 32  # pictures that are requested from a store before they are needed
 LOCAL = ("", "")  # stands for the paths of this machine among schemes and hosts
@@ -72,18 +72,13 @@ def read_list(file: str) -> Iterator[str]:
 
     `file` is the place of the list; "-" is standard input. Raises InvalidInputError if the list cannot be read.
     """
-    rest, is_zero_separated = b"", None
-    with _open_list(file) as stream:
-        while chunk := _read_list(stream, file):
-            is_zero_separated = b"\0" in chunk if is_zero_separated is None else is_zero_separated
-            content = rest + chunk
-            *lines, rest = content.split(b"\0") if is_zero_separated else content.splitlines(keepends=True)
-            yield from _names(lines, bool(is_zero_separated))
-    yield from _names([rest], bool(is_zero_separated))
-
-
-def _names(lines: Iterable[bytes], is_zero_separated: bool) -> Iterator[str]:
-    return (os.fsdecode(line if is_zero_separated else line.rstrip(b"\r\n")) for line in lines if line.strip())
+    origin = "standard input" if file == "-" else f"the list {public(file)}"
+    try:
+        with _open_list(file) as stream:
+            yield from filter(str.strip, read_lines(stream, origin, zero_separated=True))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {origin}: {error.strerror}; give a text file, or - for standard "
+                                "input") from error
 
 
 @contextmanager
@@ -91,22 +86,8 @@ def _open_list(file: str) -> Iterator[IO[bytes]]:
     if file == "-":
         yield standard_input()
         return
-    with fetched(file) as path:
-        try:
-            opened = open(path, "rb")  # noqa: SIM115 -- closed below
-        except OSError as error:
-            raise InvalidInputError(f"cannot read the list {public(file)}: {error.strerror}; give a text file, or - "
-                                    "for standard input") from error
-        with opened:
-            yield opened
-
-
-def _read_list(stream: IO[bytes], file: str) -> bytes:
-    try:
-        return stream.read(LIST_BYTES)
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {'standard input' if file == '-' else f'the list {public(file)}'}: "
-                                f"{error.strerror}; give a text file, or - for standard input") from error
+    with fetched(file) as path, open(path, "rb") as opened:
+        yield opened
 
 
 def find_inputs(

@@ -17,7 +17,8 @@ from superres.errors import OutputError, SuperresError
 from superres.system.output import prepare_folder, scratch_file
 from superres.system.places import check_url, fetched, is_url, move_to, public
 from superres.system.terminal import read_standard_input, write_output
-from superres.tasks.translation import decode_lines, read_lines
+from superres.system.text_files import decode_lines
+from superres.tasks.translation import read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
@@ -63,42 +64,40 @@ def _real(place: str) -> str:
 class TranslationSummary:
     """What `superres translate` reports at its end, as sums over all lines.
 
-    `parts` are the numbers of parts of lines that were translated in parts, by the line's number from 1 on; `cut` and
-    `unusual` are numbers of lines, and `tokens` those accepted in blocks (0 with beam search).
+    Lines have numbers from 1 on. `cut` are numbers of lines, `unusual` those of lines by the reason why they may be
+    translated wrongly, and `failed` the reasons why lines were not translated. `tokens` are those accepted in blocks (0
+    with beam search).
     """
 
     lines: int = 0
     seconds: float = 0.0
-    parts: dict[int, int] = field(default_factory=dict)
     cut: list[int] = field(default_factory=list)
-    unusual: list[int] = field(default_factory=list)
+    unusual: dict[str, list[int]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
     tokens: int = 0
     iterations: int = 0
 
     def add(self, result: Translated) -> None:
         """Add the result of the next lines."""
         numbers = range(self.lines + 1, self.lines + 1 + len(result.texts))
-        self.parts.update((number, parts) for number, parts in zip(numbers, result.parts, strict=True) if parts > 1)
         self.cut += (number for number, is_cut in zip(numbers, result.cut, strict=True) if is_cut)
-        self.unusual += (number for number, is_unusual in zip(numbers, result.unusual, strict=False) if is_unusual)
+        for number, reason in zip(numbers, result.unusual, strict=False):
+            if reason:
+                self.unusual.setdefault(reason, []).append(number)
+        self.failed.update((number, reason) for number, reason in zip(numbers, result.failed, strict=False) if reason)
         traces = [trace for traces in result.traces for trace in traces]
         self.tokens += sum(sum(trace.accepted) for trace in traces)
         self.iterations += sum(trace.iterations for trace in traces)
         self.lines, self.seconds = self.lines + len(result.texts), self.seconds + result.seconds
 
-    def notes(self, translator: Translator) -> list[str]:
-        """Return notes on the lines that were too long, cut, or unlike the text that the network learned."""
-        length, learned = translator.model_config.source_length, translator.shortlists
-        found = [f"line {number} is longer than the {length} tokens that the model reads; translated in {parts} parts"
-                 for number, parts in self.parts.items()]
+    def notes(self) -> list[str]:
+        """Return notes on the lines that failed, whose translation was cut, or may be wrong."""
+        found = [f"line {number}: {reason}" for number, reason in self.failed.items()]
         if self.cut:
             found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew too long for their "
                          f"source: {_some_lines(self.cut)}")
-        if self.unusual and learned is not None:
-            known = f"knows {learned.domain} only" if learned.domain else "learned other text"
-            found.append(f"the model {known}, so {len(self.unusual)} of {self.lines} translations may be wrong: "
-                         f"{_some_lines(self.unusual)}")
-        return found
+        return found + [f"{reason}, so {len(numbers)} of {self.lines} translations may be wrong: {_some_lines(numbers)}"
+                        for reason, numbers in self.unusual.items()]
 
     def __str__(self) -> str:
         size = f", mean accepted block size {self.tokens / self.iterations:.2f}" if self.iterations else ""
@@ -110,15 +109,16 @@ def translate_lines(
 ) -> Iterator[Translated]:
     """Translate `lines` with a progress bar on a terminal, and yield the results of some lines at a time, in order.
 
-    Raises InvalidInputError if a word is too long for the model, before anything is translated, and ConfigError if the
-    checkpoint does not support `options`.
+    A line with a word that is too long for the model stays empty; see `TranslationSummary.failed`. Raises ConfigError
+    if the checkpoint does not support `options`.
     """
     with tqdm(total=len(lines), unit="line", disable=None) as bar:
         def show(done: int, segments: int) -> None:
             bar.update(len(lines) * done // segments - bar.n)
 
         yield from translator.in_portions(
-            lines, max(1, TOGETHER * batch_size), options, batch_size=batch_size, progress=show)
+            lines, max(1, TOGETHER * batch_size), options, batch_size=batch_size, progress=show,
+            skip_failed=True)
 
 
 def _some_lines(numbers: Sequence[int]) -> str:
@@ -126,11 +126,11 @@ def _some_lines(numbers: Sequence[int]) -> str:
     return f"line {', '.join(map(str, numbers[:5]))}" + (" and others" if len(numbers) > 5 else "")
 
 
-def notes(translator: Translator, result: Translated) -> list[str]:
+def notes(result: Translated) -> list[str]:
     """Return `TranslationSummary.notes` of one result."""
     summary = TranslationSummary()
     summary.add(result)
-    return summary.notes(translator)
+    return summary.notes()
 
 
 @contextmanager

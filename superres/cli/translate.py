@@ -19,8 +19,8 @@ Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Language
 Sentences = Annotated[int, Option(metavar="N", help="Sentences decoded together, 1 or more.")]
 Texts = Annotated[list[str] | None, Argument(metavar="TEXT", help="Lines to translate; without TEXT and --input, "
                                              "standard input is read.")]
-Input = Annotated[str | None, Option(metavar="FILE|URL", help="Text file, one sentence per line; '-' reads standard "
-                                     "input.")]
+Input = Annotated[str | None, Option(metavar="FILE|URL", help="Text file, UTF-8, or UTF-16 with a byte order mark; "
+                                     "'-' reads standard input.")]
 Output = Annotated[str | None, Option(metavar="FILE|URL", help="File for the translations. [default: standard "
                                       "output]")]
 Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
@@ -40,7 +40,8 @@ def translate(
 ) -> None:
     """Translate lines of text in order, one line out per line in.
 
-    A line that exceeds the model's input length is translated in parts, cut between sentences where possible.
+    The sentences of a line are translated one by one. A line that cannot be translated stays empty and is named; then
+    the exit code is 1.
     """
     decode = opt.decode_config(context)
     options: DecodeConfig | BeamConfig | None = None
@@ -69,10 +70,12 @@ def translate(
             summary.add(result)
             for traces in result.traces if trace else []:
                 echo("\n".join([*text.trace_lines(translator, traces), ""]), err=True)
-    for note in summary.notes(translator):
+    for note in summary.notes():
         say(note)
     if output is not None:
         say(str(summary))
+    if summary.failed:
+        raise typer.Exit(1)
 
 
 @export_app.command(cls=opt.HelpfulCommand)

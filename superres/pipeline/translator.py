@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -54,8 +54,10 @@ class Translated:
         traces: acceptance traces of the line's segments; empty after beam search.
         cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended the translation.
         tokens: number of generated tokens, including end tokens.
-        parts: number of segments; 0 for an empty line.
-        unusual: whether the line is unlike the text that the network learned, as far as the checkpoint can tell.
+        parts: number of segments, the line's sentences or parts of them; 0 for an empty line.
+        unusual: why the translation may be wrong, as far as the checkpoint can tell: the line is unlike the text that
+            the network learned, or its length is unlike that of its translation; "" if nothing speaks against it.
+        failed: why the line was not translated; "" if it was.
     """
 
     texts: list[str]
@@ -66,7 +68,8 @@ class Translated:
     model_calls: int
     seconds: float
     is_complete: bool = True
-    unusual: list[bool] = field(default_factory=list)
+    unusual: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
         about = f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, {counted(self.model_calls, 'model call')}"
@@ -75,16 +78,21 @@ class Translated:
 
 @dataclass(eq=False)
 class _Segment:
-    """A line, or a part of a line that is too long, with its source tokens, and its translation as in `Translated`."""
+    """A sentence of a line, or a part of one that is too long: text, source tokens, translation as in `Translated`."""
 
     line: int
+    original: str
     source: list[int]
     key: int
-    unusual: bool
+    unusual: str
     text: str = ""
     trace: RowTrace | None = None
     cut: bool = False
     tokens: int = 0
+
+    def doubt(self, is_complete: bool) -> str:
+        """Return why the translation, which may be incomplete, may be wrong; see `Translated.unusual`."""
+        return self.unusual or (translation.length_doubt(self.original, self.text) if is_complete else "")
 
 
 class Translator(Pipeline):
@@ -126,10 +134,10 @@ class Translator(Pipeline):
         keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Translated:
-        """Translate lines; lines of similar length are decoded together.
+        """Translate lines; sentences of similar length are decoded together.
 
-        An empty line stays empty. A line that is too long for the model is split between sentences, or otherwise
-        between words, and its segments are translated separately.
+        An empty line stays empty. A line is split into its sentences, and a sentence that is too long for the model
+        between words; these segments are translated separately.
 
         Args:
             lines: lines of text.
@@ -152,16 +160,18 @@ class Translator(Pipeline):
     def in_portions(
         self, lines: Sequence[str], size: int, options: DecodeConfig | BeamConfig | None = None, *,
         keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None, skip_failed: bool = False,
     ) -> Iterator[Translated]:
         """Translate `size` lines at a time, and yield their results in order; other arguments as for a call.
 
-        All lines are cut into segments first, so an input that cannot be used is refused before the first result.
+        All lines are cut into segments first, so an input that cannot be used is refused before the first result. With
+        `skip_failed`, such a line stays empty, and `Translated.failed` says why.
         """
         options, given = options or self.default_of_width(width), options
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
-        started, keyed, cut = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu")), self._cut(lines)
+        started, keyed = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu"))
+        cut, failed = self._cut(lines, skip_failed)
         before, total = 0, sum(map(len, cut))
         for first in range(0, max(len(lines), 1), size):
             segments = self._segments(cut[first : first + size], keyed[first : first + size])
@@ -174,7 +184,9 @@ class Translator(Pipeline):
                 if finished and progress is not None:
                     progress(before + done, total)
             before += done
-            yield _joined(len(cut[first : first + size]), segments, calls, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            yield replace(_joined(len(cut[first : first + size]), segments, calls, seconds),
+                          failed=failed[first : first + size])
             started = time.perf_counter()
 
     def _all_translated(
@@ -244,7 +256,7 @@ class Translator(Pipeline):
         """
         options = options or self.default
         self.check(options)
-        segments = self._segments(self._cut(lines), noise_keys(keys, len(lines), torch.device("cpu")))
+        segments = self._segments(self._cut(lines)[0], noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
             yield _joined(len(lines), [], 0, 0.0)
             return
@@ -272,15 +284,18 @@ class Translator(Pipeline):
                 f"choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1, "text has no colour channels; give one temperature")
 
-    def _cut(self, lines: Sequence[str]) -> list[list[str]]:
-        """Return the segments of each line as text, none for an empty line."""
-        cut = list[list[str]]()
+    def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]], list[str]]:
+        """Return the segments of each line as text, none for an empty line, and why it cannot be cut, "" if it can."""
+        cut, failed = list[list[str]](), [""] * len(lines)
         for number, line in enumerate(lines, 1):
             try:
                 cut.append(self.codec.segments(line))
             except InvalidInputError as error:
-                raise InvalidInputError(f"line {number}: {error}") from error
-        return cut
+                if not skip_failed:
+                    raise InvalidInputError(f"line {number}: {error}") from error
+                cut.append([])
+                failed[number - 1] = str(error)
+        return cut, failed
 
     def _segments(self, cut: list[list[str]], keys: Tensor) -> list[_Segment]:
         """Return the segments of lines that are `cut`, whose noise has the `keys`, int64 [lines]."""
@@ -289,9 +304,11 @@ class Translator(Pipeline):
             own = [int(key)] * len(texts)  # as of part 0
             if len(texts) > 1:
                 own = part_keys(key.expand(len(texts)), torch.arange(len(texts))).tolist()
-            for source, one in zip(self.codec.split(texts), own, strict=True):
-                unusual = self.shortlists is not None and self.shortlists.is_unusual(source)
-                segments.append(_Segment(number, source, one, unusual))
+            for text, source, one in zip(texts, self.codec.split(texts), own, strict=True):
+                unusual = self.codec.doubt(text)
+                if not unusual and self.shortlists is not None and self.shortlists.is_unusual(source):
+                    unusual = self.shortlists.known
+                segments.append(_Segment(number, text, source, one, unusual))
         return segments
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
@@ -358,5 +375,5 @@ def _joined(
         [any(part.cut for part in parts) for parts in by_line],
         [sum(part.tokens for part in parts) for parts in by_line],
         [len(parts) for parts in by_line], calls, seconds, is_complete,
-        [any(part.unusual for part in parts) for parts in by_line],
+        [next(filter(None, (part.doubt(is_complete) for part in parts)), "") for parts in by_line], [""] * lines,
     )

@@ -45,6 +45,11 @@ class Shortlists:
     usual: float
     domain: str = ""
 
+    @property
+    def known(self) -> str:
+        """What the network knows, as the reason why other text may be translated wrongly."""
+        return f"the model knows {self.domain} only" if self.domain else "the model learned other text"
+
     def is_unusual(self, source: Sequence[int]) -> bool:
         """Return whether a sentence's tokens are rarer than those of 99 of 100 training sentences."""
         return len(source) > 0 and float(self.bits[list(source)].mean()) > self.usual

@@ -6,6 +6,7 @@ SentencePiece is in the extra `text`. Text and tokens that cannot be used raise 
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.system.reading import read_file
+from superres.system.text_files import decode_lines
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -31,6 +33,18 @@ name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
 VOCABULARY_FILE = "sentencepiece.model"
 MOST_BYTES = 2**26  # of a SentencePiece model; a model of 8,000 pieces has 360 KiB
+# Why a translation may be wrong.
+NO_LETTERS = "a source without letters has nothing to translate"
+UNKNOWN_SCRIPT = "the model does not know the letters of the source"
+TOO_SHORT, TOO_LONG = (f"the translation is far {how} than its source" for how in ("shorter", "longer"))
+# Of 28,000 captions of 20 characters and more, 99.9 % have translations of 0.6 to 2.0 times as many characters.
+SHARES, COMPARED = (0.5, 2.5), 20
+# Words with a full stop that ends no sentence: always, and before a number.
+TITLES = {"mr", "mrs", "ms", "dr", "prof", "st", "mt", "jr", "sr", "vs", "gen", "col", "sgt", "capt", "lt", "rev", "hr",
+          "fr", "bzw", "inkl", "evtl"}
+NUMBERED = {"no", "nos", "nr", "fig", "vol", "p", "pp", "abs", "ca", "approx"}
+_OPENING, _CLOSING = "\"'\u201c\u2018\u201e\u00ab([", "\"'\u201d\u2019\u00bb)]"  # quotation marks and brackets
+_ENDS = re.compile(rf"([.!?…]+)[{re.escape(_CLOSING)}]*\s+(?=[{re.escape(_OPENING)}]*([^\W_]))")
 PARALLEL_LINES = 1000  # smallest number of lines for which SentencePiece starts several threads
 
 
@@ -76,6 +90,18 @@ class Codec:
     def size(self) -> int:
         """V, the number of pieces."""
         return int(self.pieces.get_piece_size())
+
+    @functools.cached_property
+    def letters(self) -> frozenset[str]:
+        """Letters that the vocabulary has; it writes others as bytes, which the network hardly knows."""
+        return frozenset(letter for piece in self.names(range(self.size)) for letter in piece if letter.isalpha())
+
+    def doubt(self, text: str) -> str:
+        """Return why no translation of a text can be right, or "" if nothing speaks against it."""
+        letters = [letter for letter in text if letter.isalpha()]
+        if not letters:
+            return NO_LETTERS
+        return UNKNOWN_SCRIPT if sum(letter in self.letters for letter in letters) < len(letters) / 2 else ""
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each line, including END."""
@@ -132,23 +158,23 @@ class Codec:
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
     def segments(self, line: str) -> list[str]:
-        """Split a line into segments of at most `length` tokens; only blanks between the segments are dropped.
+        """Split a line into its sentences; only blanks between them are dropped.
 
-        A line is split only if it is too long: between sentences, and within a sentence that is too long, between
+        A sentence of more than `length` tokens is split between its parts that end like sentences, otherwise between
         words.
         """
-        if not line.strip():
-            return []
-        if self._fits(line):
-            return [line]
-        parts: list[str] = []
-        for sentence in self._packed(re.split(r"(?<=[.!?…])\s+", line.strip())):
-            parts.extend([sentence] if self._fits(sentence) else self._packed(sentence.split()))
-        for part in parts:
-            if not self._fits(part):
+        segments: list[str] = []
+        for sentence in sentences(line):
+            if self._fits(sentence):
+                segments.append(sentence)
+                continue
+            for part in self._packed(re.split(r"(?<=[.!?…])\s+", sentence)):
+                segments.extend([part] if self._fits(part) else self._packed(part.split()))
+        for segment in segments:
+            if not self._fits(segment):
                 raise InvalidInputError(f"a word is longer than the {self.length} tokens that the model reads: "
-                                        f"{_excerpt(part)}; write it in parts")
-        return parts
+                                        f"{_excerpt(segment)}; write it in parts")
+        return segments
 
     def _fits(self, text: str) -> bool:
         return self.length is None or len(self.split([text])[0]) <= self.length
@@ -166,6 +192,37 @@ class Codec:
                 groups.append([piece])
                 left = (self.length or 0) - 1 - size
         return [" ".join(group) for group in groups]
+
+
+def sentences(line: str) -> list[str]:
+    """Split a line of text after the end of each sentence, which a capital letter or a number follows.
+
+    "Dr. Seuss wrote it. She reads." has two sentences: titles, initials and abbreviations end none.
+    """
+    found, start = list[str](), 0
+    for end in _ENDS.finditer(line):
+        mark, following = end.groups()
+        word = line[start : end.start()].rpartition(" ")[2].lstrip(_OPENING)
+        if following.islower() or (mark == "." and _is_abbreviation(word, following)):
+            continue
+        found.append(line[start : end.end()].strip())
+        start = end.end()
+    return [*found, rest] if (rest := line[start:].strip()) else found
+
+
+def length_doubt(source: str, text: str) -> str:
+    """Return whether a translation is far too short or too long for its source, as the reason; otherwise ""."""
+    if len(source) < COMPARED:
+        return ""
+    share = len(text) / len(source)
+    return TOO_SHORT if share < SHARES[0] else TOO_LONG if share > SHARES[1] else ""
+
+
+def _is_abbreviation(word: str, following: str) -> bool:
+    """Return whether a full stop between `word` and the character `following` belongs to the word."""
+    is_initial = len(word) == 1 and word.isupper() and word != "I"
+    return is_initial or "." in word or word.lower() in TITLES or (
+        following.isdecimal() and word.lower() in NUMBERED)
 
 
 def _excerpt(line: str) -> str:
@@ -232,27 +289,12 @@ class TextPairs:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a text file: see `decode_lines`."""
+    """Return the lines of a text file; InvalidInputError if it cannot be read, is empty, or is not text."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}; check the path") from error
     return decode_lines(data, str(path))
-
-
-def decode_lines(data: bytes, origin: str) -> list[str]:
-    r"""Return the lines of the text file `origin` without a byte order mark; only \n and \r\n end a line."""
-    if not data:
-        raise InvalidInputError(f"{origin} is empty; give a text of at least one line")
-    lines: list[str] = []
-    # `splitlines` would also split at other separators inside lines, such as U+2028 and vertical tabs.
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode())
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(f"{origin}, line {number}: byte {error.start + 1} (0x{line[error.start]:02x}) is "
-                                    "not UTF-8; convert the file, for example with iconv -t utf-8") from error
-    return lines
 
 
 def _pair_paths(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]:

@@ -242,7 +242,7 @@ def hints_html(translator: Translator, frames: dict[str, Translated], slower: fl
     if not is_complete(frames):
         return '<p class="sr-hint">Translating ...</p>'
     first = next(iter(frames.values()))
-    hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(translator, first)]
+    hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(first)]
     if len(frames) > 1:
         same = len({tuple(result.texts) for result in frames.values()}) == 1
         hints += [drawing.race_note(frames), f"The translations are {'equal' if same else 'different'}."]
