@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config import Config, documented, require, setting, settings_of
+from superres.config import Config, documented, require, setting
 from superres.system.output import short_digest
 
 CAMERA = "camera"
@@ -64,7 +64,7 @@ class StudySettings(Config):
     seed: int = setting(0, "Seed for pictures, sides, order and resampling.", "S", least=0, most=2**63 - 1)
     title: str = "Which picture was taken by a camera?"
     consent: str = CONSENT
-    scale: int = 8
+    scale: int = setting(8, least=1, most=64)
     fill: bool = False
     adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
@@ -72,14 +72,11 @@ class StudySettings(Config):
     panel_params: tuple[str, ...] = ("STUDY_ID", "SESSION_ID")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("question", "title", "consent", "thanks"):
             require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the default text")
-        require(isinstance(self.scale, int) and 1 <= self.scale <= 64,
-                f"scale must be a whole number from 1 to 64, not {self.scale!r}")
-        for name, about in settings_of(StudySettings).items():
-            about.check(name, getattr(self, name))
         require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
-        require(len(self.minimum_viewport) == 2 and all(0 <= side <= 10_000 for side in self.minimum_viewport),
+        require(all(0 <= side <= 10_000 for side in self.minimum_viewport),
                 f"the minimum viewport must be width,height in CSS pixels, not {self.minimum_viewport!r}")
         url = self.completion_url
         require(not url or url.startswith(("https://", "http://")), f"the completion URL must be http(s), not {url!r}")
