@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
+import re
 import sys
 import textwrap
 import typing
 from collections import UserDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
@@ -21,6 +23,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, cast
 
 from superres.errors import ConfigError, plain, shown
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -234,16 +237,6 @@ def setting(default: T, help: str = "", metavar: str | None = None, **about: Any
     return field(default=default, metadata={"setting": Setting(help, metavar, **about)})
 
 
-def _loaded(entry: EntryPoint) -> Any:  # noqa: ANN401 -- whatever a package names
-    """Return what an entry point names."""
-    try:
-        return entry.load()
-    except Exception as error:
-        package = entry.dist.name if entry.dist is not None else entry.value
-        raise ConfigError(f"{entry.name} of the package {package} cannot be imported ({' '.join(str(error).split())}); "
-                          "mend or remove that package") from error
-
-
 _SETTINGS: dict[type, dict[str, Setting]] = {}
 
 
@@ -273,12 +266,33 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
     return kind
 
 
-def with_plugins(names: list[str], group: str) -> list[str]:
-    """Return `names` and those of the entry points of a group that installed packages have; the first of a name counts.
+PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
-    Nothing of these packages is imported.
+
+@functools.cache
+def plugins_of(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group that installed packages have, by name; the first of a name counts.
+
+    Nothing of these packages is imported. Entry points without a plain name are left out; all of them, with a warning,
+    if the list of a package is damaged.
     """
-    return list(dict.fromkeys([*names, *sorted(entry.name for entry in entry_points(group=group))]))
+    try:
+        found = [(entry.name, _package(entry), entry) for entry in entry_points(group=group)]
+    except Exception as error:  # whatever a damaged package causes: no other command may depend on it
+        LOG.warning("plug-ins are not available: the list of an installed package is damaged (%s); fix or uninstall it",
+                    plain(str(error)))
+        return {}
+    return {name: entry for name, _, entry in sorted(found, key=lambda one: one[:2], reverse=True)
+            if PLUGIN_NAME.fullmatch(name)}
+
+
+def _package(entry: EntryPoint) -> str:
+    return plain(str(entry.dist.name if entry.dist is not None else entry.value))
+
+
+def with_plugins(names: list[str], group: str) -> list[str]:
+    """Return `names` and those of `plugins_of` a group."""
+    return list(dict.fromkeys([*names, *sorted(plugins_of(group))]))
 
 
 class Registry(UserDict[str, T]):
@@ -286,17 +300,50 @@ class Registry(UserDict[str, T]):
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
     implementation also changes this list. `names` are the keys of the first `members`, and those that `with_plugins`
-    adds from the entry points of `group`, if given, which are imported here. Raise ConfigError if one cannot be
-    imported.
+    adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
+    ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Members are classes
+    derived from `base`, the attribute `label` of superres, if it is given.
     """
 
-    def __init__(self, names: list[str], members: dict[str, T], group: str | None = None) -> None:
-        added = {} if group is None else {
-            entry.name: entry for entry in entry_points(group=group) if entry.name not in members}
-        if list(members) != names[:len(members)] or added.keys() != set(names[len(members):]):
+    def __init__(
+        self, names: list[str], members: dict[str, T], group: str | None = None, base: type = object, label: str = "",
+    ) -> None:
+        self.plugins = {} if group is None else dict(plugins_of(group))
+        self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
+        if list(members) != names[:len(members)] or self.plugins.keys() != set(names[len(members):]):
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
-        self.names = names
-        super().__init__({**members, **{name: _loaded(added[name]) for name in names[len(members):]}})
+        self.names, self.base, self.label = names, base, label
+        super().__init__(members)
+
+    def check(self, name: str, member: object) -> None:
+        """Raise ConfigError unless `member` may be an implementation."""
+        require(isinstance(member, type) and issubclass(member, self.base),
+                f"{name} must be a class derived from superres.{self.label}, not {shown(member)}")
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.shadowing:
+            LOG.warning("%s is the built-in %s; the plug-in of that name in the package %s is not used", name,
+                        self.label.lower(), _package(self.shadowing.pop(name)))
+        if name not in self.data and name in self.plugins:
+            entry = self.plugins[name]
+            try:
+                member = entry.load()
+                self.check(name, member)
+            except (Exception, SystemExit) as error:  # whatever a package does when it is imported
+                raise ConfigError(f"{name} of the package {_package(entry)} cannot be used ({type(error).__name__}: "
+                                  f"{plain(str(error))}); fix or uninstall that package, or choose another name"
+                                  ) from error
+            self.data[name] = member
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data or name in self.plugins
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.data, *self.plugins]))
+
+    def __len__(self) -> int:
+        return len({*self.data, *self.plugins})
 
     def __setitem__(self, name: str, member: T) -> None:
         super().__setitem__(name, member)
