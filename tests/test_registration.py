@@ -98,9 +98,9 @@ def packages(tmp_path_factory):
         about = folder / f"its_{name}-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: its-{name}\nVersion: 1.0\n")
-        points = {"shadow": "heads"}.get(name, name), {"shadow": "exact"}.get(name, name)
+        first, second = ("heads", "exact") if name == "shadow" else (name, name)
         (about / "entry_points.txt").write_text(
-            f"[superres.proposers]\n{points[0]} = its_{name}:Ones\n[superres.criteria]\n{points[1]} = its_{name}:Lax\n")
+            f"[superres.proposers]\n{first} = its_{name}:Ones\n[superres.criteria]\n{second} = its_{name}:Lax\n")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[1])])}
 
 
@@ -138,12 +138,14 @@ def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_lin
     assert done.returncode == 0, done.stderr
     for registry in ("Proposer", "Criterion"):
         assert f"wrong must be a class derived from superres.{registry}" in done.stdout
-    for line in ("good its_good", "raising of the package its-raising cannot be used (RuntimeError: mine is broken); fix",
-                 "exiting of the package its-exiting cannot be used (SystemExit: 3)", "heads superres.decoding.proposers.",
+    for line in ("good its_good", "heads superres.decoding.proposers.",
+                 "raising of the package its-raising cannot be used (RuntimeError: mine is broken); fix or uninstall",
+                 "exiting of the package its-exiting cannot be used (SystemExit: 3)",
                  "looping of the package its-looping cannot be used (RecursionError: ", "exact superres.decoding."):
         assert line in done.stdout
     told = "the plug-in of that name in the package its-shadow is not used"
-    assert done.stderr.splitlines() == [f"heads is the built-in proposer; {told}", f"exact is the built-in criterion; {told}"]
+    assert done.stderr.splitlines() == [f"{name}; {told}" for name in (
+        "heads is the built-in proposer", "exact is the built-in criterion")]
 
 
 def test_the_command_decodes_with_a_plug_in_and_says_why_another_cannot_be_used(packages, tmp_path):

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, get_type_hints
 
 from superres.config import reader_of, require
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.system.output import scratch_file
+from superres.system.output import scratch_file, scratch_folder
 from superres.system.places import fetched, files_in, is_url, join, move_to, public
 from superres.system.reading import parse_json
 from superres.tasks.face_finder import MOST_FACES
@@ -374,7 +373,7 @@ def _write_lines(place: str, lines: Iterable[bytes]) -> None:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         _rewrite(Path(place), lines)
         return
-    with TemporaryDirectory(prefix="superres-") as folder:
+    with scratch_folder() as folder:
         path = os.path.join(folder, "manifest")
         with open(path, "wb") as file:
             file.writelines(lines)

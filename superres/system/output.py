@@ -8,8 +8,10 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,7 +66,7 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
     """Open a new, empty file in `folder`; after the block it is renamed to `replaces`, or removed if that is None.
 
     The file is locked while it is in use. Unlocked scratch files in `folder` come from killed processes and are removed
-    first.
+    first, with the scratch folders that they belong to.
 
     Raises:
         OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is unchanged.
@@ -85,6 +87,29 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
             os.unlink(file.name)  # fails harmlessly after the rename
 
 
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make an empty folder in `parent`, by default the system's for temporary files; it is removed after the block.
+
+    It belongs to a scratch file, so the next scratch folder in `parent` removes those of killed processes.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    with scratch_file(Path(tempfile.gettempdir()) if parent is None else parent) as lock:
+        folder = _folder_of(lock.name)
+        folder.mkdir(0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_of(lock: str) -> Path:
+    """Return the scratch folder that belongs to the scratch file `lock`."""
+    return Path(lock).with_name(os.path.basename(lock).removeprefix(".").removesuffix(".tmp"))
+
+
 def _new_scratch(folder: Path) -> BinaryIO:
     """Create a scratch file and lock it."""
     while True:
@@ -103,7 +128,7 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove unlocked scratch files in `folder`, but not links."""
+    """Remove unlocked scratch files in `folder`, and the folders that belong to them, but not links."""
     def open_no_link(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
@@ -113,6 +138,7 @@ def _remove_abandoned(folder: Path) -> None:
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     with open(path, "ab", opener=open_no_link) as file:
                         lock_file(file)
+                        shutil.rmtree(_folder_of(path), ignore_errors=True)
                         os.unlink(path)
 
 
