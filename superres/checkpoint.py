@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, require
-from superres.errors import CheckpointError, OutputError, SuperresError, first_line, plain, shown
+from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, reader_of, require
+from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
-from superres.system.output import short_digest
-from superres.system.reading import parse_json, read_file, require_regular
+from superres.system.output import file_name, short_digest
+from superres.system.reading import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-STAGE = re.compile(r"\w[\w.-]*")
-"""Name of a stage in a cascade's config.json, which is no path."""
+MOST_STAGES = 8
+"""Largest number of stages of a cascade. If each doubles the sides, 1x1 pixel becomes 256x256, the largest picture."""
 TRAINING = "training.jsonl"
 """Training history of the weights: one JSON object per stage, oldest first."""
 DECODE = "decode"
@@ -41,8 +41,6 @@ CONFIDENCE = "confidence"
 """Optional entry of config.json: the coefficients of `superres.config.Confidence`."""
 RETIRED = "-old"
 """Suffix of a folder's name while a new folder replaces it."""
-MAX_BYTES = 2**24
-"""Largest accepted size of config.json, training.jsonl and files of a task, which typically have kilobytes."""
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
 """Accepted types of tensors in model.safetensors."""
 
@@ -115,39 +113,31 @@ def save_checkpoint(
 def read_training(folder: str | Path) -> list[dict[str, Any]]:
     """Return the stages in `training.jsonl`, oldest first; none without it, a CheckpointError if it is damaged."""
     path = Path(folder) / TRAINING
-    try:
-        return [dict(json.loads(line)) for line in read_file(path, MAX_BYTES).decode().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint again, or remove it"
-                              ) from error
+    return read_json(path, functools.partial(reader_of(list[dict[str, Any]]), "the history"), CheckpointError,
+                     "fetch the checkpoint again, or remove it", parse=parse_lines) if path.exists() else []
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Return the content of config.json; raise CheckpointError if it is missing, damaged, or of another format."""
     path = Path(folder) / CONFIG
-    try:
-        document = parse_json(read_file(path, MAX_BYTES))
-        version = document["format_version"]
-    except FileNotFoundError as error:
-        raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder") from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {plain(str(error))}); fetch the checkpoint "
-                              "again") from error
+    if not os.path.lexists(path):
+        raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder")
+    document: dict[str, Any] = read_json(path, functools.partial(reader_of(dict[str, Any]), "the content"),
+                                         CheckpointError, "fetch the checkpoint again")
+    version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {shown(version)}, this release reads {FORMAT_VERSION}; "
                               "update superres")
     model = {} if "stages" in document else document.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("task", ""), str):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
-    return dict(document)
+    return document
 
 
 def read_stages(folder: str | Path) -> list[Path]:
     """Return the folders of the checkpoints of a cascade, the first stage first; none for a single network.
 
-    `stages` in config.json names at least two. A name is that of a folder beside the cascade's, or of a bundled
+    `stages` in config.json names 2 to MOST_STAGES. A name is that of a folder beside the cascade's, or of a bundled
     checkpoint, so an untrusted cascade reads no other files.
 
     Raises:
@@ -157,10 +147,14 @@ def read_stages(folder: str | Path) -> list[Path]:
     if "stages" not in document:
         return []
     stages, path = document["stages"], Path(folder) / CONFIG
-    if not isinstance(stages, list) or len(stages) < 2 or not all(
-            isinstance(name, str) and STAGE.fullmatch(name) for name in stages):
-        raise CheckpointError(f"{path} has the stages {shown(stages)}, not the names of two checkpoints or more")
-    beside = [Path(folder).resolve().parent / name for name in stages]
+    try:
+        names = [file_name(name, "the name of a stage") for name in reader_of(list[str])("stages", stages)]
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not 2 <= len(names) <= MOST_STAGES:
+        raise CheckpointError(f"{path} has {len(names)} stages; name 2 to {MOST_STAGES} checkpoints, each of which "
+                              "enlarges the pictures of the one before")
+    beside = [Path(folder).resolve().parent / name for name in names]
     found = [path if (path / CONFIG).is_file() else find_checkpoint(path.name) for path in beside]
     if any("stages" in read_config(stage) for stage in found):
         raise CheckpointError(f"{path} names another cascade as a stage; name its stages")
@@ -238,7 +232,7 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
 def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
     """Return the content of the task's files in a checkpoint's folder, by name; a CheckpointError if one is missing."""
     try:
-        return {name: read_file(folder / name, MAX_BYTES) for name in TASK_FILES.get(task, ())}
+        return {name: read_file(folder / name, MOST_BYTES) for name in TASK_FILES.get(task, ())}
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}; fetch the checkpoint again") from error
 

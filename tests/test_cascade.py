@@ -223,8 +223,9 @@ def test_a_stream_takes_few_pictures_ahead_of_those_that_are_complete(side, casc
 
 
 @pytest.mark.parametrize(("stages", "message"), [
-    (["small"], "not the names of two checkpoints or more"), ("small", "not the names of two"),
-    (["small", "../small"], "not the names of two"), (["small", 7], "not the names of two"),
+    (["small"], "has 1 stages; name 2 to 8 checkpoints"), (["small"] * 2000, "has 2000 stages"),
+    ("small", "stages must be a list, not 'small'"), (["small", 7], "stages must be text, not 7"),
+    (["small", "../small"], "the name of a stage '../small' is not fit for a file"),
     (["large", "small"], "do not fit: large draws 8x8, small enlarges 2x2"),
     (["small", "missing"], "no checkpoint 'missing'"), (["small", "cascade"], "names another cascade as a stage"),
 ])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +23,7 @@ from fakes import NATIVE, VARIANTS, random_model, random_tokens, small_source
 from superres.nn.engines.native import build
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel
+from superres.system.output import scratch_folder
 
 FORK = multiprocessing.get_context("fork")
 
@@ -153,3 +157,124 @@ def test_other_flags_have_a_file_of_their_own(source, cache):
     assert [is_whole(path) for path in built(cache)] == [True, True]
     assert "cannot compile native.cpp" in loading(source, cache, "-O0 --no-such-flag")()
     assert len(built(cache)) == 2
+
+
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+{before}
+exec {compiler} "$@"
+"""
+
+
+@pytest.fixture
+def shim(tmp_path, monkeypatch):
+    """Put a compiler before the system's that writes what it compiles; return a function that gives it something first.
+
+    The function returns the file of lines.
+    """
+    folder, log = tmp_path / "bin", tmp_path / "log"
+    folder.mkdir()
+    real = build.compiler()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def write(before: str = "") -> Path:
+        (folder / "c++").write_text(COMPILER.format(log=log, before=before, compiler=real))
+        (folder / "c++").chmod(0o755)
+        log.write_text("")
+        return log
+
+    return write
+
+
+def test_processes_that_first_use_it_at_once_compile_it_once(source, tmp_path, shim):
+    log = shim("sleep 0.5")
+    results = [loading(source, tmp_path) for _ in range(4)]
+    assert [result() for result in results] == 4 * [""]
+    compiled = [line.rpartition("/")[2] for line in log.read_text().splitlines()]
+    assert compiled in (["native.cpp"], ["probe.cpp", "native.cpp"])
+    assert {path.suffix for path in (tmp_path / "superres").iterdir()} == {".so"}
+
+
+def test_a_library_that_does_not_load_is_removed_and_compiled_again(source, cache):
+    path, = built(cache)
+    path.unlink()
+    wrong = b"\x7fELF of another system"
+    left = path.with_name(f"{path.name[:-67]}{sha256(wrong).hexdigest()}.so")
+    left.write_bytes(wrong)
+    assert loading(source, cache)() == ""
+    assert built(cache) == [path]
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+from superres.nn.engines.native import build
+build.processor()
+try:
+    (build.cache_folder() / "other").write_bytes(bytes(10**6))
+except OSError:
+    pass
+for _ in range(2):
+    try:
+        build.library(Path(sys.argv[1]))
+    except build.NativeUnavailable as error:
+        print(error)
+"""
+SMALL_DISC = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=500k tmpfs "$0" && exec "$@"']
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the small disc is Linux's")
+def test_a_full_disc_ends_the_search_at_once_and_is_remembered(source, tmp_path, shim):
+    log, disc = shim(), [*SMALL_DISC, str(tmp_path / "disc")]
+    (tmp_path / "disc").mkdir()
+    if subprocess.run([*disc, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a disc")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "disc")}
+    done = subprocess.run([*disc, sys.executable, "-c", FULL, str(source)], env=environment, capture_output=True,
+                          text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert "No space left on device" in first
+    assert done.stderr.count("is not used") == 1
+    assert len([line for line in log.read_text().splitlines() if line.endswith(str(source))]) <= 1
+
+
+def test_what_a_killed_compilation_leaves_is_removed_by_the_next(source, tmp_path, shim):
+    log, folder = shim("echo $$ >> {0}; sleep 100".format(tmp_path / "pid")), tmp_path / "superres"
+    process = FORK.Process(target=lambda: (
+        os.environ.update(XDG_CACHE_HOME=str(tmp_path)), build.chosen.cache_clear(), build.library(source)))
+    process.start()
+    while not log.read_text():
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert list(folder.glob("superres-*"))
+    shim()
+    assert loading(source, tmp_path)() == ""
+    assert {path.suffix for path in folder.iterdir()} == {".so"}
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_scratch_folders_of_killed_processes_are_removed_and_no_others(tmp_path):
+    (tmp_path / "superres-1-mine").mkdir()
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def hold():
+        with scratch_folder(tmp_path) as folder:
+            (folder / "copy").write_bytes(bytes(9))
+            sender.send(folder)
+            time.sleep(100)
+
+    process = FORK.Process(target=hold)
+    process.start()
+    held = receiver.recv()
+    with scratch_folder(tmp_path) as own:
+        assert own.is_dir()
+        assert (held / "copy").exists()
+    assert not own.exists()
+    process.kill()
+    process.join()
+    assert held.exists()
+    with scratch_folder(tmp_path):
+        assert not held.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["superres-1-mine"]

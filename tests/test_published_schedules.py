@@ -38,7 +38,7 @@ def published(factor, warmup, step):
 def test_the_recipes_have_the_published_settings(name):
     recipe = Recipe.read(RECIPES / f"{name}.json")
     factor, warmup = NOAM[name]
-    for stage in recipe.stages:
+    for stage in recipe.rungs:
         settings = stage.train_config()
         assert settings.steps == (LONGEST[name] if settings.trains_heads else 1_000_000)
         assert (settings.optimizer, settings.clip, settings.ema_decay) == ("adam", None, 0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fakes import TINY, random_model, random_tokens
 
 import superres
-from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig, Registry
-from superres.config import settings as config_settings
-from superres.config.settings import with_plugins
+from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
@@ -71,14 +72,100 @@ def test_what_is_no_proposer_is_refused_in_one_line(name, kind, message):
     assert "mine" not in PROPOSERS
 
 
-def test_packages_add_their_own_by_entry_points(monkeypatch):
-    found = [EntryPoint("mine", "collections:OrderedDict", "group"), EntryPoint("one", "nowhere:x", "group"),
-             EntryPoint("broken", "nowhere_at_all:x", "group")]
-    monkeypatch.setattr(config_settings, "entry_points", lambda group: found[:2])
-    names = with_plugins(["one"], "group")
-    assert names == ["one", "mine"]  # the built-in one counts
-    registry = Registry(names, {"one": dict}, "group")
-    assert registry["mine"].__name__ == "OrderedDict"
-    monkeypatch.setattr(config_settings, "entry_points", lambda group: found[2:])
-    with pytest.raises(ConfigError, match=r"broken of the package nowhere_at_all:x cannot be imported .*; mend or"):
-        Registry(with_plugins(["one"], "group"), {"one": dict}, "group")
+GOOD = """
+import torch
+import superres
+
+class Ones(superres.Proposer):
+    def propose(self, context, offsets):
+        return torch.ones(len(context.position), len(offsets), dtype=torch.int64)
+
+class Lax(superres.Criterion):
+    settings, rule = ("epsilon",), None
+"""
+PLUGINS = {
+    "raising": "raise RuntimeError('mine\\nis broken')", "exiting": "import sys; sys.exit(3)", "good": GOOD,
+    "wrong": "class Ones: pass\nLax = 7", "looping": "def f(): return f()\nf()", "shadow": GOOD,
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """Install a package of each kind; return the environment in which they are found."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name, code in PLUGINS.items():
+        (folder / f"its_{name}.py").write_text(code)
+        about = folder / f"its_{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: its-{name}\nVersion: 1.0\n")
+        first, second = ("heads", "exact") if name == "shadow" else (name, name)
+        (about / "entry_points.txt").write_text(
+            f"[superres.proposers]\n{first} = its_{name}:Ones\n[superres.criteria]\n{second} = its_{name}:Lax\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[1])])}
+
+
+def python(packages, *words):
+    return subprocess.run([sys.executable, *words], env=packages, capture_output=True, text=True, check=False)
+
+
+def test_packages_that_fail_at_import_take_no_command_down(packages):
+    done = python(packages, "-m", "superres", "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    helped = python(packages, "-m", "superres", "upscale", "--help")
+    assert helped.returncode == 0
+    assert all(name in helped.stdout for name in PLUGINS if name != "shadow")
+    assert "Traceback" not in helped.stderr
+
+
+LOOKED_UP = """
+import sys
+import superres
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.proposers import PROPOSERS
+assert not any(name.startswith("its_") for name in sys.modules)
+for registry in (PROPOSERS, CRITERIA):
+    for name in registry:
+        try:
+            print(name, registry[name].__module__)
+        except superres.SuperresError as error:
+            print(error)
+print(superres.DecodeConfig(block_size=2, proposer="good", accept="good"))
+"""
+
+
+def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_line_if_it_does_not_fit(packages):
+    done = python(packages, "-c", LOOKED_UP)
+    assert done.returncode == 0, done.stderr
+    for registry in ("Proposer", "Criterion"):
+        assert f"wrong must be a class derived from superres.{registry}" in done.stdout
+    for line in ("good its_good", "heads superres.decoding.proposers.",
+                 "raising of the package its-raising cannot be used (RuntimeError: mine is broken); fix or uninstall",
+                 "exiting of the package its-exiting cannot be used (SystemExit: 3)",
+                 "looping of the package its-looping cannot be used (RecursionError: ", "exact superres.decoding."):
+        assert line in done.stdout
+    told = "the plug-in of that name in the package its-shadow is not used"
+    assert done.stderr.splitlines() == [f"{name}; {told}" for name in (
+        "heads is the built-in proposer", "exact is the built-in criterion")]
+
+
+def test_the_command_decodes_with_a_plug_in_and_says_why_another_cannot_be_used(packages, tmp_path):
+    words = ["-m", "superres", "upscale", str(Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"),
+             "--checkpoint", "celeba-8to32", "--engine", "plain", "--output", str(tmp_path), "--block-size", "8"]
+    done = python(packages, *words, "--proposer", "good", "--accept", "good", "--epsilon", "3")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*.png"))) == 1
+    refused = python(packages, *words, "--proposer", "exiting")
+    assert refused.returncode == 2
+    assert "exiting of the package its-exiting cannot be used" in refused.stderr.splitlines()[-1]
+
+
+def test_the_damaged_list_of_a_package_makes_one_warning(packages, tmp_path):
+    about = tmp_path / "damaged-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: damaged\n")
+    (about / "entry_points.txt").write_bytes(b"[superres.proposers]\n\xff = its:X\n")
+    path = os.pathsep.join([str(tmp_path), packages["PYTHONPATH"]])
+    done = python({**packages, "PYTHONPATH": path}, "-m", "superres", "--version")
+    assert done.returncode == 0
+    assert "is damaged" in done.stderr
+    assert "Traceback" not in done.stderr

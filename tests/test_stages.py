@@ -145,13 +145,22 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda d: d.pop("rungs"), "not a training recipe"),
+    (lambda d: d.pop("rungs"), "Recipe needs rungs; add it"), (lambda d: d["rungs"].clear(), "a recipe needs rungs"),
+    (lambda d: d.update(rungs=7), "rungs must be a list, not 7"),
+    (lambda d: d.update(preset=7), "preset must be one of"),
+    (lambda d: d.update(decode_batch=-1), "decode_batch must be at least 1, not -1"),
+    (lambda d: d.update(prediction_heads=2_000_000_000), "prediction_heads must be at most 1024, not 2000000000"),
+    (lambda d: d.update(keep_heads="no"), "keep_heads must be true or false, not 'no'"),
+    *((lambda d, name=name: d["rungs"][0].update(name=name), "the name of a rung .* is not fit for a file")
+      for name in ("../../evil", "/evil", "a\\b", "..", ".hidden", "NUL", "a\0", "a\n", "x" * 300, "", "\ud800")),
+    (lambda d: d["rungs"][0].update(name="training.jsonl"), "another rung or file is called"),
+    (lambda d: d["rungs"][0]["settings"].update(batch_size="4"), "rung 'base': batch-size must be at least 1, not '4'"),
     (lambda d: d["rungs"][1].update(start="nowhere"), "starts from 'nowhere', which is not an earlier rung"),
-    (lambda d: d["rungs"][1].update(name="base"), "two rungs are called 'base'"),
+    (lambda d: d["rungs"][1].update(name="BASE"), "another rung or file is called 'BASE'"),
     (lambda d: d["rungs"][2]["settings"].update(teacher="nobody"), "no checkpoint 'nobody'"),
     (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
     (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
-    (lambda d: d.update(colour="red"), "not a training recipe"),
+    (lambda d: d.update(colour="red"), "unknown setting colour in Recipe"),
     (lambda d: d.update(network={"widht": 8}), "unknown setting widht"),
     (lambda d: d["rungs"][0]["settings"].update(snapshots=2), "snapshots must be 0, or at most the number of steps"),
     (lambda d: d["rungs"][1].update(head_layer="round"), "head_layer 'round' must be one of per-head, dense"),
@@ -170,7 +179,7 @@ def test_the_bundled_recipes_can_be_read():
     folder = bundled_folder().parent / "scripts" / "train" / "recipes"
     recipes = {path.stem: Recipe.read(path) for path in folder.glob("*.json")}
     assert {"draft-two-cores", "one-gpu", "table2", "text-two-cores", "two-cores"} <= recipes.keys()
-    settings = [rung.train_config() for rung in recipes["table2"].stages[1:]]
+    settings = [rung.train_config() for rung in recipes["table2"].rungs[1:]]
     assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
 
 

@@ -39,8 +39,8 @@ QUICK: dict[str, Any] = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "snapsh
 
 def quick(recipe: Recipe, network: Mapping[str, Any]) -> Recipe:
     """Return a recipe with two steps per rung, and with other fields of the network."""
-    stages = [dataclasses.replace(stage, settings=stage.settings | QUICK) for stage in recipe.stages]
-    return dataclasses.replace(recipe, stages=stages,
+    stages = [dataclasses.replace(stage, settings=stage.settings | QUICK) for stage in recipe.rungs]
+    return dataclasses.replace(recipe, rungs=tuple(stages),
                                network={**recipe.network, **network})
 
 

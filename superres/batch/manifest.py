@@ -8,7 +8,6 @@ may leave, is dropped.
 from __future__ import annotations
 
 import array
-import dataclasses
 import hashlib
 import json
 import os
@@ -19,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
-from superres.errors import InvalidInputError, OutputError
-from superres.system.output import scratch_file
+from superres.config import reader_of, require
+from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.system.output import scratch_file, scratch_folder
 from superres.system.places import fetched, files_in, is_url, join, move_to, public
+from superres.system.reading import parse_json
 from superres.tasks.face_finder import MOST_FACES
 
 LINE_BYTES = 2048  # bytes per read of a line; most lines are shorter
@@ -77,24 +77,19 @@ class Row:
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
-        return json.dumps({name: getattr(self, name) for name in _NAMES}).encode() + b"\n"
+        return json.dumps({name: getattr(self, name) for name in _READERS}).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
-        """Read a line without entries that this release does not know; raise ValueError if it is not a row."""
-        values = json.loads(line)
+        """Read a line without entries that this release does not know; ValueError or ConfigError if it is not a row."""
+        values = parse_json(line)
         if not isinstance(values, dict) or values.get("status") not in STATUSES:
             raise ValueError("no status ok, skipped or failed")
-        row = cls(**{name: value for name, value in values.items() if name in _NAMES})
-        if not isinstance(row.input, str) or not isinstance(row.output, str):
-            raise ValueError("input and output must be text")
-        for name in ("config", "options", "crop"):
-            if not isinstance(getattr(row, name), dict | None):
-                raise ValueError(f"{name} must be an object")
-        return row
+        require({"input", "output"} <= values.keys(), "no input or no output")
+        return cls(**{name: _READERS[name](name, value) for name, value in values.items() if name in _READERS})
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(Row))
+_READERS = {name: reader_of(hint) for name, hint in get_type_hints(Row).items()}
 
 
 def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
@@ -105,7 +100,7 @@ def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
             return
         try:
             row = Row.parse(line)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, ConfigError) as error:
             reason = " ".join(str(error).split())
             raise InvalidInputError(f"line {number} of the manifest {path} is damaged ({reason}); remove that line, or "
                                     "the manifest, or choose another --manifest") from error
@@ -378,7 +373,7 @@ def _write_lines(place: str, lines: Iterable[bytes]) -> None:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         _rewrite(Path(place), lines)
         return
-    with TemporaryDirectory(prefix="superres-") as folder:
+    with scratch_folder() as folder:
         path = os.path.join(folder, "manifest")
         with open(path, "wb") as file:
             file.writelines(lines)

@@ -7,12 +7,11 @@ batch belong to several parts at a time, so the batch stays full. A part is writ
 from __future__ import annotations
 
 import dataclasses
-import os
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from superres.batch.upscaling import decode_all
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError, SuperresError
 from superres.pipeline.options import resolve_options
+from superres.system.output import scratch_folder
 from superres.system.places import move_to, public
 from superres.system.progress import ProgressBar, say
 
@@ -111,9 +111,10 @@ class PartFile:
     def __init__(self, job: Job, part: int) -> None:
         """Open the files of the part in a temporary folder."""
         self.job, self.part, self.summary, self.failures = job, part, Summary(), list[str]()
-        self.folder = TemporaryDirectory(prefix="superres-")
-        self.writer = writer_for(job.layout, job.output, job.shard(part))(self.folder.name)
-        self.lines = open(os.path.join(self.folder.name, "manifest"), "wb")  # noqa: SIM115 -- closed by `close`
+        self.stack = ExitStack()
+        folder = self.stack.enter_context(scratch_folder())
+        self.writer = writer_for(job.layout, job.output, job.shard(part))(str(folder))
+        self.lines = open(f"{folder}/manifest", "wb")  # noqa: SIM115 -- closed by `close`
 
     def add(self, output: Output) -> None:
         """Add an output to the shard, and its row to the manifest."""
@@ -138,7 +139,7 @@ class PartFile:
         """Remove what is not finished."""
         self.writer.close()
         self.lines.close()
-        self.folder.cleanup()
+        self.stack.close()
 
 
 class _OpenPart:

@@ -27,9 +27,11 @@ import numpy as np
 from superres.batch.inputs import LOCAL, Input, find_inputs, is_archive
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings
-from superres.errors import InvalidInputError, OutputError
+from superres.config import reader_of
+from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.places import files_in, host_of, is_url, join, public, read_place, remove, write_place
 from superres.system.progress import say
+from superres.system.reading import parse_json, parse_lines
 from superres.tasks.photos import FACE
 
 RUN = "run.json"
@@ -100,11 +102,12 @@ def read_part(job: Job, number: int) -> Part:
     place = job.place(f"plan/{number:06d}.jsonl")
     content = read_place(place, PLAN_BYTES)
     try:
-        values = [json.loads(line) for line in content.splitlines()]
+        values = parse_lines(content)
         if values and isinstance(values[0], dict):
-            return Part(number, str(values[0]["archive"]))
-        return Part(number, None, tuple(Input(str(path), str(name), error=error) for path, name, error in values))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return Part(number, reader_of(str)("archive", values[0].get("archive")))
+        rows = reader_of(list[tuple[str, str, str | None]])("the plan", values)
+        return Part(number, None, tuple(Input(path, name, error=error) for path, name, error in rows))
+    except (ValueError, ConfigError) as error:
         raise InvalidInputError(f"the plan {public(place)} is damaged; choose another --output") from error
 
 
@@ -161,12 +164,11 @@ def _read_run(job: Job) -> dict[str, Any] | None:
         return None
     place = job.place(RUN)
     try:
-        known = json.loads(read_place(place, PLAN_BYTES))
-        if isinstance(known, dict) and isinstance(known["parts"], int) and known["parts"] >= 0:
-            return {"count": known["parts"], **known}
-    except (ValueError, KeyError, RecursionError):
-        pass
-    raise OutputError(f"{public(place)} is not the record of a run; choose another --output")
+        known = reader_of(dict[str, Any])("the record", parse_json(read_place(place, PLAN_BYTES)))
+        parts = reader_of(int, 0)("parts", known.get("parts"))
+        return {**known, "parts": parts, "count": reader_of(int, 0)("count", known.get("count", parts))}
+    except (ValueError, ConfigError) as error:
+        raise OutputError(f"{public(place)} is not the record of a run ({error}); choose another --output") from error
 
 
 def _write_plan(job: Job, options: BatchOptions) -> tuple[int, int]:

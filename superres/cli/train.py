@@ -284,7 +284,7 @@ def ladder(
 
     stages = Recipe.read(recipe)
     end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
-    lengths = {entry.name: _length(entry.train_config()) for entry in stages.stages}
+    lengths = {entry.name: _length(entry.train_config()) for entry in stages.rungs}
     with _training_bar(None, "s") as (bar, stop):
 
         def report(stage: str, record: dict[str, float]) -> None:

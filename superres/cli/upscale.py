@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +28,7 @@ from superres.batch.ray_cluster import Cluster
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, DecodeConfig, require, require_choice, require_whole
 from superres.pipeline.options import as_option, combined
+from superres.system.output import scratch_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.terminal import echo
@@ -161,9 +161,9 @@ def run_files(
     from superres.batch.manifest import latest_rows
     from superres.batch.upscaling import upscale_files
 
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         if not in_folder and options.manifest is None:
-            options = dataclasses.replace(options, manifest=Path(folder) / MANIFEST)
+            options = dataclasses.replace(options, manifest=folder / MANIFEST)
         if cluster is None:
             counts = upscale_files(entries, upscaler, options, decode)
         else:

@@ -16,12 +16,13 @@ from superres.config.decoding import (
     QualityBound,
     parse_temperature,
 )
-from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, SIZES, ModelConfig
+from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
 from superres.config.settings import (
     DECODING,
     EXPERTS,
     FACES,
     LARGEST,
+    REQUIRED,
     SAMPLING,
     TRANSLATION,
     Config,
@@ -30,6 +31,7 @@ from superres.config.settings import (
     documented,
     is_number,
     is_whole,
+    reader_of,
     require,
     require_choice,
     require_whole,
@@ -40,7 +42,8 @@ from superres.config.settings import (
 __all__ = [
     "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
     "ENGINE_NAMES", "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST",
-    "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence",
+    "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence",
     "Config", "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
-    "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "is_whole", "parse_temperature", "reader_of", "require", "require_choice", "require_whole", "setting",
+    "settings_of",
 ]

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 from superres.config.settings import (
     EXPERTS,
     FACES,
+    REQUIRED,
     SAMPLING,
     Config,
     documented,
-    is_number,
     require,
     require_probability,
-    require_whole,
     setting,
     settings_of,
     with_plugins,
@@ -123,12 +122,11 @@ class DecodeConfig(Config):
         panel=SAMPLING, depends_on="temperature", by_checkpoint=True)
 
     def __post_init__(self) -> None:
-        for name, about in settings_of(type(self)).items():
-            about.check(name, getattr(self, name))
+        super().__post_init__()
         require(self.block_size is None or self.min_block <= self.block_size,
                 f"min-block {self.min_block} is larger than the block size {self.block_size}")
-        require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
-            len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
+        require(self.temperature == 0 or (
+            len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures)),
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per colour, "
                 f"not {shown(self.temperature)}")
         require_probability("nucleus", self.nucleus)
@@ -194,13 +192,8 @@ class Confidence(Config):
     other heads, the logarithm of the odds that a proposal passes is offset + exponent * (that of the head).
     """
 
-    offset: float
-    exponent: float
-
-    def __post_init__(self) -> None:
-        for name, value in self.to_dict().items():
-            require(is_number(value, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT),
-                    f"{name} must be at most {LARGEST_COEFFICIENT} in absolute value, not {shown(value)}")
+    offset: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
+    exponent: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
 
 
 @dataclass(frozen=True)
@@ -212,13 +205,8 @@ class BeamConfig(Config):
         length_penalty: alpha; hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016).
     """
 
-    size: int = 4
-    length_penalty: float = 0.6
-
-    def __post_init__(self) -> None:
-        require_whole("beam", self.size, 1, LARGEST_BEAM)
-        require(is_number(self.length_penalty, 0, LARGEST_PENALTY),
-                f"length-penalty must be at least 0, not {shown(self.length_penalty)}, and at most {LARGEST_PENALTY}")
+    size: int = setting(4, least=1, most=LARGEST_BEAM)
+    length_penalty: float = setting(0.6, least=0, most=LARGEST_PENALTY)
 
 
 @dataclass(frozen=True)
@@ -234,9 +222,9 @@ class QualityBound(Config):
     max_bits_loss: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         psnr, bits = self.min_psnr_to_greedy, self.max_bits_loss
         require((psnr is None) != (bits is None), "give the bound on quality as either --min-psnr-to-greedy (dB) or "
                                                   "--max-bits-loss (bits/dim)")
-        require(psnr is None or (is_number(psnr, 0) and psnr != 0),
-                f"min-psnr-to-greedy must be positive, not {shown(psnr)}")
-        require(bits is None or is_number(bits, 0), f"max-bits-loss must be at least 0, not {shown(bits)}")
+        require(psnr is None or psnr > 0, f"min-psnr-to-greedy must be positive, not {shown(psnr)}")
+        require(bits is None or bits >= 0, f"max-bits-loss must be at least 0, not {shown(bits)}")

@@ -6,16 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from superres.config.settings import (
-    Config,
-    is_number,
-    is_whole,
-    require,
-    require_choice,
-    require_probability,
-    require_truth,
-    require_whole,
-)
+from superres.config.settings import Config, require, require_probability, setting
 from superres.errors import shown
 
 FORMAT_VERSION = 1
@@ -26,20 +17,7 @@ LONGEST = 2, 10
 translations that repeat themselves. All translations of Multi30k, and of 40,000 sentences of Tatoeba and 3,000 of
 newstest2013, are shorter in the vocabulary of `multi30k-en-de`."""
 
-SIZES: dict[str, tuple[int, int]] = {
-    "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
-    "encoder_layers": (0, 2**8), "decoder_layers": (1, 2**8), "attention_block_length": (1, 2**20),
-    "prediction_heads": (1, 2**10), "head_filter_size": (1, 2**16), "conditioning_blocks": (0, 2**8),
-    "conditioning_width": (1, 2**14),
-}
-"""Smallest and largest value of each size of a network. The largest values are far above the needs of a picture or a
-sentence; an untrusted checkpoint with them cannot request more memory than a machine has."""
-
 HEAD_LAYERS = ("per-head", "dense", "sequential", "recurrent")
-CHOICES = {"attention": ("local_1d", "causal"), "norm": ("pre", "post"), "head_layer": HEAD_LAYERS,
-           "ordinal_shape": ("laplace", "hyperbolic")}
-SWITCHES = ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood", "cell_remainder",
-            "ordinal_output", "free_scores", "tied_embeddings", "consistent")
 
 MOST_SOURCE, MOST_TARGET = 2**14, 256 * 256 * 3  # positions
 MOST_CHANNELS = 4
@@ -55,6 +33,9 @@ feed-forward layer of 4 D). From this number on, at the width D of 128 of `base`
 @dataclass(frozen=True)
 class ModelConfig(Config):
     """Settings of a network; `PRESETS` has the named networks.
+
+    The largest sizes are far above the needs of a picture or a sentence; an untrusted checkpoint with them cannot
+    request more memory than a machine has.
 
     Attributes:
         task: name of the task that turns inputs into tokens, "faces" or "translation".
@@ -96,27 +77,27 @@ class ModelConfig(Config):
     """
 
     task: str = "faces"
-    vocabulary: int = 256
+    vocabulary: int = setting(256, least=1, most=2**20)
     source_shape: tuple[int, ...] = (8, 8, 3)
     target_shape: tuple[int, ...] = (32, 32, 3)
-    width: int = 32
-    filter_size: int = 64
-    attention_heads: int = 2
-    encoder_layers: int = 1
-    decoder_layers: int = 2
+    width: int = setting(32, least=1, most=2**14)
+    filter_size: int = setting(64, least=1, most=2**16)
+    attention_heads: int = setting(2, least=1, most=2**10)
+    encoder_layers: int = setting(1, least=0, most=2**8)
+    decoder_layers: int = setting(2, least=1, most=2**8)
     attention: Literal["local_1d", "causal"] = "local_1d"
-    attention_block_length: int = 128
+    attention_block_length: int = setting(128, least=1, most=2**20)
     cross_attention: bool = True
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
-    prediction_heads: int = 1
+    prediction_heads: int = setting(1, least=1, most=2**10)
     head_layer: Literal["per-head", "dense", "sequential", "recurrent"] = "per-head"
-    head_filter_size: int = 64
+    head_filter_size: int = setting(64, least=1, most=2**16)
     identity_p1: bool = True
     one_head_layer: bool = True
     aligned_conditioning: bool = True
-    conditioning_blocks: int = 1
-    conditioning_width: int = 32
+    conditioning_blocks: int = setting(1, least=0, most=2**8)
+    conditioning_width: int = setting(32, least=1, most=2**14)
     numeric_neighbourhood: bool = True
     cell_remainder: bool = False
     ordinal_output: bool = True
@@ -128,19 +109,12 @@ class ModelConfig(Config):
     nucleus: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, (least, most) in SIZES.items():
-            require_whole(name, getattr(self, name), least, most)
-        require(isinstance(self.task, str), f"task must be text, not {shown(self.task)}")
-        for name in SWITCHES:
-            require_truth(name, getattr(self, name))
-        for name, names in CHOICES.items():
-            require_choice(name, getattr(self, name), names)
+        super().__post_init__()
         self._check_shapes()
         require(self.width % self.attention_heads == 0,
                 f"attention_heads {self.attention_heads} must divide width {self.width}")
         require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
-        require(is_number(self.dropout, 0) and self.dropout < 1,
-                f"dropout must be in [0, 1), not {shown(self.dropout)}")
+        require(0 <= self.dropout < 1, f"dropout must be in [0, 1), not {shown(self.dropout)}")
         require_probability("nucleus", self.nucleus)
         require(self.head_layer != "sequential" or (self.numeric_neighbourhood and self.ordinal_output),
                 "head_layer sequential needs numeric_neighbourhood and ordinal_output")
@@ -156,8 +130,8 @@ class ModelConfig(Config):
     def _check_shapes(self) -> None:
         for name, most in (("source_shape", MOST_SOURCE), ("target_shape", MOST_TARGET)):
             shape = getattr(self, name)
-            valid = isinstance(shape, tuple) and len(shape) in (1, 3) and all(is_whole(n) and n >= 1 for n in shape)
-            require(valid, f"{name} must be a list of positive whole numbers, one or three, not {shown(shape)}")
+            require(len(shape) in (1, 3) and min(shape) >= 1,
+                    f"{name} must be a list of positive whole numbers, one or three, not {shown(shape)}")
             require(max(shape) <= most and math.prod(shape) <= most,
                     f"{name} must have at most {most} positions, not {shown(shape)}")
             require(math.prod(shape) * self.width <= MOST_TABLE, f"positions of {name} times width must be at most "
@@ -168,8 +142,7 @@ class ModelConfig(Config):
                 "are allowed; use conditioning_blocks")
 
     def _check_text(self) -> None:
-        named = isinstance(self.languages, tuple) and all(isinstance(name, str) for name in self.languages)
-        require(named and len(self.languages) == (2 if self.task == "translation" else 0),
+        require(len(self.languages) == (2 if self.task == "translation" else 0),
                 f"a translation has two languages and other tasks have none, not {shown(self.languages)}")
         same = len(self.source_shape) == len(self.target_shape) == 1
         require(same or self.task != "translation", "a translation needs source_shape and target_shape of one number")

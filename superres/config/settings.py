@@ -7,24 +7,32 @@ it, so a new setting is written in one place. The controls of the web demo are i
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import logging
+import re
 import sys
 import textwrap
 import typing
 from collections import UserDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from types import NoneType
-from typing import Any, ClassVar, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast
 
 from superres.errors import ConfigError, plain, shown
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 LARGEST = 2**31 - 1  # of whole-number settings without a smaller bound; sums and products with it fit into 64 bits
 FACES, TRANSLATION = "faces", "translation"  # names of the tasks
 DECODING, SAMPLING, EXPERTS = "Decoding", "Sampling", "Experts"  # sections of the help for the decoding settings
+
+
+REQUIRED: Any = dataclasses.MISSING  # the default of a setting that has none
 
 
 def require(condition: bool, message: str) -> None:
@@ -65,12 +73,88 @@ def require_choice(name: str, value: object, names: Collection[str]) -> None:
     require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
 
 
+Reader = Callable[[str, Any], Any]
+"""Returns the value of the setting of a name as its type, or raises ConfigError."""
+
+
+@functools.cache
+def reader_of(hint: Any, least: float | None = None, most: float | None = None) -> Reader:  # noqa: ANN401 -- any type
+    """Return the reader of values of the type `hint`, of which JSON can be the form; numbers are in a range.
+
+    Lists become tuples where the type is a tuple, and objects become settings where it is a `Config`. Of a union, such
+    as `float | tuple[float, ...]`, lists are of the last type and other values of the first.
+    """
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+    first, *others = [_reader(kind, least, most) for kind in kinds if kind is not NoneType]
+    if len(kinds) == 1:
+        return first
+
+    def read(name: str, value: object) -> Any:  # noqa: ANN401 -- of the type `hint`
+        if value is None and NoneType in kinds:
+            return None
+        return (others[-1] if others and isinstance(value, (list, tuple)) else first)(name, value)
+
+    return read
+
+
+def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # noqa: ANN401 -- any type
+    """Return the reader of a type that is no union."""
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    lowest, highest = (-sys.float_info.max if least is None else least), (sys.float_info.max if most is None else most)
+    length = len(arguments) if origin is tuple and arguments[-1] is not ... else None
+    if isinstance(kind, type) and issubclass(kind, Config):
+        return lambda name, value: value if isinstance(value, kind) else kind.from_dict(value)
+    if kind is int and least is not None:
+        return functools.partial(_whole, int(least), LARGEST if most is None else int(most))
+    forms: dict[Any, tuple[Callable[[Any], bool], str]] = {
+        Literal: (lambda value: value in arguments, f"one of {', '.join(map(str, arguments))}"),
+        bool: (lambda value: isinstance(value, bool), "true or false"),
+        str: (lambda value: isinstance(value, str), "text"),
+        int: (lambda value: is_whole(value) and abs(value) < 2**64, "a whole number"),
+        float: (lambda value: is_number(value, lowest, highest),
+                "a number" if least is None and most is None else f"a number from {lowest:g} to {highest:g}"),
+        tuple: (lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)),
+                "a list" if length is None else f"a list of {length} values"),
+        list: (lambda value: isinstance(value, list), "a list"),
+        dict: (lambda value: isinstance(value, dict), "an object of names and values"),
+        Any: (lambda _: True, ""),
+    }
+    fits, form = forms[origin]
+    parts = [reader_of(argument) for argument in arguments if origin in (tuple, list, dict) and argument is not ...]
+
+    def read(name: str, value: Any) -> Any:  # noqa: ANN401 -- of the type `kind`
+        if not fits(value):
+            raise ConfigError(f"{name} must be {form}, not {shown(value)}")
+        if origin is dict and arguments[1] is not Any:
+            return {key: parts[1](f"{plain(key)} in {name}", entry) for key, entry in value.items()}
+        if origin in (tuple, list):
+            return origin(part(name, entry) for part, entry in zip(
+                parts if length is not None else itertools.repeat(parts[0]), value, strict=False))
+        return value
+
+    return read
+
+
+def _whole(least: int, most: int, name: str, value: Any) -> Any:  # noqa: ANN401 -- a whole number
+    require_whole(name, value, least, most)
+    return value
+
+
 @dataclass(frozen=True)
 class Config:
-    """Base class of settings; its dictionary form has exactly the fields of the class."""
+    """Base class of settings, whose values have the types and ranges of their fields (see `Setting`).
+
+    The dictionary form has exactly the fields of the class.
+    """
 
     retired: ClassVar[dict[str, Any]] = {}
     """Former settings that older files name, and the value that each of them must have there."""
+
+    def __post_init__(self) -> None:
+        for name, about in _all_settings(type(self)).items():
+            value = getattr(self, name)
+            if (read := about.check(name, value)) is not value:
+                object.__setattr__(self, name, read)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a dictionary that JSON can represent."""
@@ -78,18 +162,18 @@ class Config:
 
     @classmethod
     def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-        """Return the settings in `values`, or raise ConfigError; lists become tuples."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        """Return the settings in `values`, or raise ConfigError."""
+        fields = dataclasses.fields(cls)
         require(isinstance(values, dict), f"{cls.__name__} needs an object of settings, not {shown(values)}")
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        values = {name: value for name, value in values.items()
                   if name not in cls.retired or value != cls.retired[name]}
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - {about.name for about in fields})
         require(not unknown, f"unknown setting {', '.join(map(plain, unknown[:3]))} in {cls.__name__}; "
-                             f"known: {', '.join(known)}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ConfigError(f"{cls.__name__} cannot be built from {shown(values)}: {error}") from error
+                             f"known: {', '.join(about.name for about in fields)}")
+        missing = [about.name for about in fields if about.name not in values
+                   and about.default is about.default_factory is dataclasses.MISSING]
+        require(not missing, f"{cls.__name__} needs {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}")
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -97,7 +181,8 @@ class Setting:
     """The description of a setting.
 
     Attributes:
-        help: what the setting does, and its range. The web demo shows only the first sentence.
+        help: what the setting does, and its range. The web demo shows only the first sentence. A setting without help
+            has no option.
         metavar: placeholder of the value in the help; None for switches and for settings with `choices`.
         panel: section of the help that lists the setting.
         unset: meaning of the default None; None if the default is a value.
@@ -105,13 +190,14 @@ class Setting:
         faces: a further sentence of the help where faces are decoded.
         choices: valid names; a `Registry` may add names.
         parse: function from text to the value, which raises ConfigError; None if `kind` converts text.
-        least: smallest valid whole number; None if the settings class has its own check. `most` is the largest.
+        least: smallest valid number; None if the settings class has its own check. `most` is the largest; None for
+            `LARGEST` of whole numbers.
         depends_on: setting whose value decides whether this setting is used: "accept", "proposer" or "temperature".
         tasks: tasks that use the setting.
-        kind: type of the value, or of each value in a tuple; taken from the annotation.
+        kind: type of the value, or of each value in a tuple; taken from the annotation, which is `hint`.
     """
 
-    help: str
+    help: str = ""
     metavar: str | None = None
     panel: str = DECODING
     unset: str | None = None
@@ -119,11 +205,12 @@ class Setting:
     faces: str = ""
     choices: Sequence[str] = ()
     parse: Callable[[str], Any] | None = None
-    least: int | None = None
-    most: int = LARGEST
+    least: float | None = None
+    most: float | None = None
     depends_on: str | None = None
     tasks: tuple[str, ...] = (FACES, TRANSLATION)
     kind: type = str
+    hint: Any = str
 
     def read(self, name: str, text: str) -> Any:  # noqa: ANN401 -- the type of the setting
         """Convert text to the value of the setting `name`, or raise ConfigError; its range is not checked."""
@@ -136,21 +223,16 @@ class Setting:
             form = "number" if self.kind is float else "whole number"
             raise ConfigError(f"{name} must be a {form}, not {shown(text)}") from None
 
-    def check(self, name: str, value: object) -> None:
-        """Raise ConfigError unless `value` has the type, and is one of the choices or in the range, of this setting."""
+    def check(self, name: str, value: object) -> Any:  # noqa: ANN401 -- the type of the setting
+        """Return the value as the type of the setting; raise ConfigError if it has another type or is out of range."""
         if self.choices:
             require_choice(name, value, self.choices)
-        elif value is None and self.unset is not None:
-            return
-        elif self.kind is bool:
-            require_truth(name, value)
-        elif self.kind is str:
-            require(isinstance(value, str), f"{name} must be text, not {shown(value)}")
-        elif self.least is not None:
-            require_whole(name.replace("_", "-"), value, self.least, self.most)
+            return value
+        shown_name = name.replace("_", "-") if self.help and self.kind is int else name
+        return reader_of(self.hint, self.least, self.most)(shown_name, value)
 
 
-def setting(default: T, help: str, metavar: str | None = None, **about: Any) -> T:  # noqa: ANN401 -- of `Setting`
+def setting(default: T, help: str = "", metavar: str | None = None, **about: Any) -> T:  # noqa: ANN401 -- of `Setting`
     """Return a field of a settings class with its default and the attributes of its `Setting`."""
     return field(default=default, metadata={"setting": Setting(help, metavar, **about)})
 
@@ -158,24 +240,21 @@ def setting(default: T, help: str, metavar: str | None = None, **about: Any) -> 
 _SETTINGS: dict[type, dict[str, Setting]] = {}
 
 
-def _loaded(entry: EntryPoint) -> Any:  # noqa: ANN401 -- whatever a package names
-    """Return what an entry point names."""
-    try:
-        return entry.load()
-    except Exception as error:
-        package = entry.dist.name if entry.dist is not None else entry.value
-        raise ConfigError(f"{entry.name} of the package {package} cannot be imported ({' '.join(str(error).split())}); "
-                          "mend or remove that package") from error
+def _all_settings(kind: type[Config]) -> dict[str, Setting]:
+    """Return the settings of a class by name, in the order of its fields, with the types of the annotations."""
+    if kind not in _SETTINGS:
+        hints = typing.get_type_hints(kind)
+        kinds = {name: next(part for part in (*typing.get_args(hint), hint) if part is not NoneType)
+                 for name, hint in hints.items()}
+        _SETTINGS[kind] = {found.name: dataclasses.replace(found.metadata.get("setting", Setting()),
+                                                           hint=hints[found.name], kind=kinds[found.name])
+                           for found in dataclasses.fields(kind)}
+    return _SETTINGS[kind]
 
 
 def settings_of(kind: type[Config]) -> dict[str, Setting]:
-    """Return the settings of a class by name, in the order of its fields."""
-    if kind not in _SETTINGS:
-        kinds = {name: next(part for part in (*typing.get_args(hint), hint) if part is not NoneType)
-                 for name, hint in typing.get_type_hints(kind).items()}
-        _SETTINGS[kind] = {found.name: dataclasses.replace(found.metadata["setting"], kind=kinds[found.name])
-                           for found in dataclasses.fields(kind) if "setting" in found.metadata}
-    return _SETTINGS[kind]
+    """Return the settings of a class that have a help text by name, in the order of its fields."""
+    return {name: about for name, about in _all_settings(kind).items() if about.help}
 
 
 def documented(kind: type[ConfigT]) -> type[ConfigT]:
@@ -187,12 +266,33 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
     return kind
 
 
-def with_plugins(names: list[str], group: str) -> list[str]:
-    """Return `names` and those of the entry points of a group that installed packages have; the first of a name counts.
+PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
-    Nothing of these packages is imported.
+
+@functools.cache
+def plugins_of(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group that installed packages have, by name; the first of a name counts.
+
+    Nothing of these packages is imported. Entry points without a plain name are left out; all of them, with a warning,
+    if the list of a package is damaged.
     """
-    return list(dict.fromkeys([*names, *sorted(entry.name for entry in entry_points(group=group))]))
+    try:
+        found = [(entry.name, _package(entry), entry) for entry in entry_points(group=group)]
+    except Exception as error:  # whatever a damaged package causes: no other command may depend on it
+        LOG.warning("plug-ins are not available: the list of an installed package is damaged (%s); fix or uninstall it",
+                    plain(str(error)))
+        return {}
+    return {name: entry for name, _, entry in sorted(found, key=lambda one: one[:2], reverse=True)
+            if PLUGIN_NAME.fullmatch(name)}
+
+
+def _package(entry: EntryPoint) -> str:
+    return plain(str(entry.dist.name if entry.dist is not None else entry.value))
+
+
+def with_plugins(names: list[str], group: str) -> list[str]:
+    """Return `names` and those of `plugins_of` a group."""
+    return list(dict.fromkeys([*names, *sorted(plugins_of(group))]))
 
 
 class Registry(UserDict[str, T]):
@@ -200,17 +300,50 @@ class Registry(UserDict[str, T]):
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
     implementation also changes this list. `names` are the keys of the first `members`, and those that `with_plugins`
-    adds from the entry points of `group`, if given, which are imported here. Raise ConfigError if one cannot be
-    imported.
+    adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
+    ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Members are classes
+    derived from `base`, the attribute `label` of superres, if it is given.
     """
 
-    def __init__(self, names: list[str], members: dict[str, T], group: str | None = None) -> None:
-        added = {} if group is None else {
-            entry.name: entry for entry in entry_points(group=group) if entry.name not in members}
-        if list(members) != names[:len(members)] or added.keys() != set(names[len(members):]):
+    def __init__(
+        self, names: list[str], members: dict[str, T], group: str | None = None, base: type = object, label: str = "",
+    ) -> None:
+        self.plugins = {} if group is None else dict(plugins_of(group))
+        self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
+        if list(members) != names[:len(members)] or self.plugins.keys() != set(names[len(members):]):
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
-        self.names = names
-        super().__init__({**members, **{name: _loaded(added[name]) for name in names[len(members):]}})
+        self.names, self.base, self.label = names, base, label
+        super().__init__(members)
+
+    def check(self, name: str, member: object) -> None:
+        """Raise ConfigError unless `member` may be an implementation."""
+        require(isinstance(member, type) and issubclass(member, self.base),
+                f"{name} must be a class derived from superres.{self.label}, not {shown(member)}")
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.shadowing:
+            LOG.warning("%s is the built-in %s; the plug-in of that name in the package %s is not used", name,
+                        self.label.lower(), _package(self.shadowing.pop(name)))
+        if name not in self.data and name in self.plugins:
+            entry = self.plugins[name]
+            try:
+                member = entry.load()
+                self.check(name, member)
+            except (Exception, SystemExit) as error:  # whatever a package does when it is imported
+                raise ConfigError(f"{name} of the package {_package(entry)} cannot be used ({type(error).__name__}: "
+                                  f"{plain(str(error))}); fix or uninstall that package, or choose another name"
+                                  ) from error
+            self.data[name] = member
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data or name in self.plugins
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.data, *self.plugins]))
+
+    def __len__(self) -> int:
+        return len({*self.data, *self.plugins})
 
     def __setitem__(self, name: str, member: T) -> None:
         super().__setitem__(name, member)

@@ -77,5 +77,6 @@ class TopK(Exact):
 
 
 CRITERIA: Registry[type[Criterion]] = Registry(
-    CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS)
+    CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS, Criterion,
+    "Criterion")
 """Acceptance criteria by name."""

@@ -103,7 +103,7 @@ class BlockwiseLoop:
             self.block_costs = confident.block_costs(len(keys), session.shape)
         # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
         # derives from a proposer may propose other tokens.
-        self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
+        self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.data.values() else None
         self.rule = getattr(self.decoding.criterion, "rule", None)
         self.sampling: Sampling | None = None
         self.native: dict[int, Iterate | None] = {}

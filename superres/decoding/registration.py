@@ -2,7 +2,8 @@
 
 They are used like the built-in ones, by their names, in Python and in the commands of this process. A package makes its
 own known to all processes, the command line and the web demo, by an entry point in the group "superres.proposers" or
-"superres.criteria", whose name is that of the setting and whose object is the class.
+"superres.criteria", whose name is that of the setting and whose object is the class. The package is imported when that
+name is chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 
 KindT = TypeVar("KindT", bound=type)
-BUILT_IN = frozenset({*PROPOSERS, *CRITERIA})
+BUILT_IN = frozenset({*PROPOSERS.data, *CRITERIA.data})
 
 
 def register_proposer(name: str) -> Callable[[type[Proposer]], type[Proposer]]:
@@ -29,7 +30,7 @@ def register_proposer(name: str) -> Callable[[type[Proposer]], type[Proposer]]:
         ConfigError: the name is not of letters, digits, hyphens and underscores, or that of a built-in; or the class
             does not derive from `Proposer`.
     """
-    return _registering(PROPOSERS, name, Proposer)
+    return _registering(PROPOSERS, name)
 
 
 def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]]:
@@ -40,17 +41,16 @@ def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]
     Raises:
         ConfigError: as for `register_proposer`.
     """
-    return _registering(CRITERIA, name, Criterion)
+    return _registering(CRITERIA, name)
 
 
-def _registering(registry: Registry[KindT], name: str, base: KindT) -> Callable[[KindT], KindT]:
+def _registering(registry: Registry[KindT], name: str) -> Callable[[KindT], KindT]:
     require(isinstance(name, str) and name.replace("-", "").replace("_", "").isalnum() and name.isascii(),
             f"a name has letters, digits, hyphens and underscores, unlike {name!r}")
     require(name not in BUILT_IN, f"{name} is built in; choose another name")
 
     def register(kind: KindT) -> KindT:
-        require(isinstance(kind, type) and issubclass(kind, base), f"{name} must be a class derived from "
-                f"superres.{'Proposer' if base is Proposer else 'Criterion'}, not {kind!r}")
+        registry.check(name, kind)
         registry[name] = kind
         return kind
 

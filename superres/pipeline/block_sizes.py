@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from superres.config import Confidence, DecodeConfig
+from superres.config import Confidence, DecodeConfig, reader_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize
@@ -19,10 +21,11 @@ from superres.decoding.cost import measured_costs
 from superres.decoding.decode import BlockSizeChooser, check_options
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
-from superres.errors import OutputError
+from superres.errors import ConfigError, OutputError
 from superres.interfaces import ScoringModel
 from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
+from superres.system.reading import read_json
 from superres.system.training_lock import training_paused
 
 PATIENCE = 5.0  # longest time that a first decode waits for training to pause, in seconds
@@ -96,8 +99,9 @@ class BlockSizes:
             settings["proposer_bytes"] = proposer.weight_bytes
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / f"cost-{digest[:16]}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
-            costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))["costs"]]
+        with suppress(ConfigError):  # the file is missing or damaged
+            known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the costs"), ConfigError, "remove it")
+            costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
             if len(costs) == largest and min(costs) > 0:
                 return costs
         with training_paused(PATIENCE):

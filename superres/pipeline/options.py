@@ -33,16 +33,19 @@ def dependent_on(name: str) -> tuple[str, ...]:
 
 
 def choices_for(name: str, task: str) -> list[str]:
-    """Return the choices of the setting `name` for a task, "faces" or "translation"."""
-    return [one for one in SETTINGS[name].choices if name != "accept" or all(
+    """Return the choices of the setting `name` for a task, "faces" or "translation".
+
+    A criterion of a package that is not imported yet is among them.
+    """
+    return [one for one in SETTINGS[name].choices if name != "accept" or one not in CRITERIA.data or all(
         task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
 
 
 def readers_of(name: str) -> list[str]:
-    """Return the criteria or proposers that read the setting `name`."""
+    """Return the imported criteria or proposers that read the setting `name`."""
     if SETTINGS[name].depends_on == "accept":
-        return [one for one, criterion in CRITERIA.items() if name in criterion.settings]
-    return [one for one, kind in PROPOSERS.items() if name in (*kind.settings, kind.resource)]
+        return [one for one, criterion in CRITERIA.data.items() if name in criterion.settings]
+    return [one for one, kind in PROPOSERS.data.items() if name in (*kind.settings, kind.resource)]
 
 
 def as_option(name: str, value: str) -> str:

@@ -9,10 +9,8 @@ study, and its export, to whoever has the owner's token.
 from __future__ import annotations
 
 import logging
-import tempfile
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
@@ -33,6 +31,7 @@ from superres.survey.store import Store
 from superres.survey.study import Study
 from superres.survey.voting import STRICT, Panel, RefusedError, Vote
 from superres.system.asgi import with_headers
+from superres.system.output import scratch_folder
 
 MAX_BODY_BYTES = 16_384
 
@@ -223,8 +222,8 @@ def results_app(store: Store, study: Study) -> FastAPI:
 
     @api.get("/votes.{file_format}")
     def get_votes(file_format: Literal["csv", "jsonl"]) -> Response:
-        with tempfile.TemporaryDirectory() as folder:
-            data = export_study(store, study, Path(folder, f"votes.{file_format}"))[0].read_bytes()
+        with scratch_folder() as folder:
+            data = export_study(store, study, folder / f"votes.{file_format}")[0].read_bytes()
         return Response(data, media_type="text/plain; charset=utf-8")
 
     app.include_router(api)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config import Config, Setting, documented, is_whole, require, setting, settings_of
+from superres.config import Config, documented, require, setting
 from superres.errors import shown
 from superres.system.output import short_digest
 
@@ -104,7 +104,7 @@ class StudySettings(Config):
                         panel=TRIALS)
     title: str = "Which picture was taken by a camera?"
     consent: str = CONSENT
-    scale: int = 8
+    scale: int = setting(8, least=1, most=64)
     fill: bool = False
     adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
@@ -112,24 +112,19 @@ class StudySettings(Config):
     panel_params: tuple[str, ...] = ("STUDY_ID", "SESSION_ID")
 
     def __post_init__(self) -> None:
-        switch = Setting("", kind=bool)
-        others = {"scale": Setting("", kind=int, least=1, most=64), "fill": switch, "adaptive": switch}
-        for name, about in {**settings_of(StudySettings), **others}.items():
-            about.check(name, getattr(self, name))
+        super().__post_init__()
         for name in ("question", "title", "consent", "thanks", "completion_code", "completion_url"):
             text = check_text(name, getattr(self, name), MAX_TEXT if name == "consent" else MAX_LINE)
             require(bool(text.strip()) or name.startswith("completion"),
                     f"{name} must not be empty; leave it out for the default text")
         require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
-        sides = self.minimum_viewport
-        require(isinstance(sides, tuple) and len(sides) == 2 and all(is_whole(n) and 0 <= n <= 10_000 for n in sides),
-                f"the minimum viewport must be width,height in CSS pixels, not {shown(sides)}")
+        require(all(0 <= side <= 10_000 for side in self.minimum_viewport),
+                f"the minimum viewport must be width,height in CSS pixels, not {shown(self.minimum_viewport)}")
         for name in ("id_params", "panel_params"):
             names = getattr(self, name)
-            require(isinstance(names, tuple) and len(names) <= MAX_PARAMS and all(
-                isinstance(one, str) and re.fullmatch(r"[!-~]{1,100}", one) for one in names),
-                f"{name} must be up to {MAX_PARAMS} names of URL parameters, each of 1 to 100 ASCII characters without "
-                f"blanks, not {shown(names)}")
+            require(len(names) <= MAX_PARAMS and all(re.fullmatch(r"[!-~]{1,100}", one) for one in names),
+                    f"{name} must be up to {MAX_PARAMS} names of URL parameters, each of 1 to 100 ASCII characters "
+                    f"without blanks, not {shown(names)}")
         url = self.completion_url
         require(not url or url.startswith(("https://", "http://")), f"the completion URL must be http(s), not {url!r}")
 

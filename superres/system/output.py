@@ -8,8 +8,10 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,13 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from superres.errors import OutputError
+from superres.config import require
+from superres.errors import OutputError, shown
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from matplotlib.figure import Figure
 
+MOST_NAME = 100
+"""Largest number of bytes in the name of a file; most file systems hold 255, and suffixes are added."""
+DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""Names that Windows keeps for devices, also with a suffix."""
 SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
 """Pattern of a scratch file's name: id of the process that created it, and a random number."""
 
@@ -59,7 +66,7 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
     """Open a new, empty file in `folder`; after the block it is renamed to `replaces`, or removed if that is None.
 
     The file is locked while it is in use. Unlocked scratch files in `folder` come from killed processes and are removed
-    first.
+    first, with the scratch folders that they belong to.
 
     Raises:
         OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is unchanged.
@@ -80,6 +87,29 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
             os.unlink(file.name)  # fails harmlessly after the rename
 
 
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make an empty folder in `parent`, by default the system's for temporary files; it is removed after the block.
+
+    It belongs to a scratch file, so the next scratch folder in `parent` removes those of killed processes.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    with scratch_file(Path(tempfile.gettempdir()) if parent is None else parent) as lock:
+        folder = _folder_of(lock.name)
+        folder.mkdir(0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_of(lock: str) -> Path:
+    """Return the scratch folder that belongs to the scratch file `lock`."""
+    return Path(lock).with_name(os.path.basename(lock).removeprefix(".").removesuffix(".tmp"))
+
+
 def _new_scratch(folder: Path) -> BinaryIO:
     """Create a scratch file and lock it."""
     while True:
@@ -98,7 +128,7 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove unlocked scratch files in `folder`, but not links."""
+    """Remove unlocked scratch files in `folder`, and the folders that belong to them, but not links."""
     def open_no_link(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
@@ -108,6 +138,7 @@ def _remove_abandoned(folder: Path) -> None:
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     with open(path, "ab", opener=open_no_link) as file:
                         lock_file(file)
+                        shutil.rmtree(_folder_of(path), ignore_errors=True)
                         os.unlink(path)
 
 
@@ -149,6 +180,21 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
     except OSError as error:
         reason = "there is a file of that name" if folder.is_file() else error.strerror
         raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
+
+
+def file_name(name: str, what: str = "the name") -> str:
+    """Return `name` if it is fit for a file or folder of any system; otherwise raise ConfigError, which names `what`.
+
+    It has no separators, control characters or characters that Windows refuses, begins with a letter, digit or
+    underscore (so neither "." nor an option), ends with no dot or space, has at most `MOST_NAME` bytes in UTF-8, and is
+    not the name of a device of Windows. Use it for every name from a file that becomes part of a path.
+    """
+    characters = name.isprintable() and name == name.strip(" ") and not set(name) & set('<>:"/\\|?*')
+    require(characters and name[:1].strip(".-") != "" and not name.endswith(".") and not DEVICE.fullmatch(name)
+            and len(name.encode("utf-8", "replace")) <= MOST_NAME,
+            f"{what} {shown(name)} is not fit for a file; use letters, digits, hyphens and underscores, at most "
+            f"{MOST_NAME}")
+    return name
 
 
 def short_digest(data: bytes) -> str:

@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
-from superres.system.output import scratch_file, write_atomically
+from superres.system.output import scratch_file, scratch_folder, write_atomically
 from superres.system.reading import read_file
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
@@ -119,7 +118,7 @@ def fetched(place: str, most: int | None = None) -> Iterator[str]:
         yield place
         return
     system, path = _opened(place)
-    with TemporaryDirectory(prefix="superres-") as folder:
+    with scratch_folder() as folder:
         room = max(0, shutil.disk_usage(folder).free - FREE_BYTES)
         copy = os.path.join(folder, "content")
         callback = functools.partial(_limit, place, room if most is None else min(room, most))

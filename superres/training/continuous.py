@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from accelerate import PartialState
 
 from superres.checkpoint import find_checkpoint, recover_folder
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, reader_of, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.pictures import psnr, ssim
@@ -23,6 +24,7 @@ from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import lock_file, prepare_folder, short_digest, write_result
 from superres.system.progress import say
+from superres.system.reading import parse_lines, read_json
 from superres.system.training_lock import times_are_measured, training_turn
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
@@ -113,12 +115,14 @@ class Rounds:
         self.path, self.best, self.pairs, self.reference = folder / "report.jsonl", folder / "best", pairs, reference
         recover_folder(self.best)
         self.data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
-        try:
-            lines = self.path.read_text().splitlines() if self.path.exists() else []
-            self.rows: list[Row] = [json.loads(line) for line in lines]
-            known = self.rows[0]["dev"] if self.rows else self.data
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.path} is damaged ({error!r}); restore it, or choose a new --output") from error
+        remedy = "restore it, or choose a new --output"
+        self.rows: list[Row] = read_json(
+            self.path, functools.partial(reader_of(list[Row]), "the report"), ConfigError, remedy,
+            parse=parse_lines) if self.path.exists() else []
+        wanted = {"round", "seconds", *SCORES}
+        lacking = next((sorted(wanted - row.keys()) for row in self.rows if not wanted <= row.keys()), [])
+        require(not lacking, f"{self.path} has a row without {', '.join(lacking)}; {remedy}")
+        known = self.rows[0].get("dev") if self.rows else self.data
         require(known == self.data, f"{self.path} has scores on other pictures; repeat the first --dev, or choose a "
                                     "new --output")
 

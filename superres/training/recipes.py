@@ -13,14 +13,22 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from superres.checkpoint import find_checkpoint, load_checkpoint, read_task_files, read_training, weights_digest
-from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, DecodeConfig, require
+from superres.checkpoint import (
+    TRAINING,
+    find_checkpoint,
+    load_checkpoint,
+    read_task_files,
+    read_training,
+    weights_digest,
+)
+from superres.config import HEAD_LAYERS, PRESETS, REQUIRED, BeamConfig, Config, DecodeConfig, require, setting
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import write_result
+from superres.system.output import file_name, write_result
+from superres.system.reading import read_json
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset
@@ -97,12 +105,16 @@ class RecipeStage(Config):
     settings: dict[str, Any]
     start: str | None = None
     head_layer: str | None = None
-    own_images: int = 0
+    own_images: int = setting(0, least=0)
     translated_by: str | None = None
     reverse: bool = False
     back_translated_by: str | None = None
-    back_translations: int = 0
-    copies: int = 0
+    back_translations: int = setting(0, least=0, most=100)
+    copies: int = setting(0, least=0, most=1000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        file_name(self.name, "the name of a rung")
 
     @property
     def reads_more(self) -> bool:
@@ -115,20 +127,27 @@ class RecipeStage(Config):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A recipe for the checkpoints of Table 1 or 2 and beyond: stages in the order of training ("rungs" in the file).
+class Recipe(Config):
+    """A recipe for the checkpoints of Table 1 or 2 and beyond: `rungs` are the stages in the order of training.
 
     `decode_batch` is the number of images that a model decodes together for self-distillation, or of sentences
     translated together. With `keep_heads`, stages "base" keep the heads of a given checkpoint, untrained, for later
     stages to go on with. `network` has the fields of `ModelConfig` that differ from the preset's.
     """
 
-    preset: str
-    prediction_heads: int
-    decode_batch: int
-    stages: list[RecipeStage]
+    rungs: tuple[RecipeStage, ...]
+    preset: str = setting(REQUIRED, choices=tuple(PRESETS))
+    prediction_heads: int = setting(REQUIRED, least=1, most=2**10)
+    decode_batch: int = setting(REQUIRED, least=1, most=2**16)
     keep_heads: bool = False
     network: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.rungs), "a recipe needs rungs; add one")
+        changed_preset(self.preset, {**self.network, "prediction_heads": self.prediction_heads})
+        for number, entry in enumerate(self.rungs):
+            _check_stage(entry, {one.name: one for one in self.rungs[:number]}, f"rung {entry.name!r}")
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
@@ -138,26 +157,20 @@ class Recipe:
             ConfigError: the file is missing or damaged, or a stage does not match the stages before it.
             CheckpointError: there is no checkpoint of a teacher's name.
         """
-        try:
-            document = json.loads(path.read_text())
-            stages = [RecipeStage.from_dict(entry) for entry in document.pop("rungs")]
-            recipe = cls(stages=stages, **document)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/train/recipes") from error
-        if recipe.network and recipe.preset in PRESETS:
-            changed_preset(recipe.preset, recipe.network)
-        for number, entry in enumerate(stages):
-            _check_stage(entry, {one.name: one for one in stages[:number]}, f"{path}: rung {entry.name!r}")
-        return recipe
+        return read_json(path, cls.from_dict, ConfigError, "see the examples in scripts/train/recipes")
 
 
 def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str) -> None:
     """Raise ConfigError, whose message begins with `rung`, unless a stage goes together with the earlier ones."""
-    settings, back = entry.train_config(), entry.back_translated_by
+    try:
+        settings, back = entry.train_config(), entry.back_translated_by
+    except ConfigError as error:
+        raise ConfigError(f"{rung}: {error}") from error
     backward = {name for name, one in earlier.items() if one.reverse}
     if settings.teacher is not None and settings.teacher not in earlier:
         find_checkpoint(settings.teacher)  # a missing one is refused now, not after hours of training
-    require(entry.name not in earlier, f"{rung}: two rungs are called {entry.name!r}; rename one")
+    names = {name.casefold() for name in (TRAINING, *earlier)}  # some systems ignore the case of names
+    require(entry.name.casefold() not in names, f"{rung}: another rung or file is called {entry.name!r}; rename it")
     require(entry.start in earlier or entry.start is None,
             f"{rung} starts from {entry.start!r}, which is not an earlier rung")
     require(entry.translated_by in earlier or entry.translated_by is None,
@@ -166,7 +179,6 @@ def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str)
             f"{rung}: own_images must be positive in the stage distil, and only there")
     require(entry.head_layer is None or (entry.head_layer in HEAD_LAYERS and settings.trains_heads), f"{rung}: "
             f"head_layer {entry.head_layer!r} must be one of {', '.join(HEAD_LAYERS)}, in a rung that trains heads")
-    require(entry.copies >= 0, f"{rung}: copies must be 0 or more, not {entry.copies}")
     require(back is None or back in backward,
             f"{rung} is translated back by {back!r}, which is not an earlier rung with reverse")
     require((entry.back_translations > 0) == (back is not None) and (back is None or entry.copies > 0),
@@ -194,14 +206,14 @@ def train_recipe(
     Raises:
         SuperresError: data, settings or an earlier run in the folder do not match.
     """
-    reading = any(entry.reads_more for entry in recipe.stages)
+    reading = any(entry.reads_more for entry in recipe.rungs)
     require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
             f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
-    backward = {entry.name for entry in recipe.stages if entry.reverse}
-    is_text = recipe.preset in PRESETS and PRESETS[recipe.preset].task == translation.name
+    backward = {entry.name for entry in recipe.rungs if entry.reverse}
+    is_text = PRESETS[recipe.preset].task == translation.name
     rows, trained = list[dict[str, Any]](), dict[str, Path]()
-    for entry in recipe.stages:
+    for entry in recipe.rungs:
         entry_report = functools.partial(report, entry.name)
         settings = entry.train_config()
         if settings.precision == "auto" and rows:  # the stages of a recipe differ in nothing that it does not say
@@ -223,7 +235,7 @@ def train_recipe(
         row = {"rung": entry.name, "start": entry.start or (None if start is None else start.name),
                **read_training(stage.output / "checkpoint")[-1]}
         rows.append(row | {name: value for name in TEXTS if (value := getattr(entry, name))})
-        write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_result(output / TRAINING, "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
 
 

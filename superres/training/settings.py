@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from superres.config import Config, documented, require, require_choice, setting, settings_of
+from superres.config import Config, documented, require, setting
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
@@ -47,20 +46,21 @@ class TrainConfig(Config):
 
     retired: ClassVar[dict[str, Any]] = {"head_decay": 1.0}
 
-    stage: str = "base"
+    stage: Literal["base", "heads", "distil"] = "base"
     minutes: float | None = setting(None, "Minutes of training in all, over all resumed runs.", "M")
-    steps: int | None = setting(None, "Steps of training in all.", "N")
+    steps: int | None = setting(None, "Steps of training in all.", "N", least=1, most=10**12)
     batch_size: int = setting(4, "Images or sentence pairs per step, over all processes; even in distil. For text, it "
-                              "is the mean, since batches have similar numbers of tokens.", "N")
+                              "is the mean, since batches have similar numbers of tokens.", "N", least=1)
     learning_rate: float = setting(1.5e-3, "Peak learning rate.", "R")
     optimizer: str = setting(
         "adamw", "AdamW; Adam, as in the paper; or Muon for the matrices of the layers and AdamW for all else.",
         choices=OPTIMIZERS)
     precision: str = setting("auto", "Autocast to bf16, or no autocast; auto tries both before the first step of a run "
                              "on a CPU, with one thread and with all, and is bf16 on a GPU.", choices=PRECISIONS)
-    seed: int = setting(0, "Seed of the weights, the order of the data and every random choice.", "S")
+    seed: int = setting(0, "Seed of the weights, the order of the data and every random choice, 0 to 2**63 - 1.", "S",
+                        least=0, most=2**63 - 1)
     gradient_checkpointing: bool = setting(False, "Use less memory and more computation.")
-    warmup_steps: int = setting(200, "Steps of linear warm-up to the peak learning rate.", "N")
+    warmup_steps: int = setting(200, "Steps of linear warm-up to the peak learning rate, 0 or more.", "N", least=0)
     schedule: str = setting("cosine", "After the warm-up, a cosine decay to 0; or noam, the inverse square root of the "
                             "step, as in the paper.", choices=SCHEDULES)
     label_smoothing: float = setting(0.0, "Share of p1's target that is spread over all tokens, in [0, 1); try 0.1 for "
@@ -70,7 +70,7 @@ class TrainConfig(Config):
     head_loss: str = setting(
         "all-heads", "Loss of a minibatch: p1's plus the mean of all heads at some positions; or that of one random "
         "head of p1..pk, as in the paper.", choices=HEAD_LOSSES)
-    head_positions: int = setting(192, "Target positions per step at which the heads are trained.", "N")
+    head_positions: int = setting(192, "Target positions per step at which the heads are trained.", "N", least=1)
     head_target: str = setting(
         "p1", "Target of a head: p1's distribution at the head's position, or the true token as in the paper.",
         choices=HEAD_TARGETS)
@@ -78,42 +78,34 @@ class TrainConfig(Config):
                                   "tokens, for example to train a draft model.", "NAME|DIR", unset="the true tokens")
     crop_share: float | None = setting(
         None, "Share of random crops among the images, in [0, 1], for --data with larger pictures, or --crops.", "S",
-        unset="0.5 with larger pictures, otherwise 0")
+        unset="0.5 with larger pictures, otherwise 0", least=0, most=1)
     input_noise: float = setting(0.0, "Faces: largest standard deviation of noise on half of the inputs, in grey "
-                                 "levels; try 6 for a later stage of a cascade.", "L")
-    weight_decay: float = 0.01
+                                 "levels; try 6 for a later stage of a cascade.", "L", least=0)
+    weight_decay: float = setting(0.01, least=0)
     clip: float | None = 1.0
     ema_decay: float = 0.999
     endless: bool = False
     flip: bool = True
-    estimate_weight: float = 0.02
-    head_weight: float = 1.0
-    distance_weight: float = 1.0
-    snapshots: int = 0
+    estimate_weight: float = setting(0.02, least=0)
+    head_weight: float = setting(1.0, least=0)
+    distance_weight: float = setting(1.0, least=0)
+    snapshots: int = setting(0, least=0)
 
     def __post_init__(self) -> None:
-        for name, about in settings_of(TrainConfig).items():
-            about.check(name, getattr(self, name))
-        for name in ("batch_size", "head_positions"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
+        super().__post_init__()
         require(self.learning_rate > 0, f"learning_rate must be positive, not {self.learning_rate!r}")
         require(self.clip is None or self.clip > 0, f"clip must be positive, or null for none, not {self.clip!r}")
         for name in ("ema_decay", "label_smoothing"):
             require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), not {getattr(self, name)!r}")
-        require_choice("stage", self.stage, ("base", "heads", "distil"))
         require(self.stage != "distil" or self.batch_size % 2 == 0,
                 f"batch_size must be even in stage distil, which halves it; not {self.batch_size}")
-        require(self.distance_weight >= 0, f"distance_weight must be at least 0, not {self.distance_weight!r}")
         lengths = [length for length in (self.steps, self.minutes) if length is not None]
         require(len(lengths) == (0 if self.endless else 1),
                 "endless training has no length; leave steps and minutes out" if self.endless else
                 "give the length of training as either steps or minutes")
         require(all(length > 0 for length in lengths), f"the length of training must be positive, not {lengths}")
-        require(self.snapshots == 0 or (self.steps or 0) >= self.snapshots > 0,
+        require(self.snapshots <= (self.steps or 0),
                 f"snapshots must be 0, or at most the number of steps, not {self.snapshots!r}")
-        require(0 <= self.input_noise < math.inf, f"input_noise must be at least 0, not {self.input_noise!r}")
-        require(self.crop_share is None or 0 <= self.crop_share <= 1,
-                f"crop_share must be in [0, 1], not {self.crop_share!r}")
         taught = self.stage in ("base", "distil") and self.trains_base and not self.label_smoothing
         require(self.teacher is None or taught, "a teacher is for the stages base and distil, without freeze_base and "
                                                 f"label_smoothing, not for {self.stage}")

@@ -10,8 +10,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -27,10 +28,12 @@ from superres.checkpoint import (
     replaced_folder,
     save_checkpoint,
 )
-from superres.config import ModelConfig, require
-from superres.errors import CheckpointError, ConfigError
+from superres.config import REQUIRED, Config, ModelConfig, require, setting
+from superres.errors import CheckpointError
 from superres.nn.heads import PredictionHeads
-from superres.nn.model import EncoderDecoder
+from superres.nn.model import EncoderDecoder, meta_network
+from superres.system.machine import free_bytes
+from superres.system.reading import read_json
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.settings import TrainConfig
@@ -58,12 +61,14 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
     Raises:
         CheckpointError: the warm start belongs to another network.
-        ConfigError: the stage trains heads that the network lacks, or a frozen p1 has no target to learn.
+        ConfigError: the stage trains heads that the network lacks, a frozen p1 has no target to learn, or the network
+            is too large for the machine's memory.
     """
     require(not settings.trains_heads or config.prediction_heads > 1,
             f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
     require(settings.trains_base or config.identity_p1 or settings.head_target == "tokens", "on a frozen base, a p1 "
             "with a layer of its own has only tokens to learn from; set head_target tokens")
+    _require_memory(config)
     torch.manual_seed(settings.seed)
     model = EncoderDecoder(config)
     model.gradient_checkpointing = settings.gradient_checkpointing
@@ -74,6 +79,15 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     if model.heads is not None and (config.identity_p1 or settings.trains_heads):
         model.heads.requires_grad_(settings.trains_heads)
     return model
+
+
+def _require_memory(config: ModelConfig) -> None:
+    """Raise ConfigError unless the weights to train fit into free memory, before any of them is made."""
+    # Float32 weights and their average; on a CPU, the gradients and both moments of the optimiser, too.
+    needed = (8 if torch.cuda.is_available() else 20) * sum(one.numel() for one in meta_network(config).parameters())
+    free = free_bytes(torch.device("cpu"))
+    require(needed <= free, f"training this network takes {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB "
+                            "are free; choose a smaller preset, fewer heads or layers, or a smaller width")
 
 
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
@@ -129,6 +143,21 @@ def build_optimizers(model: nn.Module, settings: TrainConfig) -> list[torch.opti
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
+
+
+@dataclass(frozen=True)
+class SavedState(Config):
+    """The position and settings of a run, in its `state.json`; older states have no digests."""
+
+    unknown: ClassVar[str] = "unknown"
+
+    model: ModelConfig
+    settings: TrainConfig
+    history: list[dict[str, float]]
+    step: int = setting(REQUIRED, least=0, most=2**53)
+    seconds: float = setting(REQUIRED, least=0)
+    start_digest: str | None = unknown
+    data_digest: str | None = unknown
 
 
 class Trainer:
@@ -346,30 +375,24 @@ class Trainer:
 
     def _resume(self) -> None:
         folder = self.folder / "state"
-        try:
-            document = json.loads((folder / "state.json").read_text())
-            # from_dict gives their default to settings that are newer than the run.
-            there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
-            position = document["step"], document["seconds"], document["history"]
-        except (OSError, ValueError, KeyError, ConfigError) as error:
-            raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
+        saved = read_json(folder / "state.json", SavedState.from_dict, CheckpointError, "choose a new run folder")
         if self.settings.precision == "auto":
-            self.settings = dataclasses.replace(self.settings, precision=there[1].precision)
-        for saved, current in zip(there, (self.model.config, self.settings), strict=True):
-            before = saved.to_dict()
+            self.settings = dataclasses.replace(self.settings, precision=saved.settings.precision)
+        for there, current in ((saved.model, self.model.config), (saved.settings, self.settings)):
+            before = there.to_dict()
             different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
         for name, now in self.origin.items():
-            if (before := document.get(name, now)) != now:  # older states have no digests
+            if (before := getattr(saved, name)) not in (SavedState.unknown, now):
                 options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}[name]
                 raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, {now} "
                                       "now); repeat the first or choose a new run folder")
         for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
             load_weights(model, read_tensors(folder / name), str(folder / name))
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
-        self.step, self.seconds, self.history = position
+        self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
 
     def _numbered_optimizers(self) -> Iterator[tuple[range, torch.optim.Optimizer]]:
         """Yield each optimiser with the numbers of its weights, which name their moments in a saved state."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from superres.errors import InvalidInputError
+from superres.system.output import scratch_folder
 
 NOT_UPLOADED = "was not uploaded by a user of this page, or is deleted; upload it again"
 """Message for every file that is not an upload; it does not reveal which files exist."""
@@ -23,9 +23,9 @@ KEEP_BYTES = 2_000_000_000  # of all uploads and results on the server
 @contextmanager
 def temporary_files() -> Iterator[Path]:
     """Make a folder that only the server's user can read, let Gradio keep its files there, and remove it at the end."""
-    with tempfile.TemporaryDirectory(prefix="superres-web-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         before = os.environ.get("GRADIO_TEMP_DIR")
-        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())
+        os.environ["GRADIO_TEMP_DIR"] = str(folder.resolve())
         try:
             yield Path(os.environ["GRADIO_TEMP_DIR"])
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -32,12 +33,13 @@ from superres.checkpoint import (
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.errors import CheckpointError, InvalidInputError, ScoresError
+from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.tasks.colour import SRGB, matrix_profile
 from superres.tasks.pictures import read_picture
 from superres.tasks.translation import Codec, train_vocabulary
+from superres.training.recipes import Recipe
 
 LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
@@ -102,6 +104,19 @@ def manifest(data: bytes) -> None:
     # As text: a number that is not one differs from itself.
     assert {row.key: row.line() for row in found} == {key: row.line() for key, row in last.items()}
     assert sum(merge([path], FOLDER / "merged.jsonl").values()) == len(last)
+
+
+def recipe(data: bytes) -> None:
+    """A recipe names folders below that of its run, or is refused."""
+    path = FOLDER / "recipe.json"
+    path.write_bytes(data)
+    try:
+        found = Recipe.read(path)
+    except (ConfigError, CheckpointError) as error:
+        one_line(error)
+        return
+    for rung in found.rungs:
+        assert (FOLDER / rung.name).resolve().parent == FOLDER.resolve()
 
 
 def checkpoint(data: bytes) -> None:
@@ -192,6 +207,10 @@ def seeds(name: str) -> list[bytes]:
     if name == "manifest":
         rows = [Row("a", "/out/a.png", "ok", tokens=3, config={"epsilon": [1]}), Row("c", "", "failed", "why")]
         return [b"".join(row.line() for row in rows), rows[0].line()[:-9]]
+    if name == "recipe":
+        rungs = [{"name": "a", "settings": {"steps": 1}}, {"name": "b", "start": "a", "settings": {
+            "stage": "heads", "minutes": 0.5, "clip": None}}]
+        return [json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, "rungs": rungs}).encode()]
     if name == "checkpoint":
         write_checkpoint(FOLDER / "seed")
         return [bytes([number]) + (FOLDER / "seed" / file).read_bytes() for number, file in enumerate(FILES)]
@@ -217,6 +236,6 @@ def _archive_seeds() -> list[bytes]:
     return [*(bytes([number]) + buffer.getvalue() for number, buffer in enumerate(buffers)), *claimed]
 
 
-TARGETS = {"image": image, "archive": archive, "manifest": manifest, "checkpoint": checkpoint, "ngrams": ngrams,
-           "vocabulary": vocabulary}
+TARGETS = {"image": image, "archive": archive, "manifest": manifest, "recipe": recipe, "checkpoint": checkpoint,
+           "ngrams": ngrams, "vocabulary": vocabulary}
 os.environ.setdefault("OMP_NUM_THREADS", "1")

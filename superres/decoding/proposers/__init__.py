@@ -16,5 +16,5 @@ from superres.decoding.proposers.ngrams import NgramProposer
 PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
     "heads": HeadProposer, "jacobi": JacobiProposer, "draft": DraftProposer, "ngram": NgramProposer,
     "lookup": LookupProposer, "lookahead": LookaheadProposer,
-}, PROPOSER_PLUGINS)
+}, PROPOSER_PLUGINS, Proposer, "Proposer")
 """Proposers by name. Proposers that use the heads propose at most one token per head."""

@@ -11,29 +11,36 @@ A compiled probe (cpp/probe.cpp) says what the processor can do, since only comp
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from superres.errors import ConfigError
 from superres.nn.engines.native import variants
 from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
 from superres.nn.engines.native.variants import Variant, for_machine
-from superres.system.output import cache_folder
+from superres.system.output import cache_folder, lock_file, scratch_folder
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 PROBE = SOURCE.with_name("probe.cpp")
 COMPILERS = ("c++", "g++", "clang++")
+
+POLL_SECONDS = 0.1
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
 """Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The cache holds one
@@ -43,8 +50,42 @@ FORCED_VARIANT = "SUPERRES_NATIVE"
 """Environment variable with the name of the variant to use, for tests and comparisons."""
 
 
+FAULTS = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+                             errno.ENOMEM, errno.EFBIG)), "terminated with signal", "Killed signal")
+"""What compilers and linkers say when a disc or the memory is full, or nothing can be written."""
+
+Found = TypeVar("Found")
+
+
 class NativeUnavailable(ConfigError):
     """The native engine is not available; the message says why."""
+
+
+class MachineFault(NativeUnavailable):
+    """Nothing can be compiled on this machine at present, whatever the variant."""
+
+
+class Remembered(Generic[Found]):
+    """A cached function of which a NativeUnavailable is cached, too: to try again would take minutes."""
+
+    def __init__(self, search: Callable[..., Found]) -> None:
+        functools.update_wrapper(self, search)
+        self._attempt = functools.cache(functools.partial(self._try, search))
+        self.cache_clear = self._attempt.cache_clear
+
+    @staticmethod
+    def _try(search: Callable[..., Found], *arguments: Any) -> Found | NativeUnavailable:  # noqa: ANN401
+        try:
+            return search(*arguments)
+        except NativeUnavailable as error:
+            return error
+
+    def __call__(self, *arguments: Any) -> Found:  # noqa: ANN401 -- of the function
+        """Return the result of the function, or raise the NativeUnavailable that it has raised."""
+        found = self._attempt(*arguments)
+        if isinstance(found, NativeUnavailable):
+            raise found.with_traceback(None)
+        return found
 
 
 @dataclass(frozen=True)
@@ -67,24 +108,28 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
     return chosen(source).code
 
 
-@functools.cache
+@Remembered
 def chosen(source: Path = SOURCE) -> Library:
     """Load the fastest variant of `source` that runs on this processor, or the one that SUPERRES_NATIVE names.
 
-    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so. Raises
-    ConfigError if SUPERRES_NATIVE names no variant, or one that does not run on this processor. Raises
-    NativeUnavailable if no variant can be used; the message says why.
+    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so. After
+    a fault of the machine, such as a full disc, nothing more is compiled. Raises ConfigError if SUPERRES_NATIVE names
+    no variant, or one that does not run on this processor. Raises NativeUnavailable if no variant can be used; the
+    message says why.
     """
     refused: list[str] = []
+    ways = [_packaged, _built_and_loaded]
     for variant in candidates(forced_variant(), processor()):
-        for find in (packaged_file, built_file):
+        for find in list(ways):
             try:
-                if (path := find(variant.name, source)) is not None:
-                    identity = f"{variant.name}-{_sha256(path)[:12]}"
-                    return Library(variant, path, identity, _load(path), tuple(refused))
+                if (found := find(variant.name, source)) is not None:
+                    path, code = found
+                    return Library(variant, path, f"{variant.name}-{_sha256(path)[:12]}", code, tuple(refused))
             except NativeUnavailable as error:
                 refused.append(str(error))
                 LOG.warning("the native variant %s is not used: %s", variant.name, error)
+                if isinstance(error, MachineFault):
+                    ways.remove(find)
     raise NativeUnavailable(refused[-1] if refused else f"no variant runs on this processor ({platform.machine()})")
 
 
@@ -112,10 +157,12 @@ def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant
     return [forced]
 
 
-@functools.cache
+@Remembered
 def processor() -> frozenset[str]:
     """Return the features of this processor, as cpp/probe.cpp names them, or raise NativeUnavailable."""
-    code = _open(packaged_file(PROBE.stem) or _built(PROBE, list(variants.PROBE_FLAGS), [PROBE]))
+    packaged = packaged_file(PROBE.stem)
+    code = _open(packaged) if packaged is not None else _opened(
+        lambda: _built(PROBE, list(variants.PROBE_FLAGS), [PROBE]))[1]
     code.superres_processor.restype = ctypes.c_char_p
     return frozenset(code.superres_processor().decode().split())
 
@@ -158,7 +205,7 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     elif command is not None:
         flags = variants.flags_of_ziglang(flags)
     else:
-        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get install g++ "
+        raise MachineFault(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get install g++ "
                                 "installs one on Debian and Ubuntu, pip install ziglang on any system, and a wheel of "
                                 "your platform needs none")
     # The key includes the machine: several kinds of machines may share a home folder.
@@ -166,14 +213,45 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        for path in sorted(stem.parent.glob(f"{stem.name}-*.so")):
-            if path.name == f"{stem.name}-{_sha256(path)}.so":  # loading a damaged one would crash the process
+        if (path := _cached(stem)) is not None:
+            return path
+        with _turn(stem):
+            if (path := _cached(stem)) is not None:  # another process has compiled it meanwhile
                 return path
-        if system is None:
-            LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
-        return _compile(command, flags, source, stem)
+            if system is None:
+                LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
+            return _compile(command, flags, source, stem)
     except OSError as error:
-        raise NativeUnavailable(f"cannot build {stem}: {error}") from error
+        raise MachineFault(f"cannot build {stem}: {error}") from error
+
+
+def _cached(stem: Path) -> Path | None:
+    """Return the intact library of `_compile`, if there is one; loading a damaged one would crash the process."""
+    return next((path for path in sorted(stem.parent.glob(f"{stem.name}-*.so"))
+                 if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
+
+
+@contextmanager
+def _turn(stem: Path) -> Iterator[None]:
+    """Wait until no other process compiles `stem`; without effect where files cannot be locked."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    path = stem.with_name(f".{stem.name}.lock")
+    with open(path, "ab") as file:
+        for attempt in itertools.count():
+            try:
+                lock_file(file)
+            except BlockingIOError:
+                if not attempt:
+                    LOG.warning("waiting for another process, which compiles the native engine")
+                time.sleep(POLL_SECONDS)
+                continue
+            except OSError:
+                pass  # a file system without locks
+            break
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> Path:
@@ -182,14 +260,16 @@ def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> 
     The name is the hash of the content, so processes that build at the same time do not disturb each other, and a file
     that a power cut left incomplete is not used.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
-        built = Path(folder) / "native.so"
+    with scratch_folder(stem.parent) as folder:
+        built = folder / "native.so"
         words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}  # for `FAULTS`
+        result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)  # noqa: S603
         if result.returncode:
-            message = (result.stderr.strip().splitlines() or ["no message"])[0]
-            raise NativeUnavailable(f"{' '.join(command)} cannot compile {source.name}: {message}")
+            lines = result.stderr.strip().splitlines() or ["no message"]
+            fault = next((line for line in lines if any(sign in line for sign in FAULTS)), None)
+            kind = NativeUnavailable if fault is None and result.returncode > 0 else MachineFault
+            raise kind(f"{' '.join(command)} cannot compile {source.name}: {fault or lines[0]}")
         return built.replace(stem.with_name(f"{stem.name}-{_sha256(built)}.so"))
 
 
@@ -204,9 +284,32 @@ def _open(path: Path) -> ctypes.CDLL:
         raise NativeUnavailable(f"cannot load {path}: {error}") from error
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    """Load a library of native.cpp and declare its functions, if it is of this release and passes its self-test."""
-    code = _open(path)
+def _opened(find: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
+    """Open the library that `find` compiles or has in the cache; one that cannot be loaded is compiled once more."""
+    path = find()
+    with suppress(NativeUnavailable):
+        return path, _open(path)
+    try:
+        path.unlink(missing_ok=True)
+        return (path := find()), _open(path)
+    except (NativeUnavailable, OSError) as error:
+        raise MachineFault(str(error)) from error
+
+
+def _packaged(name: str, source: Path) -> tuple[Path, ctypes.CDLL] | None:
+    """Return the path and the functions of a wheel's library of the variant `name`, or None."""
+    path = packaged_file(name, source)
+    return None if path is None else (path, _declared(path, _open(path)))
+
+
+def _built_and_loaded(name: str, source: Path) -> tuple[Path, ctypes.CDLL]:
+    """Return the path and the functions of the compiled library of the variant `name`."""
+    path, code = _opened(lambda: built_file(name, source))
+    return path, _declared(path, code)
+
+
+def _declared(path: Path, code: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of a library of native.cpp, if it is of this release and passes its self-test."""
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(code, name, None)
         if function is None:
