@@ -18,6 +18,7 @@ from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
 from superres.survey.study import FORMATS, StudySettings
 from superres.system.progress import say
+from superres.system.signals import will_keep
 from superres.system.terminal import echo, echo_json
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ def serve(
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     server = uvicorn.Server(server_config(app, proxy, log_level="warning"))
+    will_keep("all votes are kept, and the same command serves the study again")
     server.run(sockets=[listening])
 
 

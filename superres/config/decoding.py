@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from superres.config.settings import (
     EXPERTS,
@@ -34,9 +34,12 @@ values and inputs of products to bytes. Their tokens can differ from those of th
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""
-CRITERION_NAMES = with_plugins(["exact", "distance", "top-k"], CRITERION_PLUGINS)
+CriterionName = Literal["exact", "distance", "top-k"]
+ProposerName = Literal["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
+SamplingName = Literal["coupled", "speculative"]
+CRITERION_NAMES = with_plugins([*get_args(CriterionName)], CRITERION_PLUGINS)
 """Names of `superres.decoding.acceptance.CRITERIA`."""
-PROPOSER_NAMES = with_plugins(["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"], PROPOSER_PLUGINS)
+PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 """Names of `superres.decoding.proposers.PROPOSERS`."""
 
 LEAST_TEMPERATURE = 1e-9
@@ -58,6 +61,28 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
         raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
                           f"not {shown(text)}") from None
     return values if len(values) > 1 else values[0]
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The types of the fields of `DecodeConfig` for type checkers and editors, with the built-in names of choices."""
+
+    block_size: int | None
+    accept: CriterionName
+    epsilon: int
+    top_k: int
+    min_block: int
+    consistent: bool
+    temperature: float | tuple[float, ...]
+    seed: int
+    proposer: ProposerName
+    adaptive: bool
+    window: int
+    candidates: int
+    draft: str | None
+    ngrams: str | None
+    sampling: SamplingName
+    sample_top_k: int | None
+    nucleus: float
 
 
 @documented
@@ -114,7 +139,7 @@ class DecodeConfig(Config):
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
         "probability min(1, p/q), and gives another sample of the same distribution.", panel=SAMPLING,
-        choices=("coupled", "speculative"), depends_on="temperature")
+        choices=get_args(SamplingName), depends_on="temperature")
     sample_top_k: int | None = setting(
         None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
         depends_on="temperature")

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
@@ -21,6 +21,11 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from superres.config.decoding import DecodeOptions
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 T = TypeVar("T")
@@ -85,11 +90,13 @@ class Pipeline:
         default: decoding settings of a call without options.
         scoring: the network in the form that the decoder uses.
         engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
+        origin: arguments of `load` (the checkpoint's folder, device and engine); None if it was not loaded.
     """
 
     task: ClassVar[str]
     bundled: ClassVar[str]
     end_token: ClassVar[int | None] = None
+    origin: tuple[str, str, str] | None = None
 
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
@@ -132,7 +139,20 @@ class Pipeline:
         pipeline = cls(model, name, weights_digest(folder), device, default, engine,
                        **cls._task_arguments(folder, model))
         pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
+        pipeline.origin = str(folder.resolve()), device, engine
         return pipeline
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the checkpoint's place, device, engine and default settings; unpickling loads the checkpoint."""
+        require(self.origin is not None, f"{self.name} cannot be pickled, since it was not loaded from a checkpoint; "
+                                         "save it with superres.checkpoint.save_checkpoint, and load that")
+        return _reloaded, (type(self), self.origin, self.revision), {"default": self.default}
+
+    def __copy__(self: PipelineT) -> PipelineT:
+        """Return a pipeline that shares the network, where pickling would load it again."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     @classmethod
     def _check_task(cls, network: ModelConfig, name: str) -> None:
@@ -152,15 +172,15 @@ class Pipeline:
         """Return the network in the form that the decoder uses, limited if `options` ask for consistent outputs."""
         return self.limited(self.scoring) if options.consistent else self.scoring
 
-    def options(self, **settings: bool | float | str | tuple[float, ...] | None) -> DecodeConfig:
+    def options(self, **settings: Unpack[DecodeOptions]) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a command.
 
         Settings that `settings` contradict return to their defaults. Raises ConfigError if a setting is unknown or
         without effect, two contradict each other, or the checkpoint does not support them.
         """
-        unknown = ", ".join(set(settings) - set(SETTINGS))
+        unknown = ", ".join(sorted(set(settings) - set(SETTINGS)))
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
-        return combined(self.default, settings, self.model_config.prediction_heads, as_setting)
+        return combined(self.default, dict(settings), self.model_config.prediction_heads, as_setting)
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""
@@ -194,3 +214,12 @@ class Pipeline:
         return RefilledDecoder(
             model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
             adaptive=lambda source, padding: self.adaptive_block_size(options, source, padding), batch=batch)
+
+
+def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:
+    """Load a pickled pipeline's checkpoint; raise CheckpointError if it is missing or has other weights."""
+    pipeline = kind.load(*origin)
+    if pipeline.revision != revision:
+        raise CheckpointError(f"{origin[0]} has other weights ({pipeline.revision}) than when it was pickled "
+                              f"({revision}); restore them, or load the checkpoint anew")
+    return pipeline

@@ -23,6 +23,7 @@ from superres.errors import OutputError
 from superres.interfaces import ScoringModel
 from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
+from superres.system.progress import Progress
 from superres.system.training_lock import training_paused
 
 PATIENCE = 5.0  # longest time that a first decode waits for training to pause, in seconds
@@ -100,7 +101,7 @@ class BlockSizes:
             costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))["costs"]]
             if len(costs) == largest and min(costs) > 0:
                 return costs
-        with training_paused(PATIENCE):
+        with training_paused(PATIENCE), Progress("measuring the cost of block sizes"):
             costs, steady = self.measure(self.model, source, chosen, largest, padding, proposer)
         if steady:
             with suppress(OSError, OutputError):  # without a cache, the next process measures again

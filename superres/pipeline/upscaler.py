@@ -180,6 +180,12 @@ class Upscaler(Pipeline):
             upscaler = stage._after(upscaler, folder.resolve().name)
         return upscaler
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `Pipeline.__reduce__`; a cascade consists of its stages."""
+        if self.last is None or self.first is None:
+            return super().__reduce__()
+        return Upscaler._after, (self.last, self.first, self.name), {"default": self.default}
+
     def _after(self, first: Upscaler, name: str) -> Upscaler:
         """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
         if first.face_task.target != self.face_task.source:

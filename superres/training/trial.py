@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -15,16 +16,19 @@ HOPELESS = 2.0
 """A setting whose first step, which is not timed otherwise, takes this many times the best one's is given up."""
 
 
-def fastest_setting(step: Callable[[str], object]) -> str:
+def fastest_setting(step: Callable[[str], object], most: float = math.inf) -> str:
     """Return the precision with the fastest steps, "bf16" or "no", and set torch's number of threads to its best.
 
     `step` computes a step in the given precision and changes nothing. All threads that torch uses now are tried, and
-    one: processors without bf16 arithmetic emulate it, and small networks are faster on one thread.
+    one: processors without bf16 arithmetic emulate it, and small networks are faster on one thread. After `most`
+    seconds, no further setting is tried.
     """
-    before, found = torch.get_num_threads(), dict[tuple[str, int], float]()
+    before, found, started = torch.get_num_threads(), dict[tuple[str, int], float](), time.monotonic()
     for threads in sorted({before, 1}, reverse=True):
         torch.set_num_threads(threads)
         for precision in ("no", "bf16"):
+            if found and time.monotonic() - started > most:
+                break
             first = _seconds(step, precision)
             if found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS:
                 found[precision, threads] = first

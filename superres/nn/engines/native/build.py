@@ -29,6 +29,7 @@ from superres.nn.engines.native import variants
 from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
 from superres.nn.engines.native.variants import Variant, for_machine
 from superres.system.output import cache_folder
+from superres.system.progress import Progress
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
@@ -186,7 +187,8 @@ def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> 
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
         built = Path(folder) / "native.so"
         words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        with Progress(f"compiling {source.name}"):
+            result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
             raise NativeUnavailable(f"{' '.join(command)} cannot compile {source.name}: {message}")
