@@ -15,7 +15,7 @@ from superres.errors import OutputError, SuperresError
 from superres.system.output import prepare_folder, scratch_file
 from superres.system.places import check_url, fetched, is_url, move_to, public
 from superres.system.progress import Progress, say
-from superres.system.signals import NOTHING_KEPT, will_keep
+from superres.system.signals import will_keep
 from superres.system.terminal import read_standard_input, write_output
 from superres.tasks.translation import decode_lines, read_lines
 
@@ -170,11 +170,13 @@ def _keep(file: IO[bytes], output: str, lines: int, is_interrupted: bool) -> Non
     """Keep the lines that are written so far, and say where."""
     with suppress(OSError):
         file.flush()
-        if lines and not is_url(output):
+        if not lines:
+            return
+        if not is_url(output):
             os.replace(file.name, f"{output}.partial")
         place = file.name if is_url(output) else f"{output}.partial"
         kept = f"the first {lines} translations are in {place}; continue with line {lines + 1}"
-        (will_keep if is_interrupted else say)(kept if lines else NOTHING_KEPT)
+        (will_keep if is_interrupted else say)(kept)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from superres.config.decoding import (
     BeamConfig,
     Confidence,
     DecodeConfig,
+    DecodeOptions,
     QualityBound,
     parse_temperature,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
     "ENGINE_NAMES", "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST",
     "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence",
-    "Config", "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
-    "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "Config", "DecodeConfig", "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Setting",
+    "documented", "is_number", "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting",
+    "settings_of",
 ]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import torch
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
-from superres.config import DecodeConfig, ModelConfig, require
+from superres.config import DecodeConfig, ModelConfig, is_number, require, require_choice, require_whole
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.decode import BlockSizeChooser, check_options
-from superres.errors import CheckpointError, ConfigError
+from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
@@ -25,7 +25,7 @@ from superres.pipeline.resources import Proposers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from superres.config.decoding import DecodeOptions
+    from superres.config import DecodeOptions
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 T = TypeVar("T")
@@ -36,8 +36,7 @@ Steps: TypeAlias = Iterator[tuple[bool, Callable[[], T]]]
 
 def pick_device(name: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda". Raises ConfigError if the device is unknown or not available."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"unknown device {name!r}; choose auto, cpu or cuda")
+    require_choice("device", name, ("auto", "cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -69,6 +68,7 @@ def at_intervals(
     With each result come the seconds of work without those that the caller took between two results, and whether the
     decode is complete.
     """
+    require(is_number(interval, 0), f"interval must be a number of seconds, not {shown(interval)}")
     started = clock()
     due = interval
     for number, (is_complete, result) in enumerate(steps):
@@ -78,6 +78,11 @@ def at_intervals(
             yield result(), seconds, is_complete
             started = clock() - seconds
             due = seconds + interval
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise ConfigError unless the argument `name` is a function or None."""
+    require(value is None or callable(value), f"{name} must be a function or None, not {shown(value)}")
 
 
 class Pipeline:
@@ -188,6 +193,8 @@ class Pipeline:
 
     def block_size(self, options: DecodeConfig) -> int:
         """Return the block size of `options`. Raises ConfigError if the checkpoint does not support `options`."""
+        require(isinstance(options, DecodeConfig), "options must be a DecodeConfig, such as that of "
+                f"{type(self).__name__.lower()}.options(block_size=4), not {shown(options)}")
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
     def adaptive_block_size(
@@ -209,6 +216,7 @@ class Pipeline:
         """
         if width is not None:
             block_size = self.block_size(options)
+            require_whole("width", width)
             require(width >= block_size, f"width {width} is smaller than the block size {block_size}")
             require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
         return RefilledDecoder(

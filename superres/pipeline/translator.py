@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
+from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require, require_whole
 from superres.decoding.batching import Result, Source, feed_of
 from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
-from superres.errors import CheckpointError, InvalidInputError
+from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
+from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
@@ -157,9 +157,10 @@ class Translator(Pipeline):
 
         All lines are cut into segments first, so an input that cannot be used is refused before the first result.
         """
-        options, given = options or self.default_of_width(width), options
+        options, given = self.default_of_width(width) if options is None else options, options
         self.check(options)
-        require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
+        require_whole("batch-size", batch_size)
+        check_callable("progress", progress)
         started, keyed, cut = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu")), self._cut(lines)
         before, total = 0, sum(map(len, cut))
         for first in range(0, max(len(lines), 1), size):
@@ -241,7 +242,7 @@ class Translator(Pipeline):
             Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
             excludes the time that the caller takes between two results.
         """
-        options = options or self.default
+        options = self.default if options is None else options
         self.check(options)
         segments = self._segments(self._cut(lines), noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
@@ -273,6 +274,8 @@ class Translator(Pipeline):
 
     def _cut(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the segments of each line as text, none for an empty line."""
+        if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
+            raise InvalidInputError(f"lines must be a list of texts such as ['A dog runs.'], not {shown(lines)}")
         cut = list[list[str]]()
         for number, line in enumerate(lines, 1):
             try:

@@ -70,7 +70,7 @@ def is_photo(image: Pixels, task: FaceTask) -> bool:
 
 def parse_crop(setting: str, least: int = 1) -> Crop | None:
     """Return the square of a crop setting "X,Y,SIZE", SIZE at least `least`; None for "face" and "centre"."""
-    if setting in (FACE, CENTRE):
+    if isinstance(setting, str) and setting in (FACE, CENTRE):
         return None
     words = setting.split(",") if isinstance(setting, str) else []
     numbers = [int(word) for word in words if word.strip().isdecimal() and len(word) < 10]
