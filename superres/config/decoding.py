@@ -190,7 +190,9 @@ class DecodeConfig(Config):
         minimum block or the proposer lookahead is given, or if the given settings make the tokens depend on the block
         sizes.
         """
-        plain = type(self)()
+        plain, temperature = type(self)(), given.get("temperature")
+        for name, value in given.items():
+            settings_of(type(self))[name].check(name, value)
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
         if self.block_size is not None and given.get("min_block", 0) > self.block_size:
             changes.update(block_size=plain.block_size)
@@ -199,7 +201,7 @@ class DecodeConfig(Config):
                             if about.depends_on == "accept"})
         if given.get("sampling") == "speculative":
             changes.update(accept=plain.accept, min_block=plain.min_block)
-        if given.get("temperature") == 0:
+        if is_number(temperature) and temperature == 0:
             changes.update(sampling=plain.sampling)
         other_proposer = given.get("proposer", self.proposer) != self.proposer
         if other_proposer:

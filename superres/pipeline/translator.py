@@ -144,6 +144,7 @@ class Translator(Pipeline):
             InvalidInputError: a word is too long for the model, or there is not one valid key per line.
             ConfigError: the checkpoint or text does not support `options`.
         """
+        require_lines(lines)
         [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys, batch_size=batch_size, width=width,
                                     progress=progress)
         return result
@@ -157,6 +158,7 @@ class Translator(Pipeline):
 
         All lines are cut into segments first, so an input that cannot be used is refused before the first result.
         """
+        require_lines(lines)
         options, given = self.default_of_width(width) if options is None else options, options
         self.check(options)
         require_whole("batch-size", batch_size)
@@ -242,6 +244,7 @@ class Translator(Pipeline):
             Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
             excludes the time that the caller takes between two results.
         """
+        require_lines(lines)
         options = self.default if options is None else options
         self.check(options)
         segments = self._segments(self._cut(lines), noise_keys(keys, len(lines), torch.device("cpu")))
@@ -274,8 +277,6 @@ class Translator(Pipeline):
 
     def _cut(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the segments of each line as text, none for an empty line."""
-        if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
-            raise InvalidInputError(f"lines must be a list of texts such as ['A dog runs.'], not {shown(lines)}")
         cut = list[list[str]]()
         for number, line in enumerate(lines, 1):
             try:
@@ -323,6 +324,12 @@ class Translator(Pipeline):
         """Record the best hypotheses of a beam search, and return the number of its model calls."""
         self._record(segments, found.tokens, found.lengths)
         return found.model_calls
+
+
+def require_lines(lines: object) -> None:
+    """Raise InvalidInputError unless `lines` are a list of texts; a single text is none."""
+    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
+        raise InvalidInputError(f"lines must be a list of texts such as ['A dog runs.'], not {shown(lines)}")
 
 
 def _groups(
