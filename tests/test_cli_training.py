@@ -66,14 +66,16 @@ def test_a_budget_ends_the_phase_that_it_runs_out_in_and_no_time_left_is_negativ
             clock[0] += 100
             progress._open[-1].tick()
 
-    with budget(limit), pytest.raises(BudgetError, match=r"--minutes 4 were over while reading: 3 of 9 pictures"):
+    with budget(limit), pytest.raises(BudgetError, match="ended while reading, 3 of 9 pictures; give more"):
         read()
     assert capsys.readouterr().err.splitlines() == [
         "superres: reading: 0 of 9 pictures, 02:20 left of --minutes 4",
         "superres: reading: 1 of 9 pictures, 26:40 left; 00:40 left of --minutes 4",
         "superres: reading: 2 of 9 pictures, 17:30 left; 00:00 left of --minutes 4"]
     assert limit.left == 0
-    assert Progress("training", 240, "s").left(250) == "00:00 left"
+    late = Progress("training", 240, "s")
+    late.resume(250)
+    assert late.left == "00:00 left"
 
 
 def test_a_terminal_shows_a_bar_that_starts_again_with_each_stage(clock, monkeypatch):

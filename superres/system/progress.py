@@ -111,7 +111,7 @@ class Progress:
         """Set the number of units that are done, and a note to show beside it."""
         self.done, self.note = done, note
         if _budgets and not _budgets[-1].left:
-            raise BudgetError(f"{_budgets[-1].name} were over while {self.line(done)}; give more time")
+            raise BudgetError(f"{_budgets[-1].name} ended while {self.name}, {self.counted}; give more")
         if self.bar is not None and self.bar.n == 0:
             self._draw(self.bar)
 
@@ -125,21 +125,28 @@ class Progress:
             self._draw(self.bar)
         elif self.clock() - Progress.spoken >= LINE_SECONDS:
             Progress.spoken = self.clock()
-            say(self.line(self.done))
+            say(self.line)
 
-    def line(self, done: float) -> str:
-        """Return the state of the phase as text."""
-        counted = "" if not self.unit else f"{done:,.0f}{f' of {self.total:,.0f}' if self.total else ''} {self.unit}"
-        parts = [counted or f"{tqdm.format_interval(self.clock() - self.started)} so far", self.note, self.left(done)]
-        return f"{self.name}: {', '.join(filter(None, parts))}"
+    @property
+    def line(self) -> str:
+        """The state of the phase as text."""
+        return f"{self.name}: {', '.join(filter(None, [self.counted, self.note, self.left]))}"
 
-    def left(self, done: float) -> str:
-        """Return the time left as text, which is that of a budget, or follows from the speed; empty if unknown."""
-        made, left = done - self.first, None
+    @property
+    def counted(self) -> str:
+        """What is done as text, or the time that it has taken."""
+        if not self.unit:
+            return f"{tqdm.format_interval(self.clock() - self.started)} so far"
+        return f"{self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''} {self.unit}"
+
+    @property
+    def left(self) -> str:
+        """The time left as text, which is that of a budget, or follows from the speed; empty if unknown."""
+        made, left = self.done - self.first, None
         if self.total and self.unit == "s":
-            left = self.total - done
+            left = self.total - self.done
         elif self.total and made > 0:
-            left = (self.total - done) * (self.clock() - self.started) / made
+            left = (self.total - self.done) * (self.clock() - self.started) / made
         texts = [] if left is None else [f"{tqdm.format_interval(max(left, 0))} left"]
         if _budgets:
             texts.append(f"{tqdm.format_interval(_budgets[-1].left)} left of {_budgets[-1].name}")
@@ -148,7 +155,7 @@ class Progress:
     def _draw(self, bar: ProgressBar) -> None:
         bar.total = self.total
         bar.n = min(self.done, self.total or self.done)
-        bar.set_postfix_str(", ".join(filter(None, [self.note, self.left(self.done)])), refresh=False)
+        bar.set_postfix_str(", ".join(filter(None, [self.note, self.left])), refresh=False)
         bar.refresh()
 
 

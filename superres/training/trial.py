@@ -30,7 +30,8 @@ def fastest_setting(step: Callable[[str], object], most: float = math.inf) -> st
             if found and time.monotonic() - started > most:
                 break
             first = _seconds(step, precision)
-            if found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS:
+            hopeless = found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS
+            if hopeless or first > most:
                 found[precision, threads] = first
                 continue
             times, end = list[float](), time.monotonic() + TRIAL_SECONDS
@@ -39,8 +40,9 @@ def fastest_setting(step: Callable[[str], object], most: float = math.inf) -> st
             found[precision, threads] = min(times)
     best = min(found, key=found.__getitem__)
     torch.set_num_threads(best[1])
-    say(f"the fastest of {len(found)} settings: {_name(*best)}, {found[best]:.2g} s per step; others: " + ", ".join(
-        f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != best))
+    others = [f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != best]
+    say(f"the fastest of {len(found)} settings: {_name(*best)}, {found[best]:.2g} s per step; others: "
+        f"{', '.join(others) or 'none, for lack of time'}")
     return best[0]
 
 
