@@ -15,7 +15,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from skimage import data
-from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
@@ -23,6 +22,7 @@ from superres.errors import ConfigError
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
+from superres.system.progress import track
 from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import encode_png
@@ -101,7 +101,7 @@ def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
         print(f"Preparing {name} ...", flush=True)
         variant.upscaler(sources[:1], variant.options)  # measures the costs of block sizes, once per machine
     print(f"Decoding {len(sources)} faces with each of them, in {rounds} rounds ...", flush=True)
-    for number in tqdm(range(rounds), unit="round", disable=None):
+    for number in track(range(rounds), "decoding", "rounds"):
         seconds = dict.fromkeys(variants, 0.0)
         for source in sources:
             for name, variant in variants.items():

@@ -375,8 +375,10 @@ def bundled_checkpoints() -> list[str]:
 
 def find_checkpoint(name_or_folder: str | Path) -> Path:
     """Return the folder of a bundled name, folder or hub id ("owner/name"); raise CheckpointError if there is none."""
+    if not isinstance(name_or_folder, str | Path):
+        raise CheckpointError(f"a checkpoint is a name or a folder, not {shown(name_or_folder)}; give one")
     text = str(name_or_folder)
-    if text and Path(text).is_dir():
+    if text and os.path.isdir(text):
         return Path(text)
     if text in bundled_checkpoints():
         return bundled_folder() / text

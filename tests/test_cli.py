@@ -160,7 +160,7 @@ def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded
 
     monkeypatch.setattr("superres.batch.upscaling.upscale_files", interrupt)
     assert run(["upscale", str(data / "in"), "--output", str(data / "out")]) == 130
-    assert capsys.readouterr().err == "superres: interrupted; finished results are kept\n"
+    assert capsys.readouterr().err == "superres: stopped; finished results are kept, and the same command continues\n"
 
 
 def test_evaluate_prints_json_alone_on_standard_output_and_scores_the_likelihood_alone(

@@ -9,6 +9,7 @@ from skimage import data
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks import face_finder
+from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import LONGEST, find_faces
 from superres.tasks.faces import FaceTask, crop_square
 from superres.tasks.photos import Crop, choose_crops, is_photo, parse_crop, read_sources
@@ -92,6 +93,22 @@ def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("turn", [-18, 12, 18])
+def test_faces_of_a_data_set_are_searched_once_and_remembered_by_the_photo_s_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "photos").mkdir()
+    for number, place in enumerate(((0, 0), (40, 30))):
+        photo = Image.new("RGB", (600, 560))
+        photo.paste(astronaut(), place)
+        photo.save(tmp_path / "photos" / f"{number}.png")
+    first = read_faces(tmp_path / "photos", TASK)
+    file, = (tmp_path / "cache").rglob("faces-*.jsonl")
+    file.write_text("damaged\n" + file.read_text() + '["cut off')
+    monkeypatch.setattr(face_finder, "find_faces", lambda _: pytest.fail("a photo was searched again"))
+    again = read_faces(tmp_path / "photos", TASK)
+    np.testing.assert_array_equal(again.hr, first.hr)
+    assert len(first) == 2
+
+
 def test_a_face_that_is_turned_is_found_where_it_is(turn):
     photo = astronaut().rotate(turn, Image.Resampling.BICUBIC, fillcolor="gray")
     crops = choose_crops(np.asarray(photo), TASK)

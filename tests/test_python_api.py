@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import pickle
 import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -15,11 +18,18 @@ from fakes import random_model
 from PIL import Image
 from test_photos import astronaut, group_photo
 from test_pipeline import FAST, WIDE_STEPS
+from textual import write_checkpoint
 from typing_extensions import get_overloads
 
-from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.checkpoint import save_checkpoint
+from superres.config import BeamConfig, DecodeConfig, DecodeOptions
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.registration import BUILT_IN, register_criterion, register_proposer
+from superres.errors import CheckpointError, ConfigError, InvalidInputError, OutputError, SuperresError
 from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
+from superres.pipeline.options import SETTINGS
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.photos import choose_crops
@@ -31,6 +41,11 @@ NOTEBOOK = ROOT / "docs" / "first-hour.ipynb"
 @pytest.fixture(scope="module")
 def upscaler():
     return Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu", engine="plain")
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return Translator.load(write_checkpoint(tmp_path_factory.mktemp("text") / "toy"), "cpu", "plain")
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "pillow", "array", "list", "arrays"])
@@ -162,3 +177,82 @@ def test_the_notebook_runs_and_its_outputs_are_committed_and_small(tmp_path):
     printed = "".join(output.text for cell in cells for output in cell.outputs if output.get("name") == "stdout")
     assert "the same picture: True" in printed
     assert "the same small picture: True" in printed
+
+
+@pytest.mark.parametrize("name", ["celeba-8to64", "multi30k-en-de"])
+def test_a_loaded_pipeline_is_pickled_as_its_checkpoint_device_engine_and_default(name, tmp_path, rng):
+    pipeline = load(name, "cpu", "plain")
+    pipeline.default = pipeline.options(block_size=2)
+    data = pickle.dumps(pipeline)
+    assert len(data) < 2000
+    again = pickle.loads(data)  # noqa: S301 -- our own
+    assert (type(again), again.name, again.revision, again.engine, again.device, again.default) == (
+        type(pipeline), pipeline.name, pipeline.revision, "plain", pipeline.device, pipeline.default)
+    if isinstance(again, Upscaler):
+        assert again.face_task == pipeline.face_task
+        smaller = pickle.loads(pickle.dumps(again.at_size(32)))  # noqa: S301 -- our own
+        assert smaller.face_task == again.at_size(32).face_task
+    else:
+        assert again(["a dog"]).texts == pipeline(["a dog"]).texts
+
+
+def test_a_pipeline_is_unpickled_with_its_own_weights_only(upscaler, tmp_path):
+    with pytest.raises(ConfigError, match="random cannot be pickled, since it was not loaded from a checkpoint"):
+        pickle.dumps(upscaler)
+    save_checkpoint(upscaler.model, tmp_path / "mine")
+    data = pickle.dumps(Upscaler.load(tmp_path / "mine", "cpu", "plain"))
+    save_checkpoint(random_model(FAST, seed=5, dtype=torch.float32), tmp_path / "mine")
+    with pytest.raises(CheckpointError, match="mine has other weights"):
+        pickle.loads(data)  # noqa: S301 -- our own
+
+
+def test_options_have_the_types_of_the_settings_and_the_built_in_names_of_choices():
+    types = get_type_hints(DecodeOptions)
+    assert types.keys() == SETTINGS.keys()
+    for name, kind in get_type_hints(DecodeConfig).items():
+        if name in types and not SETTINGS[name].choices:
+            assert types[name] == kind
+    built_in = {"accept": CRITERIA, "proposer": PROPOSERS, "sampling": SETTINGS["sampling"].choices}
+    for name, names in built_in.items():
+        assert set(get_args(types[name])) == {one for one in names if one in BUILT_IN or name == "sampling"}
+    assert {name for name, about in SETTINGS.items() if about.choices} == built_in.keys()
+
+
+WRONG = [None, 3, -1, 2.5, math.nan, True, "x", "", b"x", [], [None], [1, 2], ("a",), {}, {"a": 1}, object(),
+         np.zeros(3), np.zeros((2, 8, 8, 3))]
+"""Values, most of which are wrong wherever they are given."""
+PICTURE = np.zeros((8, 8, 3), np.uint8)
+
+
+def last(frames):
+    return [*frames][-1]
+
+
+@pytest.mark.parametrize("call", [
+    lambda up, tr, one, v: load(v), lambda up, tr, one, v: load("celeba-8to32", v),
+    lambda up, tr, one, v: load("celeba-8to32", "cpu", v), lambda up, tr, one, v: Upscaler.load(v, "cpu", "plain"),
+    lambda up, tr, one, v: up(v, one), lambda up, tr, one, v: up(PICTURE, one if v is None else v),
+    lambda up, tr, one, v: up(PICTURE, one, crop=v), lambda up, tr, one, v: up(PICTURE, one, keys=v),
+    lambda up, tr, one, v: up(PICTURE, one, width=v), lambda up, tr, one, v: up(PICTURE, one, progress=v),
+    lambda up, tr, one, v: last(up.stream(v, one)), lambda up, tr, one, v: last(up.stream(PICTURE, one, crop=v)),
+    lambda up, tr, one, v: last(up.stream(PICTURE, one, interval=v)),
+    lambda up, tr, one, v: last(up.stream(PICTURE, one if v is None else v)),
+    lambda up, tr, one, v: up.at_size(v), lambda up, tr, one, v: up.from_size(v),
+    lambda up, tr, one, v: up.bits_per_dim(v, v), lambda up, tr, one, v: up.bits_per_dim(PICTURE[None], v),
+    lambda up, tr, one, v: up(PICTURE[:0].reshape(0, 8, 8, 3), one).save(v),
+    lambda up, tr, one, v: tr(v, one), lambda up, tr, one, v: tr(["a"], one if v is None else v),
+    lambda up, tr, one, v: tr(["a"], one, keys=v), lambda up, tr, one, v: tr(["a"], one, batch_size=v),
+    lambda up, tr, one, v: tr(["a"], one, width=v), lambda up, tr, one, v: tr(["a"], one, progress=v),
+    lambda up, tr, one, v: last(tr.stream(v, one)), lambda up, tr, one, v: last(tr.stream(["a"], one, interval=v)),
+    lambda up, tr, one, v: last(tr.stream(["a"], one if v is None else v)),
+    lambda up, tr, one, v: register_proposer(v), lambda up, tr, one, v: register_proposer("some")(v),
+    lambda up, tr, one, v: register_criterion(v), lambda up, tr, one, v: register_criterion("some")(v),
+    *(lambda up, tr, one, v, name=name: up.options(**{name: v}) for name in SETTINGS),
+    *(lambda up, tr, one, v, name=name: DecodeConfig(**{name: v}) for name in SETTINGS),
+    *(lambda up, tr, one, v, name=name: BeamConfig(**{name: v}) for name in ("size", "length_penalty")),
+])
+def test_wrong_arguments_raise_an_error_of_superres(call, upscaler, translator, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        with suppress(SuperresError):  # some values are right
+            call(upscaler, translator, WIDE_STEPS, value)

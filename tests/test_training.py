@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import torch
 from fakes import SMALL, changed, random_model, random_tokens
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
-from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
 from superres.training import trainer as training
 from superres.training import trial
 from superres.training.data import ImageBatches
@@ -261,7 +262,8 @@ def test_a_trial_finds_the_fastest_precision_and_number_of_threads(costs, precis
 def test_a_run_tries_the_precisions_once_without_a_trace_in_its_weights(tmp_path, monkeypatch):
     tried = []
 
-    def choose(step):
+    def choose(step, most):
+        assert most == math.inf
         for precision in ("no", "bf16"):
             step(precision)
         tried.append(precision)
@@ -278,6 +280,48 @@ def test_a_run_tries_the_precisions_once_without_a_trace_in_its_weights(tmp_path
     assert known.run()
     assert_same(weights(again), weights(known))
     assert read_training(tmp_path / "auto" / "checkpoint")[0]["settings"]["precision"] == "no"
+
+
+@pytest.mark.parametrize(("before", "steps"), [(100, 20), (20, 36), (201, 0)])
+def test_minutes_cover_reading_both_scores_and_every_step(tmp_path, before, steps):
+    now = [0.0]
+
+    def evaluate(model):
+        now[0] += 20
+        return {"bits_per_dim": 4.0}
+
+    settings = replace(SETTINGS, steps=None, minutes=4.0, warmup_steps=50)
+    run = trainer(tmp_path, settings, evaluate=evaluate, clock=lambda: now[0], began=-before, start="0123")
+    step = run._step
+
+    def slow_step():
+        now[0] += 5
+        return step()
+
+    run._step = slow_step
+    if not steps:
+        with pytest.raises(BudgetError, match=r"4 minutes leave no time for a step: .* take 241 s; give"):
+            run.run()
+        return
+    assert run.run()
+    assert (run.step, before + now[0]) == (steps, 240)
+    assert learning_rate_factor(settings, run.step, 240.0) == pytest.approx(0, abs=1e-9)
+    assert trainer(tmp_path, settings, clock=lambda: now[0], start="0123").run()  # it is finished
+    summary = read_training(tmp_path / "checkpoint")[0]
+    assert (summary["seconds"], summary["dev_bits_per_dim"]) == (240, 4.0)
+
+
+def test_a_finished_run_says_what_it_gained(tmp_path, capsys):
+    settings = replace(SETTINGS, steps=6, warmup_steps=200, learning_rate=1e-9)
+    run = trainer(tmp_path, settings, replace(TINY, dropout=0.0), evaluate=lambda model: {"bits_per_dim": 3.5},
+                  start="0123")
+    assert run.run(stop=lambda: run.step >= 3) is False
+    assert trainer(tmp_path, settings, replace(TINY, dropout=0.0), evaluate=lambda model: {"bits_per_dim": 3.5},
+                   start="0123").run()
+    compared, short, worse = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}: start and result: bits/dim 3.5 and 3.5, loss of p1 " in compared
+    assert "warning: 6 steps are fewer than the 200 of the warm-up" in short
+    assert "warning: the result is no better than its start" in worse
 
 
 def test_the_latest_step_is_reported_with_its_rate_beside_the_history(tmp_path, monkeypatch):

@@ -123,10 +123,6 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
     assert (only.texts, only.is_complete) == (["", ""], True)
 
 
-SAMPLED = DecodeConfig(temperature=0.9, seed=3)
-
-
-@pytest.mark.parametrize("options", [DecodeConfig(), SAMPLED], ids=["greedy", "sampling"])
 @pytest.mark.parametrize(("line", "reason"), [
     ("...", NO_LETTERS), ("- 12:30", NO_LETTERS), ("a dog runs. \u0441\u043e\u0431\u0430\u043a\u0430", ""),
     ("\u0441\u043e\u0431\u0430\u043a\u0430", UNKNOWN_SCRIPT), ("a dog", ""), ("", ""),
@@ -143,6 +139,10 @@ def test_a_translation_of_unlikely_length_is_marked_once_it_is_complete():
     assert length_doubt("a dog", "") == ""  # too short to tell
 
 
+SAMPLED = DecodeConfig(temperature=0.9, seed=3)
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(), SAMPLED], ids=["greedy", "sampling"])
 def test_a_long_line_is_translated_in_parts_that_have_noise_of_their_own(toy, options):
     line = "The small red dog sees a man. " * 8
     segments = codec().segments(line)

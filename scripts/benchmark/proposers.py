@@ -26,7 +26,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import Tensor
-from tqdm import tqdm
 
 import cost_model
 from pages import LINE, fill_page
@@ -45,6 +44,7 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.progress import Progress
 from superres.system.training_lock import training_paused
 from superres.tasks import translation
 
@@ -217,12 +217,11 @@ def iteration_parts(
 
 def alternate(batches: Sequence[Batch], variants: Mapping[Any, tuple[ScoringModel, Variant]]) -> None:
     """Measure all variants, by any names, with their models alternately, batch by batch, in ROUNDS rounds."""
-    with tqdm(total=ROUNDS * len(batches) * len(variants), unit="decode", disable=None) as bar:
+    with Progress("measuring", ROUNDS * len(batches) * len(variants), "decodes") as progress:
         for number in [*range(len(batches))] * ROUNDS:
-            for name, (model, variant) in variants.items():
-                bar.set_postfix_str(str(name), refresh=False)
+            for model, variant in variants.values():
                 variant.measure(model, batches, number)
-                bar.update()
+                progress.update()
 
 
 @dataclass

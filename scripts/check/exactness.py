@@ -19,13 +19,13 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, load
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
+from superres.system.progress import track
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import image_key
 from superres.tasks.translation import read_pairs
@@ -95,7 +95,7 @@ def main(
     different = False
     for heat in (0.0, temperature):
         reference = decode(DecodeConfig(block_size=1, temperature=heat, consistent=consistent))
-        for options in tqdm(plans(pipeline, names), disable=None):
+        for options in track(plans(pipeline, names), "comparing", "settings"):
             record = check(decode, reference, dataclasses.replace(options, temperature=heat, consistent=consistent))
             different |= record["different_rows"] != 0
             print(json.dumps(record), flush=True)

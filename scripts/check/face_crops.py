@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from skimage import data
-from tqdm import tqdm
 
+from superres.system.progress import track
 from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, face_boxes, find_faces
 from superres.tasks.faces import crop_square
 from superres.tasks.pictures import read_image
@@ -68,7 +68,7 @@ def nearest(found: np.ndarray, right: np.ndarray) -> int | None:
 def fit(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[int, np.ndarray]:
     """Return in how many photos the face is found, and the crop's right, down and size over the window's side."""
     relations = []
-    for number, crop in enumerate(tqdm(crops, "fitting", disable=None)):
+    for number, crop in enumerate(track(crops, "fitting", "photos")):
         photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
         boxes = face_boxes(photo)
         centres = np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2, boxes[:, 2]])
@@ -80,7 +80,7 @@ def fit(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: flo
 def test(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[np.ndarray, int]:
     """Return the errors of the found crops, [N, 3]: centre in pixels, side in pixels, right side; and false alarms."""
     errors, false = [], 0
-    for number, crop in enumerate(tqdm(crops, "testing", disable=None)):
+    for number, crop in enumerate(track(crops, "testing", "photos")):
         photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
         found = find_faces(photo)
         at = nearest(found, right)

@@ -28,7 +28,7 @@ from superres.errors import InvalidInputError, OutputError, PlaceError, Superres
 from superres.pipeline.options import resolve_options
 from superres.system.output import scratch_folder
 from superres.system.places import move_to, public
-from superres.system.progress import ProgressBar, say
+from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -185,7 +185,7 @@ class PartRun:
 
     def __enter__(self) -> PartRun:
         """Start the writing thread."""
-        self.bar = ProgressBar(total=self.parts, unit="part", disable=None)
+        self._progress = Progress("upscaling", self.parts, "parts").__enter__()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
         return self
@@ -196,7 +196,7 @@ class PartRun:
         """Write the complete parts and give up the others."""
         self._queue.put(None)
         self._writer.join()
-        self.bar.close()
+        self._progress.__exit__(None, None, None)
         for part in self._open.values():
             part.file.close()
         if isinstance(self.error, (PlaceError, OutputError)):
@@ -229,7 +229,7 @@ class PartRun:
         """See `superres.batch.upscaling.Sink`; the manifests have every crop."""
 
     def progress(self, under_way: float) -> None:
-        """See `superres.batch.upscaling.Sink`; the bar counts parts."""
+        """See `superres.batch.upscaling.Sink`; parts are counted."""
 
     def _write(self) -> None:
         """Handle what the other threads tell, until None arrives; the body of the writing thread."""
@@ -274,7 +274,7 @@ class PartRun:
         self.summary.include(part.file.summary)
         for line in part.file.failures:
             say(line)
-        self.bar.update()
+        self._progress.update()
 
 
 def report_of(rows: Iterable[Row]) -> tuple[Summary, list[str]]:

@@ -20,7 +20,7 @@ from superres.batch.reading import Wanted
 from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
-from superres.system.progress import ProgressBar, say
+from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -68,9 +68,7 @@ class BatchRun:
             self._refuse_changes()
             self._staging = Staging(output, self.manifest, self.options.shard, self._report, self.group)
             stack.callback(self._staging.close)
-            self.bar = stack.enter_context(ProgressBar(
-                total=self.total, unit="image", disable=None, smoothing=0.05,
-                bar_format="{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"))
+            self._progress = stack.enter_context(Progress("upscaling", self.total, "images"))
             self._stack = stack.pop_all()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
@@ -103,7 +101,7 @@ class BatchRun:
         self._queue.put(result)
 
     def cropped(self, line: str, more: int) -> None:
-        """Say how a photo was cropped, and add the outputs of its further faces to the bar's total."""
+        """Say how a photo was cropped, and add the outputs of its further faces to the total."""
         self._extend(more)
         self._photos += 1
         if self._photos <= PHOTO_LINES:
@@ -134,14 +132,14 @@ class BatchRun:
                 yield first, entry, samples
 
     def progress(self, under_way: float) -> None:
-        """Update the bar; `under_way` is the amount of work in progress, in images."""
+        """Show the progress; `under_way` is the amount of work in progress, in images."""
         with self._moving:
-            self.bar.update(max(self.summary.finished + under_way - self.bar.n, 0))
+            self._progress.to(max(self.summary.finished + under_way, self._progress.done))
 
     def _extend(self, more: int) -> None:
-        """Add outputs to the bar's total."""
+        """Add outputs to the total."""
         with self._moving:
-            self.bar.total = (self.bar.total or 0) + more
+            self._progress.total = (self._progress.total or 0) + more
 
     def _keys(self) -> Iterator[str]:
         for entry in self.entries:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-
-from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.errors import OutputError, SuperresError
 from superres.system.output import prepare_folder, scratch_file
 from superres.system.places import check_url, fetched, is_url, move_to, public
+from superres.system.progress import Progress, say
+from superres.system.signals import will_keep
 from superres.system.terminal import read_standard_input, write_output
 from superres.system.text_files import decode_lines
 from superres.tasks.translation import read_lines
@@ -107,14 +107,14 @@ class TranslationSummary:
 def translate_lines(
     lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig | None, batch_size: int,
 ) -> Iterator[Translated]:
-    """Translate `lines` with a progress bar on a terminal, and yield the results of some lines at a time, in order.
+    """Translate `lines`, show the progress, and yield the results of some lines at a time, in order.
 
     A line with a word that is too long for the model stays empty; see `TranslationSummary.failed`. Raises ConfigError
     if the checkpoint does not support `options`.
     """
-    with tqdm(total=len(lines), unit="line", disable=None) as bar:
+    with Progress("translating", len(lines), "lines") as progress:
         def show(done: int, segments: int) -> None:
-            bar.update(len(lines) * done // segments - bar.n)
+            progress.to(len(lines) * done // segments)
 
         yield from translator.in_portions(
             lines, max(1, TOGETHER * batch_size), options, batch_size=batch_size, progress=show,
@@ -137,28 +137,58 @@ def notes(result: Translated) -> list[str]:
 def line_writer(output: str | None) -> Iterator[Callable[[Sequence[str]], None]]:
     """Yield a function that writes one line per text: to standard output at once, or to the file `output`.
 
-    The file is complete, or as it was before: it takes its name at the end of the block. Raises OutputError if the
-    output cannot be written; what was to become a URL's content is then kept in a file, which the error names.
+    The file is complete, or as it was before: it takes its name at the end of the block. If the block does not end
+    well, what is written so far is kept beside the file, as <output>.partial, and a message says so. Raises OutputError
+    if the output cannot be written; what was to become a URL's content is then kept in a file, which the error names.
     """
+    lines = 0
+
+    def writing(send: Callable[[bytes], object]) -> Callable[[Sequence[str]], None]:
+        def write(texts: Sequence[str]) -> None:
+            nonlocal lines
+            send(_joined(texts))
+            lines += len(texts)
+            will_keep(f"{lines} lines are translated; continue with line {lines + 1}")
+
+        return write
+
     if output is None:
-        yield lambda texts: write_output(_joined(texts))
+        yield writing(write_output)
         return
     try:
-        with _kept_file(output) if is_url(output) else scratch_file(Path(output).parent, Path(output)) as file:
-            yield lambda texts: file.writelines([_joined(texts)])
+        with _file_for_url(output) if is_url(output) else scratch_file(Path(output).parent, Path(output)) as file:
+            try:
+                yield writing(file.write)
+            except BaseException as error:
+                _keep(file, output, lines, isinstance(error, KeyboardInterrupt))
+                raise
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
 
 
+def _keep(file: IO[bytes], output: str, lines: int, is_interrupted: bool) -> None:
+    """Keep the lines that are written so far, and say where."""
+    with suppress(OSError):
+        file.flush()
+        if not lines:
+            return
+        if not is_url(output):
+            os.replace(file.name, f"{output}.partial")
+        place = file.name if is_url(output) else f"{output}.partial"
+        kept = f"the first {lines} translations are in {place}; continue with line {lines + 1}"
+        (will_keep if is_interrupted else say)(kept)
+
+
 @contextmanager
-def _kept_file(url: str) -> Iterator[IO[bytes]]:
-    """Yield a file that is moved to `url` at the end of the block."""
+def _file_for_url(url: str) -> Iterator[IO[bytes]]:
+    """Yield a file that is moved to `url` at the end of the block; it stays if it holds something and cannot be."""
     descriptor, path = tempfile.mkstemp(prefix="superres-", suffix=".txt")
     try:
         with open(descriptor, "wb") as file:
             yield file
     except BaseException:
-        os.unlink(path)
+        if not os.path.getsize(path):
+            os.unlink(path)
         raise
     try:
         move_to(path, url)

@@ -11,8 +11,10 @@ from typer import Option
 from superres.cli import options as opt
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.errors import ConfigError
+from superres.system.output import prepare_folder
 from superres.system.terminal import echo, echo_json
 from superres.system.training_lock import training_paused
+from superres.tasks.face_data import require_faces
 
 if TYPE_CHECKING:
     from superres.evaluation.benchmark import Workload
@@ -43,6 +45,9 @@ def images(
     the parts of a decoding step, and the least time that a step can take on this machine.
     """
     sizes = parse_batches(batches)
+    if data is not None:
+        require_faces(data)
+    check_output(output)
     _measure(image_work(checkpoint, device, engine, data, max(sizes)), sizes, repeats, output, busy, as_json)
 
 
@@ -58,7 +63,16 @@ def text(
     also has the parts of a decoding step, and the least time that a step can take on this machine.
     """
     sizes = parse_batches(batches)
+    if data is not None:
+        opt.check_pairs(checkpoint, data)
+    check_output(output)
     _measure(text_work(checkpoint, device, engine, data), sizes, repeats, output, busy, as_json)
+
+
+def check_output(output: Path | None) -> None:
+    """Raise OutputError if the results could not be written."""
+    if output is not None:
+        prepare_folder(output)
 
 
 def image_work(checkpoint: str, device: str, engine: str, data: Path | None, count: int) -> Workload:

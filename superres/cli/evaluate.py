@@ -25,7 +25,7 @@ from superres.pipeline.options import SETTINGS, combined
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 from superres.system.training_lock import training_paused
-from superres.tasks.face_data import SPLITS, is_celeba
+from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def images(
     from superres.tasks.sheets import contact_sheet
 
     check_samples(decode, samples)
+    if sheet is not None:
+        prepare_folder(sheet.parent, "--sheet")
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
     network = upscaler.model_config
     default = dataclasses.replace(opt.DEFAULTS, consistent=network.consistent, nucleus=network.nucleus)
     decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
-    if sheet is not None:
-        prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
     if samples > 1:
         report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures["blockwise"])
@@ -141,6 +141,7 @@ def text(
     from superres.evaluation.text import evaluate_text, report_lines
     from superres.tasks.translation import read_pairs
 
+    opt.check_pairs(checkpoint, data)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     decode = combined(opt.DEFAULTS, opt.given_options(context, decode), translator.model_config.prediction_heads)
     pairs = read_pairs(data, translator.languages, limit)
@@ -179,6 +180,7 @@ def tune(
         prepare_folder(folder, "--checkpoint, or give --no-save")
     pipeline: Pipeline
     if bound is None:
+        opt.check_pairs(checkpoint, data)
         pipeline = translator = opt.load_translator(checkpoint, device, engine=engine)
         text_pairs = read_pairs(data, translator.languages, limit)
         confidence, calibration = calibrate_text(translator, text_pairs)
@@ -218,8 +220,9 @@ def _show(report: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def check_split(context: typer.Context, data: Path) -> None:
-    """Raise ConfigError if the option --split has an unknown name, or was given for data without splits."""
+    """Raise an error if there is no data, or the option --split has an unknown name or was given without effect."""
     require_choice("--split", context.params["split"], SPLITS)
-    if data.exists() and not is_celeba(data):
+    require_faces(data)
+    if not is_celeba(data):
         opt.refuse_ineffective(context, f"on {data}, which is not a CelebA root and has no splits; leave it out",
                                "split")

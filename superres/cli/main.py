@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,7 +20,7 @@ from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
 from superres.cli.info import info
-from superres.cli.options import INTERRUPTED, HelpfulCommand, decoding_command
+from superres.cli.options import HelpfulCommand, decoding_command
 from superres.cli.plan import plan
 from superres.cli.space import space
 from superres.cli.survey import survey_app
@@ -28,14 +29,16 @@ from superres.cli.translate import export_app, translate
 from superres.cli.upscale import manifest_app, upscale
 from superres.config import FACES, TRANSLATION
 from superres.errors import SuperresError
+from superres.system import signals
 from superres.system.progress import say
 from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, standard_output
 
+INTERRUPTED = 128 + signal.SIGINT  # exit code after Ctrl-C, as shells use it
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None,
                   context_settings={"help_option_names": ["-h", "--help"]})
 
 
@@ -74,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        with standard_output():
+        with signals.handled(), standard_output():
             code = app(args=words, prog_name="superres", standalone_mode=False)
     except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
@@ -92,7 +95,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # newer releases of typer turn the interrupt into this code themselves
-        _refuse("interrupted; finished results are kept")
+        return _refuse(signals.ending(), signals.exit_code())
     return code if isinstance(code, int) else 0
 
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 DEFAULTS = DecodeConfig()
 DEVICES = ("auto", "cpu", "cuda")
 FILES = "Many files"  # section of the help for the options of long runs
-INTERRUPTED = 130  # exit code after Ctrl-C, as shells use it
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -157,6 +157,16 @@ def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None
         value = context.params[name]
         spelled = as_option(name, "" if value is True else str(value))
         require(not is_given(context, name), f"{spelled} has no effect {reason}")
+
+
+def check_pairs(checkpoint: str, data: Path) -> None:
+    """Raise an error if there is no checkpoint, or no parallel text in its languages, before anything is loaded."""
+    from superres.checkpoint import find_checkpoint, read_network
+    from superres.tasks.translation import pair_paths
+
+    network = read_network(find_checkpoint(checkpoint))
+    if network.languages:  # a checkpoint for another task is refused when it is loaded
+        pair_paths(data, network.languages)
 
 
 def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:

@@ -20,6 +20,7 @@ from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
 from superres.survey.study import FORMATS, PAGE, RATERS, TRIALS, StudySettings
 from superres.system.output import counted
 from superres.system.progress import say
+from superres.system.signals import will_keep
 from superres.system.terminal import echo, echo_json
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def serve(
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     server = uvicorn.Server(server_config(app, proxy, log_level="warning"))
+    will_keep("all votes are kept, and the same command serves the study again")
     server.run(sockets=[listening])
 
 

@@ -1,17 +1,15 @@
-"""The commands of `superres train`: stages of training, which have a progress bar and resume after an interruption."""
+"""The commands of `superres train`: stages of training, which show their progress and resume after an interruption."""
 
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from tqdm import tqdm
 from typer import Argument, Option
 
 from superres.cli import options as opt
@@ -25,8 +23,8 @@ from superres.config import (
     BeamConfig,
     settings_of,
 )
-from superres.system.progress import say
-from superres.system.terminal import printable
+from superres.system import signals
+from superres.system.progress import Budget, Progress, say
 from superres.tasks.translation import parse_languages
 from superres.training.settings import TrainConfig
 
@@ -39,11 +37,9 @@ ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gra
 STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps", "schedule")
 HEADS = ("freeze_base", "head_positions", "head_target")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
-"""Entries of a record by the unit of a progress bar."""
+"""Entries of a record by the unit of the progress."""
 SHOWN = ("step", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits_per_token", "bleu")
-"""Entries of a record that are shown beside a progress bar."""
-LINE_SECONDS = 60.0
-"""Seconds between two lines of progress, where there is no bar."""
+"""Entries of a record that are shown beside the progress."""
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
                                    "text PATH.en and PATH.de.")]
@@ -173,16 +169,16 @@ def decode(
                                "temperature")
         translator = opt.load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
-        with _training_bar(len(text), "pairs") as (bar, stop):
-            done = translate_pairs(translator, text, output, search, batch_size, stop, bar.show)
+        with Training({"translating": (len(text), "pairs")}) as shown:
+            done = translate_pairs(translator, text, output, search, batch_size, signals.stopping, shown.show)
     else:
         upscaler = opt.load_upscaler(checkpoint, device)
         pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
         default = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
-        with _training_bar(len(pairs), "images") as (bar, stop):
-            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, bar.show)
+        with Training({"decoding": (len(pairs), "images")}) as shown:
+            done = decode_own_faces(upscaler, pairs, output, options, batch_size, signals.stopping, shown.show)
     _finish(output, done)
 
 
@@ -226,8 +222,8 @@ def continue_run(
     settings = train_config(context, stage, endless=True, ema_decay=FOREVER_EMA, teacher=teacher)
     run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops,
                 drawn=tuple(drawn or ()))
-    with _training_bar(None, "s") as (bar, stop):
-        best = train_continuously(run, 60 * round_minutes, stop, bar.show)
+    with Training({"training": (None, "s")}) as shown, signals.deferred():
+        best = train_continuously(run, 60 * round_minutes, signals.stopping, shown.show)
     found = "no round has beaten the reference yet" if best is None else \
         f"{best} beats the reference, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
@@ -242,9 +238,10 @@ def ngrams(
 
     The n-grams are in the tokens of --checkpoint.
     """
-    from superres.system.output import write_result
+    from superres.system.output import prepare_folder, write_result
     from superres.training.statistics import count_targets
 
+    prepare_folder(output.parent)
     table = count_targets(checkpoint, data, order, limit, least, most)
     write_result(output, table.to_bytes())
     say(f"{output}: {len(table.keys):,} contexts of up to {order - 1} tokens")
@@ -260,9 +257,10 @@ def shortlist(
     They change no translation: a head's proposal costs less, and some words are no longer proposed. They also tell
     which sentences are unlike the text.
     """
-    from superres.system.output import write_result
+    from superres.system.output import prepare_folder, write_result
     from superres.training.statistics import learn_shortlists
 
+    prepare_folder(output.parent)
     lists = learn_shortlists(checkpoint, data, limit, domain)
     write_result(output, lists.to_bytes())
     say(f"{output}: {len(lists.common)} common tokens, and translations of "
@@ -285,21 +283,18 @@ def ladder(
     stages = Recipe.read(recipe)
     end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
     lengths = {entry.name: _length(entry.train_config()) for entry in stages.rungs}
-    with _training_bar(None, "s") as (bar, stop):
-
-        def report(stage: str, record: dict[str, float]) -> None:
-            if stage != bar.name:
-                bar.begin(stage, *lengths[stage])
-            bar.show(record)
-
-        done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more,
+    signals.will_keep(f"the same command continues in {output}")
+    with Training(lengths) as shown:
+        done = train_recipe(stages, data, output, dev, lambda: signals.stopping() or time.monotonic() > end,
+                            lambda stage, record: shown.show(record, stage), more,
                             None if start is None else find_checkpoint(start), crops, tuple(drawn or ()))
     _finish(output, done)
 
 
 def _train(context: typer.Context, name: str, **options: Any) -> None:  # noqa: ANN401 -- fields of Stage
-    """Run the stage `name` with a progress bar."""
+    """Run the stage `name` and show its progress."""
     settings = train_config(context, name)
+    limit = None if settings.minutes is None else Budget(60 * settings.minutes, f"--minutes {settings.minutes:g}")
 
     from superres.checkpoint import find_checkpoint
     from superres.training.corpora import Stage
@@ -307,64 +302,42 @@ def _train(context: typer.Context, name: str, **options: Any) -> None:  # noqa: 
 
     start = options.pop("start")
     stage = Stage(settings, start=None if start is None else find_checkpoint(start), **options)
-    with _training_bar(*_length(settings)) as (bar, stop):
-        done = train_stage(stage, stop, bar.show)
+    signals.will_keep(f"the same command continues in {stage.output}")
+    with Training({"training": _length(settings)}) as shown:
+        done = train_stage(stage, signals.stopping, shown.show, limit)
     _finish(stage.output, done)
 
 
-class TrainingBar:
-    """Progress of training: a bar, or a line per minute where standard error is no terminal.
+class Training:
+    """Shows the records of training with the latest losses, learning rate and scores, one phase per stage.
 
-    Beside the bar are the latest losses, the learning rate and the latest scores.
+    A context manager. `lengths` has the length of each stage and its unit, by name.
     """
 
-    def __init__(self, total: float | None, unit: str) -> None:
-        """Show progress in `unit` up to `total`, or without an end."""
-        self.bar = tqdm(total=total, unit=unit, disable=None)
-        self.begin("", total, unit)
+    def __init__(self, lengths: Mapping[str, tuple[float | None, str]]) -> None:
+        """Begin with the first record."""
+        self.lengths, self.stage, self.stack = lengths, "", ExitStack()
 
-    def begin(self, name: str, total: float | None, unit: str) -> None:
-        """Start at 0 again, with another name, total and unit."""
-        self.name, self.total, self.unit = name, total, unit
-        self.first: float | None = None
-        self.started = self.said = time.monotonic()
-        self.values = dict[str, float]()
-        self.bar.set_description(printable(name) or None, refresh=False)
-        self.bar.unit = unit
-        self.bar.reset(total)
+    def __enter__(self) -> Training:
+        """Begin."""
+        return self
 
-    def show(self, record: dict[str, float]) -> None:
-        """Show a record: of the history of a run, of its latest step, or of what is decoded for it."""
-        done = record.get(UNITS[self.unit], 0)
-        if self.first is None:  # a resumed run, whose earlier steps tell nothing about the time left
-            self.first, self.bar.initial, self.bar.n = done, done, done
-        self.values |= {name: record[name] for name in SHOWN if name in record and name != UNITS[self.unit]}
-        text = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(min(done, self.total or done) - self.bar.n)
-        now = time.monotonic()
-        if self.bar.disable and now - self.said > LINE_SECONDS:
-            self.said = now
-            say(f"{self.name or 'training'}: {done:.0f}{f' of {self.total:.0f}' if self.total else ''} {self.unit}, "
-                f"{text}{self.left(done, now)}")
+    def __exit__(self, *_: object) -> None:
+        """End the phase."""
+        self.stack.close()
 
-    def left(self, done: float, now: float) -> str:
-        """Return the time left as text, empty if unknown."""
-        made = done - (self.first or 0)
-        if not self.total or made <= 0:
-            return ""
-        return f", {tqdm.format_interval((self.total - done) * (now - self.started) / made)} left"
-
-
-@contextmanager
-def _training_bar(total: float | None, unit: str) -> Iterator[tuple[TrainingBar, Callable[[], bool]]]:
-    """Show a progress bar; the function beside it returns True once SIGTERM or Ctrl-C has arrived."""
-    stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: stopping.append(received))
-    bar = TrainingBar(total, unit)
-    with bar.bar:
-        yield bar, lambda: bool(stopping)
+    def show(self, record: Mapping[str, float], stage: str = "") -> None:
+        """Show a record of a stage (by default the only one): of its history, its latest step, or what is decoded."""
+        stage = stage or next(iter(self.lengths))
+        total, unit = self.lengths[stage]
+        done = record.get(UNITS[unit], 0)
+        if stage != self.stage:
+            self.stack.close()
+            self.stage, self.values = stage, dict[str, float]()
+            self.phase = self.stack.enter_context(Progress(stage, total, unit))
+            self.phase.resume(done)
+        self.values |= {name: record[name] for name in SHOWN if name in record and name != UNITS[unit]}
+        self.phase.to(done, ", ".join(f"{name} {value:.4g}" for name, value in self.values.items()))
 
 
 def _length(settings: TrainConfig) -> tuple[float | None, str]:
@@ -375,6 +348,8 @@ def _length(settings: TrainConfig) -> tuple[float | None, str]:
 
 
 def _finish(output: Path, done: bool) -> None:
-    """Report whether a run is finished, and exit."""
-    say(f"{output}: {'finished' if done else 'stopped and saved; the same command resumes it'}")
-    raise typer.Exit(0 if done else opt.INTERRUPTED)
+    """Report that a run is finished, or end as after an interruption."""
+    if not done:
+        signals.will_keep(f"{output}: saved; the same command resumes it")
+        raise KeyboardInterrupt
+    say(f"{output}: finished")

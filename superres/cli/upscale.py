@@ -28,9 +28,10 @@ from superres.batch.ray_cluster import Cluster
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, DecodeConfig, require, require_choice, require_whole
 from superres.pipeline.options import as_option, combined
-from superres.system.output import scratch_folder
+from superres.system.output import prepare_folder, scratch_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
+from superres.system.signals import will_keep
 from superres.system.terminal import echo
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS
@@ -139,11 +140,15 @@ def upscale(
 
     check_samples(decode, samples)
     entries = [] if job else plan(inputs, options, list(read_list(listed)) if listed is not None else [], allowed)
+    if job is None and output is not None:
+        prepare_folder(options.output)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
+    will_keep("finished results are kept, and the same command "
+              f"{'continues' if output is not None else 'with --on-existing skip makes the others'}")
     if job is not None:
         counts = run_in_parts(job, upscaler, dataclasses.replace(options, place=job.output), decode, cluster)
     else:

@@ -13,6 +13,7 @@ from superres.config.decoding import (
     BeamConfig,
     Confidence,
     DecodeConfig,
+    DecodeOptions,
     QualityBound,
     parse_temperature,
 )
@@ -42,8 +43,9 @@ from superres.config.settings import (
 __all__ = [
     "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
     "ENGINE_NAMES", "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST",
-    "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence",
-    "Config", "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
-    "is_whole", "parse_temperature", "reader_of", "require", "require_choice", "require_whole", "setting",
+    "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig",
+    "Confidence", "Config", "DecodeConfig", "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Setting",
+    "documented", "is_number", "is_whole", "parse_temperature", "reader_of", "require", "require_choice",
+    "require_whole", "setting",
     "settings_of",
 ]

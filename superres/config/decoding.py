@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from superres.config.settings import (
     EXPERTS,
@@ -33,9 +33,12 @@ values and inputs of products to bytes. Their tokens can differ from those of th
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""
-CRITERION_NAMES = with_plugins(["exact", "distance", "top-k"], CRITERION_PLUGINS)
+CriterionName = Literal["exact", "distance", "top-k"]
+ProposerName = Literal["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
+SamplingName = Literal["coupled", "speculative"]
+CRITERION_NAMES = with_plugins([*get_args(CriterionName)], CRITERION_PLUGINS)
 """Names of `superres.decoding.acceptance.CRITERIA`."""
-PROPOSER_NAMES = with_plugins(["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"], PROPOSER_PLUGINS)
+PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 """Names of `superres.decoding.proposers.PROPOSERS`."""
 
 LEAST_TEMPERATURE = 1e-9
@@ -57,6 +60,28 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
         raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
                           f"not {shown(text)}") from None
     return values if len(values) > 1 else values[0]
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The types of the fields of `DecodeConfig` for type checkers and editors, with the built-in names of choices."""
+
+    block_size: int | None
+    accept: CriterionName
+    epsilon: int
+    top_k: int
+    min_block: int
+    consistent: bool
+    temperature: float | tuple[float, ...]
+    seed: int
+    proposer: ProposerName
+    adaptive: bool
+    window: int
+    candidates: int
+    draft: str | None
+    ngrams: str | None
+    sampling: SamplingName
+    sample_top_k: int | None
+    nucleus: float
 
 
 @documented
@@ -113,7 +138,7 @@ class DecodeConfig(Config):
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
         "probability min(1, p/q), and gives another sample of the same distribution.", panel=SAMPLING,
-        choices=("coupled", "speculative"), depends_on="temperature")
+        choices=get_args(SamplingName), depends_on="temperature")
     sample_top_k: int | None = setting(
         None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
         depends_on="temperature")
@@ -163,7 +188,9 @@ class DecodeConfig(Config):
         minimum block or the proposer lookahead is given, or if the given settings make the tokens depend on the block
         sizes.
         """
-        plain = type(self)()
+        plain, temperature = type(self)(), given.get("temperature")
+        for name, value in given.items():
+            settings_of(type(self))[name].check(name, value)
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
         if self.block_size is not None and given.get("min_block", 0) > self.block_size:
             changes.update(block_size=plain.block_size)
@@ -172,7 +199,7 @@ class DecodeConfig(Config):
                             if about.depends_on == "accept"})
         if given.get("sampling") == "speculative":
             changes.update(accept=plain.accept, min_block=plain.min_block)
-        if given.get("temperature") == 0:
+        if is_number(temperature) and temperature == 0:
             changes.update(sampling=plain.sampling)
         other_proposer = given.get("proposer", self.proposer) != self.proposer
         if other_proposer:

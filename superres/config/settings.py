@@ -70,7 +70,7 @@ def require_truth(name: str, value: object) -> None:
 
 def require_choice(name: str, value: object, names: Collection[str]) -> None:
     """Require that the value of the setting `name` is one of `names`."""
-    require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
+    require(isinstance(value, str) and value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
 
 
 Reader = Callable[[str, Any], Any]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace
@@ -21,6 +20,7 @@ from superres.evaluation.intervals import accepted_block_size, half_width, with_
 from superres.evaluation.perceptual import Scores, fsim
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
+from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import ENLARGEMENTS, area_reduce, image_key
 from superres.tasks.pictures import Pixels
@@ -227,7 +227,7 @@ def decode_interleaved(
     results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}
     for options in variants.values():
         upscaler(sources[:batch_size], options, keys=keys[:batch_size])
-    for start in tqdm(range(0, len(sources), batch_size), "decoding", unit="batch", disable=None):
+    for start in track(range(0, len(sources), batch_size), "decoding", "batches"):
         batch = slice(start, start + batch_size)
         for variant, options in variants.items():
             results[variant].append(upscaler(sources[batch], options, keys=keys[batch]))
@@ -237,7 +237,7 @@ def decode_interleaved(
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
     """Return the bits/dim of `targets` (uint8 [N,H,W,3]) given `sources` (uint8 [N,h,w,3]), float64 [N]."""
-    starts = tqdm(range(0, len(sources), batch_size), "bits/dim", unit="batch", disable=None)
+    starts = track(range(0, len(sources), batch_size), "scoring bits/dim", "batches")
     return np.concatenate([upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts])
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from superres.config import DecodeConfig
 from superres.evaluation.intervals import with_interval
@@ -19,6 +18,7 @@ from superres.evaluation.pictures import (
     ssim,
     stage_options,
 )
+from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
@@ -83,7 +83,7 @@ def draw_samples(
     """
     keys = [image_key(source, number) for source in sources for number in numbers]
     repeated = sources.repeat(len(numbers), axis=0)
-    starts = tqdm(range(0, len(keys), batch_size), "samples", unit="batch", disable=None)
+    starts = track(range(0, len(keys), batch_size), "drawing samples", "batches")
     drawn = [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size]).images for i in starts]
     return np.concatenate(drawn).reshape(len(sources), len(numbers), *drawn[0].shape[1:])
 

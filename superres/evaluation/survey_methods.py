@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
@@ -41,7 +40,7 @@ from superres.survey.pairs import (
     same_size,
 )
 from superres.survey.study import CAMERA
-from superres.system.progress import say
+from superres.system.progress import say, track
 from superres.system.terminal import printable
 from superres.tasks.face_data import is_celeba, read_faces
 from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
@@ -140,7 +139,7 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
         if first is not file:
             raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")
     found: dict[str, Pixels] = {}
-    for name, file in tqdm(names.items(), f"reading {printable(str(folder))}", disable=None):
+    for name, file in track(names.items(), f"reading {folder}", "pictures"):
         try:
             found[name] = read_image(file, least=least)
         except InvalidInputError as error:
@@ -302,7 +301,7 @@ def _decode(
     """
     from superres.decoding.trace import mean_accepted_block_size
 
-    starts = tqdm(range(0, len(sources), batch_size), f"decoding {printable(name)}", unit="batch", disable=None)
+    starts = track(range(0, len(sources), batch_size), f"decoding {name}", "batches")
     batches = (sources[start:start + batch_size] for start in starts)
     results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) for batch in batches]
     stages = [[trace for result in parts for trace in result.traces]

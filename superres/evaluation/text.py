@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 from superres.evaluation.intervals import accepted_block_size
 from superres.system.output import number_text
+from superres.system.progress import track
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def decode_text(
     results = {name: DecodedText([""] * len(sources), []) for name in variants}
     for variant in variants.values():
         translator([sources[place] for place in order[:batch_size]], variant, batch_size=batch_size)
-    for first in tqdm(range(0, len(order), batch_size), "translating", unit="batch", disable=None):
+    for first in track(range(0, len(order), batch_size), "translating", "batches"):
         batch = order[first : first + batch_size]
         for name, variant in variants.items():
             made = translator([sources[place] for place in batch], variant, keys=batch, batch_size=batch_size)

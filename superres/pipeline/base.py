@@ -6,21 +6,26 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
-from superres.config import DecodeConfig, ModelConfig, require
+from superres.config import DecodeConfig, ModelConfig, is_number, require, require_choice, require_whole
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.decode import BlockSizeChooser, check_options
-from superres.errors import CheckpointError, ConfigError
+from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from superres.config import DecodeOptions
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 T = TypeVar("T")
@@ -31,8 +36,7 @@ Steps: TypeAlias = Iterator[tuple[bool, Callable[[], T]]]
 
 def pick_device(name: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda". Raises ConfigError if the device is unknown or not available."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"unknown device {name!r}; choose auto, cpu or cuda")
+    require_choice("device", name, ("auto", "cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -64,6 +68,7 @@ def at_intervals(
     With each result come the seconds of work without those that the caller took between two results, and whether the
     decode is complete.
     """
+    require(is_number(interval, 0), f"interval must be a number of seconds, not {shown(interval)}")
     started = clock()
     due = interval
     for number, (is_complete, result) in enumerate(steps):
@@ -73,6 +78,11 @@ def at_intervals(
             yield result(), seconds, is_complete
             started = clock() - seconds
             due = seconds + interval
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise ConfigError unless the argument `name` is a function or None."""
+    require(value is None or callable(value), f"{name} must be a function or None, not {shown(value)}")
 
 
 class Pipeline:
@@ -85,11 +95,13 @@ class Pipeline:
         default: decoding settings of a call without options.
         scoring: the network in the form that the decoder uses.
         engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
+        origin: arguments of `load` (the checkpoint's folder, device and engine); None if it was not loaded.
     """
 
     task: ClassVar[str]
     bundled: ClassVar[str]
     end_token: ClassVar[int | None] = None
+    origin: tuple[str, str, str] | None = None
 
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
@@ -132,7 +144,20 @@ class Pipeline:
         pipeline = cls(model, name, weights_digest(folder), device, default, engine,
                        **cls._task_arguments(folder, model))
         pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
+        pipeline.origin = str(folder.resolve()), device, engine
         return pipeline
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the checkpoint's place, device, engine and default settings; unpickling loads the checkpoint."""
+        require(self.origin is not None, f"{self.name} cannot be pickled, since it was not loaded from a checkpoint; "
+                                         "save it with superres.checkpoint.save_checkpoint, and load that")
+        return _reloaded, (type(self), self.origin, self.revision), {"default": self.default}
+
+    def __copy__(self: PipelineT) -> PipelineT:
+        """Return a pipeline that shares the network, where pickling would load it again."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     @classmethod
     def _check_task(cls, network: ModelConfig, name: str) -> None:
@@ -152,15 +177,15 @@ class Pipeline:
         """Return the network in the form that the decoder uses, limited if `options` ask for consistent outputs."""
         return self.limited(self.scoring) if options.consistent else self.scoring
 
-    def options(self, **settings: bool | float | str | tuple[float, ...] | None) -> DecodeConfig:
+    def options(self, **settings: Unpack[DecodeOptions]) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a command.
 
         Settings that `settings` contradict return to their defaults. Raises ConfigError if a setting is unknown or
         without effect, two contradict each other, or the checkpoint does not support them.
         """
-        unknown = ", ".join(set(settings) - set(SETTINGS))
+        unknown = ", ".join(sorted(set(settings) - set(SETTINGS)))
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
-        return combined(self.default, settings, self.model_config.prediction_heads, as_setting)
+        return combined(self.default, dict(settings), self.model_config.prediction_heads, as_setting)
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""
@@ -168,6 +193,8 @@ class Pipeline:
 
     def block_size(self, options: DecodeConfig) -> int:
         """Return the block size of `options`. Raises ConfigError if the checkpoint does not support `options`."""
+        require(isinstance(options, DecodeConfig), "options must be a DecodeConfig, such as that of "
+                f"{type(self).__name__.lower()}.options(block_size=4), not {shown(options)}")
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
     def adaptive_block_size(
@@ -189,8 +216,18 @@ class Pipeline:
         """
         if width is not None:
             block_size = self.block_size(options)
+            require_whole("width", width)
             require(width >= block_size, f"width {width} is smaller than the block size {block_size}")
             require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
         return RefilledDecoder(
             model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
             adaptive=lambda source, padding: self.adaptive_block_size(options, source, padding), batch=batch)
+
+
+def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:
+    """Load a pickled pipeline's checkpoint; raise CheckpointError if it is missing or has other weights."""
+    pipeline = kind.load(*origin)
+    if pipeline.revision != revision:
+        raise CheckpointError(f"{origin[0]} has other weights ({pipeline.revision}) than when it was pickled "
+                              f"({revision}); restore them, or load the checkpoint anew")
+    return pipeline

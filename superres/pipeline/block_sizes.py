@@ -25,6 +25,7 @@ from superres.errors import ConfigError, OutputError
 from superres.interfaces import ScoringModel
 from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
+from superres.system.progress import Progress
 from superres.system.reading import read_json
 from superres.system.training_lock import training_paused
 
@@ -104,7 +105,7 @@ class BlockSizes:
             costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
             if len(costs) == largest and min(costs) > 0:
                 return costs
-        with training_paused(PATIENCE):
+        with training_paused(PATIENCE), Progress("measuring the cost of block sizes"):
             costs, steady = self.measure(self.model, source, chosen, largest, padding, proposer)
         if steady:
             with suppress(OSError, OutputError):  # without a cache, the next process measures again

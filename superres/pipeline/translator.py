@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
+from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require, require_whole
 from superres.decoding.batching import Result, Source, feed_of
 from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
-from superres.errors import CheckpointError, InvalidInputError
+from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
+from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.display import texts_html
 from superres.pipeline.options import choices_for
 from superres.system.output import counted
@@ -153,6 +153,7 @@ class Translator(Pipeline):
             InvalidInputError: a word is too long for the model, or there is not one valid key per line.
             ConfigError: the checkpoint or text does not support `options`.
         """
+        require_lines(lines)
         [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys, batch_size=batch_size, width=width,
                                     progress=progress)
         return result
@@ -167,9 +168,11 @@ class Translator(Pipeline):
         All lines are cut into segments first, so an input that cannot be used is refused before the first result. With
         `skip_failed`, such a line stays empty, and `Translated.failed` says why.
         """
-        options, given = options or self.default_of_width(width), options
+        require_lines(lines)
+        options, given = self.default_of_width(width) if options is None else options, options
         self.check(options)
-        require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
+        require_whole("batch-size", batch_size)
+        check_callable("progress", progress)
         started, keyed = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu"))
         cut, failed = self._cut(lines, skip_failed)
         before, total = 0, sum(map(len, cut))
@@ -254,7 +257,8 @@ class Translator(Pipeline):
             Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
             excludes the time that the caller takes between two results.
         """
-        options = options or self.default
+        require_lines(lines)
+        options = self.default if options is None else options
         self.check(options)
         segments = self._segments(self._cut(lines)[0], noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
@@ -338,6 +342,12 @@ class Translator(Pipeline):
         """Record the best hypotheses of a beam search, and return the number of its model calls."""
         self._record(segments, found.tokens, found.lengths)
         return found.model_calls
+
+
+def require_lines(lines: object) -> None:
+    """Raise InvalidInputError unless `lines` are a list of texts; a single text is none."""
+    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
+        raise InvalidInputError(f"lines must be a list of texts such as ['A dog runs.'], not {shown(lines)}")
 
 
 def _groups(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from superres.checkpoint import find_checkpoint, read_stages
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require, require_whole
 from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
 from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
@@ -26,11 +26,11 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
-from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.errors import CheckpointError, ConfigError, InvalidInputError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps
+from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
 from superres.pipeline.display import images_html, images_png
 from superres.system.machine import free_bytes
@@ -114,6 +114,7 @@ class Upscaled:
             ConfigError: the ending is not that of a lossless format.
             OutputError: a file cannot be written.
         """
+        require(isinstance(path, str | os.PathLike), f"path must be that of a file, not {shown(path)}")
         path, several = Path(path), len(self.images) != 1
         require(path.suffix.lower() in LOSSLESS, f"{path.name} must end in {', '.join(LOSSLESS)}; other formats would "
                                                  "change pixels, or cannot say that a model drew them")
@@ -182,6 +183,12 @@ class Upscaler(Pipeline):
             upscaler = stage._after(upscaler, folder.resolve().name)
         return upscaler
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `Pipeline.__reduce__`; a cascade consists of its stages."""
+        if self.last is None or self.first is None:
+            return super().__reduce__()
+        return Upscaler._after, (self.last, self.first, self.name), {"default": self.default}
+
     def _after(self, first: Upscaler, name: str) -> Upscaler:
         """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
         if first.face_task.target != self.face_task.source:
@@ -221,6 +228,7 @@ class Upscaler(Pipeline):
 
     def at_size(self, side: int) -> Upscaler:
         """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if none has."""
+        require_whole("size", side)
         sides, upscaler = list[int](), self
         while True:
             sides.insert(0, upscaler.face_task.target)
@@ -233,6 +241,7 @@ class Upscaler(Pipeline):
 
     def from_size(self, side: int) -> Upscaler:
         """Return the upscaler of the stages from the one whose inputs have `side` pixels; ConfigError if none has."""
+        require_whole("start", side)
         self.face_task.from_size(side)  # refuses other sides
         if self.first is None or self.last is None or side == self.face_task.source:
             return self
@@ -280,7 +289,8 @@ class Upscaler(Pipeline):
             InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
             ConfigError: the checkpoint does not support `options`, or the crop is unknown.
         """
-        options = options or self.default_of_width(width)
+        options = self.default_of_width(width) if options is None else options
+        check_callable("progress", progress)
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
@@ -331,7 +341,7 @@ class Upscaler(Pipeline):
             Intermediate results, and last the complete result, which equals that of a call. `seconds` excludes the time
             that the caller takes between two results.
         """
-        options = options or self.default
+        options = self.default if options is None else options
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")
@@ -358,7 +368,7 @@ class Upscaler(Pipeline):
         and it also takes images of the size of its last stage's input. `options` are as for a call; raises ConfigError
         if the checkpoint does not support them.
         """
-        options = options or self.default
+        options = self.default if options is None else options
 
         def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
             return self._decoder(self.scoring_for(options), sources, self._sources, options, rows)
@@ -380,7 +390,7 @@ class Upscaler(Pipeline):
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
         """Return the batch size that is useful on this device and needs at most half of its free memory."""
-        options = options or self.default
+        options = self.default if options is None else options
         block_size, proposer = self.block_size(options), self.proposers.get(options)
         proposer = proposer or PROPOSERS[options.proposer]()
         model, kind = with_proposer_state(self.scoring_for(options), proposer), decoding_type(proposer, block_size)
@@ -423,6 +433,13 @@ class Upscaler(Pipeline):
         pictures between the stages: without limits, the last stage may draw the target from others than the reduced
         one, too.
         """
+        require_whole("batch-size", batch_size)
+        shapes = self.face_task.source_shape, self.face_task.target_shape
+        for images, shape in zip((sources, targets), shapes, strict=True):
+            encode(images)  # refuses other types
+            if images.shape != (len(sources), *shape):
+                raise InvalidInputError(f"images of the shape {list(images.shape)} are not {[len(sources), *shape]}; "
+                                        "give as many inputs as targets, at the checkpoint's sizes")
         if self.first is None:
             source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
             values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()

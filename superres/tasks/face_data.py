@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
-from superres.system.progress import say
+from superres.system.progress import say, track
 from superres.system.unpacking import read_array
+from superres.tasks.face_finder import KnownFaces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
 from superres.tasks.picture_files import IMAGE_SUFFIXES
@@ -101,6 +101,12 @@ def is_celeba(path: Path) -> bool:
     return (path / "celeba" / "img_align_celeba").is_dir()
 
 
+def require_faces(path: str | os.PathLike[str]) -> None:
+    """Raise InvalidInputError if there is no data set at `path`, before a command does any other work."""
+    if not os.path.exists(path):
+        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root")
+
+
 def read_faces(
     path: str | os.PathLike[str], task: FaceTask, split: Split = "train", limit: int | None = None,
     size: int | None = None,
@@ -169,6 +175,7 @@ def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
 
 def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
     """Read `hr`, `lr` and `ids` of an `.npz`."""
+    require_faces(path)
     try:
         with zipfile.ZipFile(path) as archive:
             keys, names = ("hr", "lr", "ids"), archive.namelist()
@@ -180,8 +187,6 @@ def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
             if not len(ids):
                 raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
             return hr, lr, ids
-    except FileNotFoundError as error:
-        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
@@ -225,11 +230,11 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     """
     least = size or task.target
     numbers, high, low, large = [], list[Pixels](), list[Pixels](), list[Pixels]()
-    without = 0
-    for file in tqdm(files, "reading images", disable=None):
+    without, known = 0, KnownFaces()
+    for file in track(files, "reading pictures and searching faces", "pictures"):
         try:
             image = read_image(file)
-            crops = choose_crops(image, task)
+            crops = choose_crops(image, task, search=known.search)
         except InvalidInputError as error:
             say(f"skipped: {error}")
             continue

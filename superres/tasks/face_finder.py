@@ -8,13 +8,18 @@ turned by a few degrees. `scripts/check/face_crops.py` measures the constants.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from superres.system.output import cache_folder
 from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +51,34 @@ def find_faces(image: Pixels) -> Floats:
     side, turn = boxes[:, 2], np.radians(boxes[:, 3])
     rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(turn), -np.cos(turn)])  # towards the top of the head
     return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side])
+
+
+class KnownFaces:
+    """The faces of photos that were searched before, in the user's cache.
+
+    A search takes about a second, so a command that reads thousands of photos and is interrupted continues.
+    """
+
+    def __init__(self) -> None:
+        """Read the cache of this release's search; a damaged line is ignored."""
+        release = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+        self.path, self.found = cache_folder() / f"faces-{release}.jsonl", dict[str, list[list[float]]]()
+        with suppress(OSError):
+            for line in self.path.read_text().splitlines():
+                with suppress(ValueError, TypeError):
+                    self.found |= {key: np.array(boxes, np.float64).reshape(-1, 3).tolist()
+                                   for key, boxes in [json.loads(line)]}
+
+    def search(self, image: Pixels) -> Floats:
+        """Return `find_faces` of a photo, from the cache if it was searched before."""
+        key = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
+        if key not in self.found:
+            self.found[key] = find_faces(image).tolist()
+            with suppress(OSError):  # without a cache, the next command searches again
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a") as file:
+                    file.write(json.dumps([key, self.found[key]]) + "\n")
+        return np.array(self.found[key], np.float64).reshape(-1, 3)
 
 
 def face_boxes(image: Pixels) -> Floats:

@@ -48,8 +48,8 @@ def area_reduce(images: Pixels, rows: int, columns: int, *, is_reduced: bool = F
     return np.asarray((total + half) // (height * width), np.uint8)
 
 
-def _describe(array: npt.NDArray[Any]) -> str:
-    return f"{array.dtype} {list(array.shape)}"
+def _describe(array: object) -> str:
+    return f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else shown(array)
 
 
 def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
@@ -77,7 +77,8 @@ def crop_square(image: Pixels) -> Pixels:
 
 def encode(images: Pixels) -> Int64:
     """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != CHANNELS:
+    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
+            and images.shape[3] == CHANNELS):
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
@@ -156,9 +157,10 @@ class FaceTask:
 
     def encode(self, images: Pixels) -> Int64:
         """Convert inputs, uint8 [N, source, source, 3], to tokens, int64 [N, S]: see `encode`."""
-        if images.dtype != np.uint8 or images.shape[1:] != self.source_shape:
-            raise InvalidInputError(f"sources are {images.dtype} {images.shape}; give uint8 (N, *{self.source_shape})")
-        return encode(images)
+        tokens = encode(images)
+        if images.shape[1:] != self.source_shape:
+            raise InvalidInputError(f"sources are {_describe(images)}; give uint8 [N, *{list(self.source_shape)}]")
+        return tokens
 
     def decode(self, tokens: npt.ArrayLike) -> Pixels:
         """Convert tokens, whole numbers [N, T] in 0..255, to outputs, uint8 [N, target, target, 3]."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
@@ -69,7 +70,7 @@ def is_photo(image: Pixels, task: FaceTask) -> bool:
 
 def parse_crop(setting: str, least: int = 1) -> Crop | None:
     """Return the square of a crop setting "X,Y,SIZE", SIZE at least `least`; None for "face" and "centre"."""
-    if setting in (FACE, CENTRE):
+    if isinstance(setting, str) and setting in (FACE, CENTRE):
         return None
     words = setting.split(",") if isinstance(setting, str) else []
     numbers = [int(word) for word in words if word.strip().isdecimal() and len(word) < 10]
@@ -81,7 +82,10 @@ def parse_crop(setting: str, least: int = 1) -> Crop | None:
     return Crop(numbers[0], numbers[1], numbers[2], "given")
 
 
-def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Crop]:
+def choose_crops(
+    image: Pixels | Image.Image, task: FaceTask, setting: str = DEFAULT_CROP,
+    search: Callable[[Pixels], npt.NDArray[np.float64]] | None = None,
+) -> list[Crop]:
     """Return the squares of a picture that become the model's inputs: at least one, and one per face that is found.
 
     Args:
@@ -90,6 +94,7 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
         setting: "face" finds the faces of a photo, and takes the centre if it finds none; "centre" takes the largest
             square in the centre (CelebA's crop of a picture of 178x218); "X,Y,SIZE" takes the square with this left
             edge, top edge and side, in pixels.
+        search: finds the faces of a photo; `find_faces` if None.
 
     Raises:
         ConfigError: the setting is unknown.
@@ -104,7 +109,7 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
                                     f"X + SIZE up to {width}, and Y + SIZE up to {height}")
         return [given]
     searched = setting == FACE and is_photo(image, task)
-    found = find_faces(image).tolist() if searched else []
+    found = (search or find_faces)(image).tolist() if searched else []
     if found:
         faces = [_inside(x, y, side, width, height) for x, y, side in found]
         smallest = min(faces, key=lambda crop: crop.size)

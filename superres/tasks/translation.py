@@ -297,8 +297,9 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     return decode_lines(data, str(path))
 
 
-def _pair_paths(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
-    """Return the files of a parallel text: see `read_pairs`."""
+def pair_paths(path: str | os.PathLike[str], languages: tuple[str, ...]) -> tuple[Path, Path]:
+    """Return the files of a parallel text, or raise InvalidInputError if there are none: see `read_pairs`."""
+    path = Path(path)
     pair = "-".join(languages)
     home = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
     source, target = languages
@@ -327,7 +328,7 @@ def read_pairs(
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
-    files = _pair_paths(Path(path), languages)
+    files = pair_paths(path, languages)
     source, target = (read_lines(file) for file in files)
     if len(source) != len(target):
         raise InvalidInputError(f"{files[0]} has {len(source)} lines and {files[1]} {len(target)}; they must be "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from superres.pipeline.translator import Translator
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import say
 from superres.tasks import translation
-from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces
+from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces, require_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
 from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
@@ -119,6 +120,19 @@ class Stage:
         require(self.languages is None or network.task == translation.name, f"preset {self.preset} has no languages; "
                 "leave --languages out, or choose a preset for translation")
         return dataclasses.replace(network, languages=self.languages or network.languages)
+
+    def check_paths(self, network: ModelConfig) -> None:
+        """Raise a SuperresError unless all that the stage reads exists, and its folder can be written."""
+        find = functools.partial(translation.pair_paths, languages=network.languages) \
+            if network.task == translation.name else require_faces
+        for path in (self.data, self.dev, self.own, self.crops, *self.drawn, *self.more):
+            if path is not None:
+                find(path)
+        if self.vocabulary is not None:
+            translation.read_vocabulary(self.vocabulary)
+        if self.teacher is not None:
+            read_config(self.teacher)
+        prepare_folder(self.output)
 
     @property
     def teacher(self) -> Path | None:

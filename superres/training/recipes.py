@@ -28,6 +28,7 @@ from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import file_name, write_result
+from superres.system.progress import Budget, budget
 from superres.system.reading import read_json
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
@@ -43,28 +44,40 @@ BACK_TRANSLATION = DecodeConfig(block_size=1, temperature=0.9, nucleus=0.9)
 """How back-translations are sampled: varied, and seldom ungrammatical."""
 
 
-def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
+def train_stage(stage: Stage, stop: Stop, report: Report, limit: Budget | None = None) -> bool:
     """Run a stage to its end or until `stop()`, called after every step, is true; the state is saved either way.
+
+    The minutes of the stage begin with `limit`, or with this call.
 
     Returns:
         Whether the schedule was completed; then `stage.output / "checkpoint"` holds the result.
+
+    Raises:
+        SuperresError: as for `build_trainer`, or the minutes are over before the first step.
     """
-    return build_trainer(stage).run(stop, report)
+    minutes = stage.settings.minutes
+    if minutes and limit is None:
+        limit = Budget(60 * minutes, f"{minutes:g} minutes")
+    is_new = not (stage.output / "state").is_dir()  # the time that a resumed run has left is in its state
+    with budget(limit if is_new else None):
+        trainer = build_trainer(stage, limit)
+    return trainer.run(stop, report)
 
 
-def build_trainer(stage: Stage) -> Trainer:
+def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     """Read the data of a stage and prepare its run, which is resumed if its folder holds a state.
 
     Raises:
         SuperresError: data, settings, the warm start or an earlier run in the folder do not match.
     """
     network = stage.network()
+    stage.check_paths(network)
     corpus = CORPORA[network.task](stage, network)
     teacher = load_teacher(stage.teacher, corpus) if stage.teacher is not None else None
     model = build_model(corpus.network, stage.settings, stage.start)
     earlier, start = ([], None) if stage.start is None else (read_training(stage.start), weights_digest(stage.start))
     return Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files=corpus.files, teacher=teacher, start=start)
+                   files=corpus.files, teacher=teacher, start=start, began=None if limit is None else limit.started)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

@@ -29,13 +29,16 @@ from superres.checkpoint import (
     save_checkpoint,
 )
 from superres.config import REQUIRED, Config, ModelConfig, require, setting
-from superres.errors import CheckpointError
+from superres.errors import BudgetError, CheckpointError
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.machine import free_bytes
+from superres.system.progress import Progress, say
 from superres.system.reading import read_json
+from superres.system.signals import deferred
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
+from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
 from superres.training.settings import TrainConfig
 from superres.training.trial import fastest_setting
 
@@ -48,9 +51,8 @@ REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 HISTORY = 4000
 """Number of records at which the history is thinned out."""
-SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs", "greedy_psnr", "greedy_ssim",
-          "exact_tokens_per_step", "epsilon_2_tokens_per_step")
-"""Names of the scores on development data in the history. Only `superres train continue` measures the last four."""
+TRIAL_SHARE = 0.1
+"""Largest part of the minutes of a run for the trial of precisions and threads."""
 
 
 def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
@@ -158,6 +160,8 @@ class SavedState(Config):
     seconds: float = setting(REQUIRED, least=0)
     start_digest: str | None = unknown
     data_digest: str | None = unknown
+    ending: float = setting(0.0, least=0)
+    losses: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
 
 class Trainer:
@@ -175,12 +179,14 @@ class Trainer:
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, earlier: Sequence[dict[str, Any]] = (),
         files: Mapping[str, bytes] | None = None, teacher: EncoderDecoder | None = None,
         report_steps: int = REPORT_STEPS, start: str | None = None, clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
         `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the stages that led to
         the weights of `model`, and `start` is the digest of the weights that it was warm-started from, if any. `files`
-        has the contents of the task's files in the checkpoint by name. `clock` returns the training time in seconds.
+        has the contents of the task's files in the checkpoint by name. `clock` returns the training time in seconds;
+        with `settings.minutes`, the time since `began` counts, too, such as that of reading the data.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
@@ -188,11 +194,14 @@ class Trainer:
         self.origin = {"start_digest": start, "data_digest": batches.digest()}
         self.settings, self.batches, self.folder, self.evaluate = settings, batches, Path(folder), evaluate
         self.report_steps, self.earlier, self.files, self.clock = report_steps, earlier, files or {}, clock
+        self.began = began
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
                                        kwargs_handlers=[parallel])
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
+        self.ending, self.pace = 0.0, 0.0  # seconds that the final score and saving take, and those of the latest step
+        self.losses: dict[str, list[float]] = {}  # of the start and of the result, on the same batches, by name
         self.shown = -math.inf  # when the latest step was last reported
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
@@ -203,6 +212,7 @@ class Trainer:
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         loss = TeacherForcingLoss(self.model, settings, teacher)
+        self.gauge = TeacherForcingLoss(self.averaged, settings, teacher)
         self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
 
     def run(
@@ -212,23 +222,54 @@ class Trainer:
 
         `stop` is called after every step. `report` is called with each new record of the history and, about once per
         second, with a record of the latest step, its losses and its learning "rate". In the precision "auto", a new
-        run begins with a trial, and a resumed one keeps its choice.
+        run begins with a trial, and a resumed one keeps its choice. `settings.minutes` include the trial and all
+        scores. A signal ends a run between two steps.
 
         Returns:
-            Whether the schedule was completed; then `checkpoint/` is written.
+            Whether the schedule was completed; then `checkpoint/` is written, and lines compare it with the start.
+
+        Raises:
+            BudgetError: the minutes were over before the first step.
         """
         if self._finished() and (self.folder / "checkpoint").is_dir():
             return True
+        started, before = self.clock() if self.began is None else self.began, self.seconds
+        self.began = None
+        if self._finished() or self._trained(stop, report, started, before):
+            self._end(report)
+            return True
+        return False
+
+    def _trained(
+        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float, before: float,
+    ) -> bool:
+        """Train from the clock's time `started`, with `before` seconds of training so far: see `run`."""
         self._choose_precision()
-        saved = evaluated = time.monotonic()
-        started, before = self.clock(), self.seconds
+        if not self.step and not self.settings.endless:
+            scoring = self.clock()
+            self._measure_losses()
+            if self.evaluate is not None and (self.settings.minutes or self.origin["start_digest"]):
+                report(self._evaluation())
+            self.ending, _ = self._agree(self.clock() - scoring, False)
+        self.seconds, _ = self._agree(before + self.clock() - started, False)
+        if not self.step and self._finished():
+            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: reading, measuring and "
+                              f"scoring take {self.seconds + self.ending:.0f} s; give more --minutes")
         self.loss.train()
+        with deferred():
+            return self._loop(stop, report, started, before)
+
+    def _loop(
+        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float, before: float,
+    ) -> bool:
+        saved = evaluated = time.monotonic()
         stopped = False
         while not self._finished() and not stopped:
             losses = self._step()
-            now = time.monotonic()
+            now, earlier = time.monotonic(), self.seconds
             self.seconds = before + self.clock() - started  # which `stop` may read
             self.seconds, stopped = self._agree(self.seconds, stop())
+            self.pace = self.seconds - earlier
             self._report(losses, report)
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
@@ -239,15 +280,29 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         done = self._finished()
-        if done and self.evaluate is not None:
-            report(self._evaluation())
+        if done and self.settings.minutes:
+            self.seconds = max(self.seconds, 60 * self.settings.minutes)  # the rest of the time is for the score
         self.save()
-        if done and self.accelerator.is_main_process:
-            self.write_checkpoint(self.folder / "checkpoint")
         return done
 
+    def _end(self, report: Callable[[dict[str, float]], None]) -> None:
+        """Score and write the result, and compare it with the start."""
+        self._measure_losses()
+        if self.evaluate is not None:
+            report(self._evaluation())
+        with deferred():
+            self.save()
+            if self.accelerator.is_main_process:
+                self.write_checkpoint(self.folder / "checkpoint")
+                for line in outcome(self.settings, self.step, self.history, self.losses):
+                    say(f"{self.folder}: {line}")
+
     def _finished(self) -> bool:
-        return schedule_share(self.settings, self.step, self.seconds) >= 1
+        """Return whether the schedule is complete, or the time left is too short for a step and the final score."""
+        if not self.settings.minutes:
+            return schedule_share(self.settings, self.step, self.seconds) >= 1
+        left = 60 * self.settings.minutes - self.seconds - self.ending
+        return left <= 0 or left < self.pace
 
     def _is_snapshot(self) -> bool:
         """Return whether the weights after this step are kept (`TrainConfig.snapshots`)."""
@@ -283,7 +338,8 @@ class Trainer:
                        for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
             save_file(_detached(moments), fresh / "optimizer.safetensors")
             document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
-                        "step": self.step, "seconds": self.seconds, "history": self.history}
+                        "step": self.step, "seconds": self.seconds, "history": self.history,
+                        "ending": self.ending, "losses": self.losses}
             (fresh / "state.json").write_text(json.dumps(document))
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
         plot_history(self.history, self.folder / "curves.png", self.batches.unit)
@@ -325,7 +381,15 @@ class Trainer:
 
         if self.settings.precision == "auto":
             alone = self.accelerator.device.type == "cpu" and self.accelerator.num_processes == 1
-            self.settings = dataclasses.replace(self.settings, precision=fastest_setting(step) if alone else "bf16")
+            seconds = TRIAL_SHARE * 60 * (self.settings.minutes or math.inf)
+            with Progress("measuring precision and threads"):
+                precision = fastest_setting(step, seconds) if alone else "bf16"
+            self.settings = dataclasses.replace(self.settings, precision=precision)
+
+    def _measure_losses(self) -> None:
+        """Add the losses of the averaged weights to `losses`; the batches are the same at every call."""
+        found = mean_losses(self.gauge, self.batches, self.accelerator.device)
+        self.losses = {name: [*self.losses.get(name, [])[:1], value] for name, value in found.items()}
 
     def _report(self, losses: dict[str, Tensor], report: Callable[[dict[str, float]], None]) -> None:
         """Report the losses of a step, if it is time."""
@@ -338,7 +402,7 @@ class Trainer:
 
     def _rate(self) -> float:
         """Return the learning rate of the next step."""
-        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step, self.seconds)
+        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step, self.seconds + self.ending)
 
     def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means of losses over all processes, which have equal shares of a batch."""
@@ -370,7 +434,7 @@ class Trainer:
 
     def _evaluation(self) -> dict[str, float]:
         """Score the averaged weights, and return the record."""
-        with torch.inference_mode():
+        with torch.inference_mode(), Progress("scoring"):
             return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None else {})
 
     def _resume(self) -> None:
@@ -393,6 +457,7 @@ class Trainer:
             load_weights(model, read_tensors(folder / name), str(folder / name))
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
         self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
+        self.ending, self.losses = saved.ending, saved.losses
 
     def _numbered_optimizers(self) -> Iterator[tuple[range, torch.optim.Optimizer]]:
         """Yield each optimiser with the numbers of its weights, which name their moments in a saved state."""
@@ -414,26 +479,3 @@ class Trainer:
 
 def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in state.items()}
-
-
-def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = "images") -> None:
-    """Plot the losses (nats per token) and development scores of a run against `unit` seen, as a PNG."""
-    from matplotlib.figure import Figure  # a slow import that only training needs
-
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    for name in ("p1", "own", "heads", "bits_per_dim", "bits_per_token", "bleu"):
-        points = [(record[unit], record[name]) for record in history if name in record]
-        if not points:
-            continue
-        panel = axes
-        if name == "bleu":  # it has an axis of its own
-            panel = axes.twinx()
-            panel.set_ylabel("BLEU on dev (black)")
-        panel.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name in SCORES else None,
-                   color="black" if name == "bleu" else None)
-    axes.set_xlabel(f"{unit} seen")
-    axes.set_ylabel("nats per token; bits on dev")
-    if axes.lines:
-        axes.legend()
-    figure.savefig(path, dpi=100)

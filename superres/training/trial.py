@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -15,18 +16,22 @@ HOPELESS = 2.0
 """A setting whose first step, which is not timed otherwise, takes this many times the best one's is given up."""
 
 
-def fastest_setting(step: Callable[[str], object]) -> str:
+def fastest_setting(step: Callable[[str], object], most: float = math.inf) -> str:
     """Return the precision with the fastest steps, "bf16" or "no", and set torch's number of threads to its best.
 
     `step` computes a step in the given precision and changes nothing. All threads that torch uses now are tried, and
-    one: processors without bf16 arithmetic emulate it, and small networks are faster on one thread.
+    one: processors without bf16 arithmetic emulate it, and small networks are faster on one thread. After `most`
+    seconds, no further setting is tried.
     """
-    before, found = torch.get_num_threads(), dict[tuple[str, int], float]()
+    before, found, started = torch.get_num_threads(), dict[tuple[str, int], float](), time.monotonic()
     for threads in sorted({before, 1}, reverse=True):
         torch.set_num_threads(threads)
         for precision in ("no", "bf16"):
+            if found and time.monotonic() - started > most:
+                break
             first = _seconds(step, precision)
-            if found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS:
+            hopeless = found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS
+            if hopeless or first > most:
                 found[precision, threads] = first
                 continue
             times, end = list[float](), time.monotonic() + TRIAL_SECONDS
@@ -35,8 +40,9 @@ def fastest_setting(step: Callable[[str], object]) -> str:
             found[precision, threads] = min(times)
     best = min(found, key=found.__getitem__)
     torch.set_num_threads(best[1])
-    say(f"the fastest of {len(found)} settings: {_name(*best)}, {found[best]:.2g} s per step; others: " + ", ".join(
-        f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != best))
+    others = [f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != best]
+    say(f"the fastest of {len(found)} settings: {_name(*best)}, {found[best]:.2g} s per step; others: "
+        f"{', '.join(others) or 'none, for lack of time'}")
     return best[0]
 
 

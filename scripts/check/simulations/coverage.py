@@ -14,7 +14,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from scipy.special import expit
-from tqdm import tqdm
 
 from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit, random_study
 from simulations.over_http import vote_in
@@ -23,6 +22,7 @@ from superres.survey.report import study_report
 from superres.survey.statistics import Interval, Votes, intervals
 from superres.survey.store import Store
 from superres.system.output import markdown_table, write_results
+from superres.system.progress import track
 
 
 def simulated_votes(
@@ -84,8 +84,7 @@ def coverage(
     mean = mean_logit(truth, float(np.hypot(rater_sd, image_sd)))
     design = mean, raters, votes, images, rater_sd, image_sd
     drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
-    found = [[own[kind] or (0.0, 1.0) for kind in INTERVALS] for own in tqdm(drawn, "simulated studies", studies,
-                                                                             disable=None)]
+    found = [[own[kind] or (0.0, 1.0) for kind in INTERVALS] for own in track(drawn, "simulating", "studies", studies)]
     low, high = np.moveaxis(np.array(found), -1, 0)  # [studies, intervals]
     covered, widths = ((low <= truth) & (truth <= high)).mean(axis=0), (high - low).mean(axis=0)
     rows = [[name, f"{100 * share:.1f}", f"{100 * width:.1f}"]

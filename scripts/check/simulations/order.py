@@ -7,7 +7,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from scipy.special import expit
-from tqdm import tqdm
 
 from simulations.model import Raters, RaterSd, Seed
 from superres.survey.anytime import log_capital
@@ -15,6 +14,7 @@ from superres.survey.assignment import allocate
 from superres.survey.statistics import Floats, fit_davidson
 from superres.survey.study import Comparison
 from superres.system.output import markdown_table
+from superres.system.progress import track
 
 STRENGTHS = np.array([-1.5, -0.6, -0.3, 0.0, 0.3, 1.6])
 """Log strengths of the methods that `order` ranks."""
@@ -50,7 +50,7 @@ def order(
     rows = []
     for adaptive in (False, True):
         drawn = np.array([ranked_study(np.random.default_rng([seed, number]), adaptive, raters, votes, rater_sd)
-                          for number in tqdm(range(studies), "studies", disable=None, leave=False)])
+                          for number in track(range(studies), "simulating", "studies")])
         right = []
         for used in (raters // 4, raters // 2, raters):
             counts = drawn[:, :used].sum(axis=1)

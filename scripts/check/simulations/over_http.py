@@ -13,7 +13,6 @@ import numpy as np
 import typer
 from scipy.special import expit
 from sqlalchemy import select
-from tqdm import tqdm
 
 from simulations.client import RaterClient
 from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit
@@ -23,6 +22,7 @@ from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import digest
 from superres.survey.store import Store
 from superres.survey.study import MAIN, REPEAT
+from superres.system.progress import track
 
 GOLD_ACCURACY = 0.97
 MEDIAN_MS = 2500.0
@@ -78,7 +78,7 @@ def vote_in(
     crowd = [SimulatedRater(n, address, store, mean + own[n], image_sd, seed) for n in range(raters)]
     for rater in crowd:
         rater.start()
-    for rater in tqdm(crowd, f"simulated raters of {study}", disable=None, leave=False):
+    for rater in track(crowd, f"simulating raters of {study}", "raters"):
         rater.join()
     for rater in crowd:
         if rater.trouble:

@@ -11,12 +11,12 @@ import typer
 from scipy import stats
 from scipy.special import expit
 from statsmodels.stats.proportion import proportion_confint
-from tqdm import tqdm
 
 from simulations.model import ImageSd, Raters, RaterSd, Seed, mean_logit
 from superres.survey.anytime import excludes_even
 from superres.survey.statistics import Floats
 from superres.system.output import markdown_table, write_results
+from superres.system.progress import track
 
 NAMES = {"anytime": "any-time interval", "t": "t interval of the raters' means",
          "wilson": "Wilson interval of the votes"}
@@ -82,7 +82,7 @@ def watch(
         sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
 
     def simulate(preference: float) -> Floats:
-        bar = tqdm(range(studies), f"preference {preference:g} %", disable=None, leave=False)
+        bar = track(range(studies), f"preference {preference:g} %", "studies")
         return np.array([watched_study(np.random.default_rng([seed, number, round(10 * preference)]), preference / 100,
                                        raters, votes, images, rater_sd, image_sd) for number in bar])
 

@@ -34,6 +34,7 @@ from superres.nn.engines.native import variants
 from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
 from superres.nn.engines.native.variants import Variant, for_machine
 from superres.system.output import cache_folder, lock_file, scratch_folder
+from superres.system.progress import Progress
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
@@ -264,7 +265,9 @@ def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> 
         built = folder / "native.so"
         words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}  # for `FAULTS`
-        result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)  # noqa: S603
+        with Progress(f"compiling {source.name}"):
+            result = subprocess.run(  # noqa: S603
+                words, capture_output=True, text=True, check=False, env=environment)
         if result.returncode:
             lines = result.stderr.strip().splitlines() or ["no message"]
             fault = next((line for line in lines if any(sign in line for sign in FAULTS)), None)
