@@ -13,6 +13,7 @@ from superres.config.settings import (
     SAMPLING,
     Config,
     documented,
+    is_number,
     require,
     require_probability,
     setting,
