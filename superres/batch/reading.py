@@ -53,8 +53,6 @@ def read_requests(
         try:
             picture, crops = _open(entry, content, options, task)
             reduced = [_reduced(picture, crop, options, task) for crop in crops]
-            for line in picture.notes if options.metadata == "keep" else ():
-                say(f"{entry.input}: {line}")
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
             reason = message if entry.input in message else f"{entry.input}: {message}"
