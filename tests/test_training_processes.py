@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for member in members:
-        member.join(300)
+        member.join(1800)
     assert [member.exitcode for member in members] == [0, 0]
     assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 6}
     assert train(folder / "begun together").step == 16

@@ -137,8 +137,9 @@ def _convolution(packed: PackedWeights, weight: Tensor) -> list[CLinear]:
     weight = F.pad(weight.double(), (0, 0, 0, 0, 0, -weight.shape[1] % LANES))
     taps = weight.permute(2, 3, 1, 0).contiguous()  # [3, 3, in, out]
     # Single operations: a product of matrices adds in the processor's order.
-    rows = sum(transform[:, y, None, None, None] * taps[y] for y in range(3))
-    weights = sum(transform[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3))  # [6, 6, in, out]
+    zero = torch.zeros(())
+    rows = sum((transform[:, y, None, None, None] * taps[y] for y in range(3)), zero)  # [6, 3, in, out]
+    weights = sum((transform[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3)), zero)  # [6, 6, in, out]
     # The product adds no bias: the inverse transform does.
     return [packed.pack(without_bias(part)) for part in weights.flatten(0, 1)]
 
