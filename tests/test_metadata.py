@@ -38,8 +38,8 @@ KEPT_TAGS = {
     EXIF: {0x9003: "2019:01:02 03:04:05", 0x9011: "+01:00", 0x9286: b"ASCII\0\0\0a comment"},
     GPS: {1: "N", 2: (50.0, 56.0, 12.5), 3: "E", 4: (6.0, 57.0, 32.0), 29: "2019:01:02"},
 }
-GONE_TAGS = {  # make, model, software, host; maker note, lens, serial numbers, unique id, sizes
-    IFD0: {0x010F: GONE, 0x0110: GONE, 0x0131: GONE, 0x013C: GONE, 0x0112: 1},
+GONE_TAGS = {  # XMP (TIFF files get their own), make, model, software, host; maker note, lens, serial numbers, sizes
+    IFD0: {0x02BC: GONE, 0x010F: GONE, 0x0110: GONE, 0x0131: GONE, 0x013C: GONE, 0x0112: 1},
     EXIF: {0x927C: GONE * 9, 0xA433: GONE, 0xA434: GONE, 0xA431: GONE, 0xA435: GONE, 0xA420: GONE, 0xA002: 8},
 }
 XMP = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="GONE">

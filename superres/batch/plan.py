@@ -24,7 +24,8 @@ ON_EXISTING = ("skip", "redo", "overwrite", "error")
 output has other settings. "redo" is as "skip", but makes outputs with other settings and files without a row again.
 "overwrite" makes all outputs again. "error" fails the row."""
 METADATA = ("strip", "keep")
-"""Whether an output copies the input's EXIF and XMP, and names its colour space if the input does."""
+"""Whether an output copies what describes the picture in the input's metadata, and names the colour space if the input
+does."""
 MOST_SAMPLES = 10_000  # largest number of images that are drawn from an input
 KEEP_ALPHA = "keep"
 MANIFEST = "manifest.jsonl"

@@ -64,8 +64,10 @@ Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="
 KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the inputs' sub-folders in "
                                   "the output folder.")]
 Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
-Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove or keep EXIF, XMP and the colour profile; "
-                                 "colours are converted to sRGB in both cases.")]
+Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep what describes the "
+                                 "picture in EXIF, XMP and IPTC (not its camera), and name the colour profile. Colours "
+                                 "are converted to sRGB, and every result is marked as made by a model, in both "
+                                 "cases.")]
 Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded together, 1 or more; auto "
                                "chooses a useful number that fits into memory.")]
 RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on a Ray cluster "

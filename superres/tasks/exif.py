@@ -39,16 +39,16 @@ KEPT = {
                   ((RATIONAL,), (2, 4, 6, 7, 11, 13, 15, 17, 20, 22, 24, 26, 31)), (_BYTES, (0, 5, 27, 28))),
 }
 """The tags that are kept and the types that their values may have, by directory."""
-_WANTED = {**KEPT, MAIN: {**KEPT[MAIN], **_allowed((_LONGS, (XMP, IPTC)))}}  # a TIFF file has XMP and IPTC as tags
+_WANTED = {**KEPT, MAIN: {**KEPT[MAIN], **_allowed((_LONGS, (XMP, IPTC)))}}  # as TIFF files have them
 
 
 @dataclass
 class Block:
-    """Tags of an EXIF block, or of the first directory of a TIFF file, which has the same structure.
+    """Tags of an EXIF block, or of a TIFF file, which has the same structure.
 
     Attributes:
         order: byte order of the values, "<" or ">"; "" if what was read is no block.
-        directories: kept tags by directory; in the main one of a TIFF file also `XMP` and `IPTC`.
+        directories: tags by directory: those of `KEPT`, and in the main one also `XMP` and `IPTC` as they were read.
         is_damaged: whether tags that would be kept could not be read.
     """
 

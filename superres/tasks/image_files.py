@@ -114,7 +114,8 @@ def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
     except UnidentifiedImageError:
         raise InvalidInputError(f"{path} is not a picture in {', '.join(ORIGIN_FORMATS)}; give one of them") from None
     except Exception as error:  # Pillow raises errors of many types for damaged files
-        raise InvalidInputError(f"{path} cannot be read ({first_line(error)}); check the path and the file") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InvalidInputError(f"{path} cannot be read ({reason}); check the path and the file") from error
     said, given = origin(info.get("xmp")), info.get("exif", exif.Block())
     tags = (exif.read_block(given) if isinstance(given, bytes) else given).directories[exif.MAIN]
     description = tags.get(exif.DESCRIPTION, (0, b""))[1].rstrip(b"\0")

@@ -110,11 +110,7 @@ def tiff_info(file: IO[bytes] | None) -> dict[str, Any]:
     place = file.tell()
     block = exif.read_block(file)
     file.seek(place)
-    if not block.order:
-        return {}
-    main = block.directories[exif.MAIN]
-    found = {name: main.pop(tag)[1] for name, tag in (("xmp", exif.XMP), ("iptc", exif.IPTC)) if tag in main}
-    return {**found, "exif": block}
+    return {"exif": block} if block.order else {}
 
 
 def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
@@ -122,12 +118,14 @@ def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
     given = info.get("exif", exif.Block())
     block = exif.read_block(given) if isinstance(given, bytes) else given
     notes, properties = [ignored("parts of EXIF", "")] if block.is_damaged else [], dict[str, Element]()
+    packet, iptc = (block.directories[exif.MAIN].pop(tag, (0, b""))[1] for tag in (exif.XMP, exif.IPTC))
+    packet, iptc = info.get("xmp") or packet, info.get("iptc") or iptc
     try:
-        properties = _properties(info["xmp"]) if info.get("xmp") else {}
+        properties = _properties(packet) if packet else {}
     except _ERRORS as error:
         notes.append(ignored("XMP", first_line(error)))
     photoshop = info.get("photoshop")
-    iptc = photoshop.get(0x0404) if isinstance(photoshop, dict) else info.get("iptc")
+    iptc = photoshop.get(0x0404, iptc) if isinstance(photoshop, dict) else iptc
     properties = {**_of_iptc(iptc if isinstance(iptc, bytes) else b""), **properties}
     has_tags = any(block.directories.values())
     return Metadata(block.to_bytes() if has_tags else None, _packet(properties) if properties else None, tuple(notes))
