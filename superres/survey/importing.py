@@ -262,7 +262,7 @@ def _read_rows(data: bytes, file_format: str) -> list[Row]:
 
 
 def _json_rows(data: bytes) -> Iterator[Any]:
-    return (parse_json(line) for line in data.split(b"\n") if line)
+    return (parse_json(line) for line in data.split(b"\n") if line.strip())
 
 
 def _csv_rows(data: bytes) -> Iterator[Any]:
