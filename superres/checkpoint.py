@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, reader_of, require
+from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, file_name, reader_of, require
 from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
-from superres.system.output import file_name, short_digest
+from superres.system.output import short_digest
 from superres.system.reading import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.tasks import TASK_FILES
 

@@ -220,7 +220,8 @@ for _ in range(2):
     except build.NativeUnavailable as error:
         print(error)
 """
-SMALL_DISC = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=500k tmpfs "$0" && exec "$@"']
+SMALL_DISC = ["unshare", "--map-root-user", "--mount", "sh", "-c",
+              'mount -t tmpfs -o size=500k tmpfs "$0" && exec "$@"']
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the small disc is Linux's")
@@ -240,7 +241,7 @@ def test_a_full_disc_ends_the_search_at_once_and_is_remembered(source, tmp_path,
 
 
 def test_what_a_killed_compilation_leaves_is_removed_by_the_next(source, tmp_path, shim):
-    log, folder = shim("echo $$ >> {0}; sleep 100".format(tmp_path / "pid")), tmp_path / "superres"
+    log, folder = shim(f"echo $$ >> {tmp_path}/pid; sleep 100"), tmp_path / "superres"
     process = FORK.Process(target=lambda: (
         os.environ.update(XDG_CACHE_HOME=str(tmp_path)), build.chosen.cache_clear(), build.library(source)))
     process.start()

@@ -13,9 +13,8 @@ import pytest
 from superres.batch.manifest import read_rows
 from superres.batch.parts import Job, _read_run, read_part
 from superres.checkpoint import read_config, read_training
-from superres.config import Config, reader_of, setting
+from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
-from superres.system.output import file_name
 from superres.system.reading import parse_json, read_json
 from superres.training.continuous import Rounds
 from superres.training.recipes import Recipe
@@ -136,9 +135,12 @@ def test_a_plain_name_is_a_file_name(name):
     "\x1b[31m", "\u202eevil", "\ud800", "NUL", "con.txt", "Com1", "LPT9.tar.gz", "a|b", "what?", "x" * 101, "ü" * 51,
 ])
 def test_a_name_that_leads_elsewhere_or_is_no_name_anywhere_is_refused(name):
-    with pytest.raises(ConfigError, match="is not fit for a file") as caught:
-        file_name(name)
-    assert str(caught.value).isprintable()
+    text = {"task": "translation", "source_shape": (4,), "target_shape": (4,), "aligned_conditioning": False,
+            "numeric_neighbourhood": False, "ordinal_output": False}
+    for read in (file_name, lambda name: ModelConfig(**text, languages=("en", name))):
+        with pytest.raises(ConfigError, match="is not fit for a file") as caught:
+            read(name)
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(("name", "value"), [

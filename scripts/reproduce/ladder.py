@@ -6,7 +6,6 @@ A ladder is a run folder of `superres train ladder` with the recipe of a table. 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,8 +116,7 @@ def read_ladder(folder: Path, roles: Sequence[str], kinds: Mapping[str, str] | N
 
 def costs(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a ladder's training, one per rung."""
-    path = folder / "training.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_training(folder)
 
 
 def conditions(document: Mapping[str, Any]) -> str:

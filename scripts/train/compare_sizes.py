@@ -14,6 +14,7 @@ turns it continues a finished one. Training pauses while another process measure
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -26,12 +27,13 @@ import torch
 import typer
 from scipy.optimize import curve_fit
 
-from superres.config import PRESETS, DecodeConfig, ModelConfig, require
+from superres.config import PRESETS, DecodeConfig, ModelConfig, reader_of, require
 from superres.errors import ConfigError, SuperresError
 from superres.nn.engines import step_model
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
+from superres.system.reading import read_json
 from superres.system.training_lock import times_are_measured, training_paused, training_turn
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
@@ -76,11 +78,9 @@ def check_study(folder: Path, study: Row) -> None:
     path = folder / "study.json"
     if not path.exists():
         write_result(path, json.dumps(study).encode())
-    try:
-        there = json.loads(path.read_text())
-        changed = [f"{name} {there[name]} there, {value} now" for name, value in study.items() if there[name] != value]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}); choose a new --output") from error
+    there = read_json(path, functools.partial(reader_of(Row), "the study"), ConfigError, "choose a new --output")
+    changed = [f"{name} {there.get(name)} there, {value} now" for name, value in study.items()
+               if there.get(name) != value]
     require(not changed, f"{folder} was started with other settings ({'; '.join(changed)}); repeat those, or choose a "
                          "new --output")
 

@@ -17,6 +17,7 @@ from superres.config.decoding import (
     QualityBound,
     parse_temperature,
 )
+from superres.config.names import file_name
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
 from superres.config.settings import (
     DECODING,
@@ -45,7 +46,7 @@ __all__ = [
     "ENGINE_NAMES", "EXPERTS", "FACES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST",
     "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig",
     "Confidence", "Config", "DecodeConfig", "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Setting",
-    "documented", "is_number", "is_whole", "parse_temperature", "reader_of", "require", "require_choice",
+    "documented", "file_name", "is_number", "is_whole", "parse_temperature", "reader_of", "require", "require_choice",
     "require_whole", "setting",
     "settings_of",
 ]

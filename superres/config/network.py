@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from superres.config.names import file_name
 from superres.config.settings import Config, require, require_probability, setting
 from superres.errors import shown
 
@@ -144,6 +145,8 @@ class ModelConfig(Config):
     def _check_text(self) -> None:
         require(len(self.languages) == (2 if self.task == "translation" else 0),
                 f"a translation has two languages and other tasks have none, not {shown(self.languages)}")
+        for language in self.languages:
+            file_name(language, "the language")  # it is the suffix of files of sentences
         same = len(self.source_shape) == len(self.target_shape) == 1
         require(same or self.task != "translation", "a translation needs source_shape and target_shape of one number")
         require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")

@@ -19,18 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from superres.config import require
-from superres.errors import OutputError, shown
+from superres.errors import OutputError
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from matplotlib.figure import Figure
 
-MOST_NAME = 100
-"""Largest number of bytes in the name of a file; most file systems hold 255, and suffixes are added."""
-DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-"""Names that Windows keeps for devices, also with a suffix."""
 SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
 """Pattern of a scratch file's name: id of the process that created it, and a random number."""
 
@@ -180,21 +175,6 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
     except OSError as error:
         reason = "there is a file of that name" if folder.is_file() else error.strerror
         raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
-
-
-def file_name(name: str, what: str = "the name") -> str:
-    """Return `name` if it is fit for a file or folder of any system; otherwise raise ConfigError, which names `what`.
-
-    It has no separators, control characters or characters that Windows refuses, begins with a letter, digit or
-    underscore (so neither "." nor an option), ends with no dot or space, has at most `MOST_NAME` bytes in UTF-8, and is
-    not the name of a device of Windows. Use it for every name from a file that becomes part of a path.
-    """
-    characters = name.isprintable() and name == name.strip(" ") and not set(name) & set('<>:"/\\|?*')
-    require(characters and name[:1].strip(".-") != "" and not name.endswith(".") and not DEVICE.fullmatch(name)
-            and len(name.encode("utf-8", "replace")) <= MOST_NAME,
-            f"{what} {shown(name)} is not fit for a file; use letters, digits, hyphens and underscores, at most "
-            f"{MOST_NAME}")
-    return name
 
 
 def short_digest(data: bytes) -> str:

@@ -21,13 +21,23 @@ from superres.checkpoint import (
     read_training,
     weights_digest,
 )
-from superres.config import HEAD_LAYERS, PRESETS, REQUIRED, BeamConfig, Config, DecodeConfig, require, setting
+from superres.config import (
+    HEAD_LAYERS,
+    PRESETS,
+    REQUIRED,
+    BeamConfig,
+    Config,
+    DecodeConfig,
+    file_name,
+    require,
+    setting,
+)
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import file_name, write_result
+from superres.system.output import write_result
 from superres.system.progress import Budget, budget
 from superres.system.reading import read_json
 from superres.tasks import translation
