@@ -15,9 +15,10 @@ from PIL import Image
 from stores import faulty_store
 from test_photos import group_photo
 
-from superres.batch import inputs, part_run, parts, shard_files
-from superres.batch.inputs import LOCAL, read_archive
+from superres.batch import opening, part_run, parts, shard_files
+from superres.batch.inputs import LOCAL
 from superres.batch.manifest import Row, latest_rows, merge
+from superres.batch.opening import read_archive
 from superres.batch.part_run import upscale_parts
 from superres.batch.parts import Job, read_part
 from superres.batch.plan import BatchOptions
@@ -25,6 +26,7 @@ from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
 from superres.system import places
+from superres.system.folders import Inventory
 from superres.system.places import files_in, read_place, write_place
 
 pytest.importorskip("s3fs", reason="the extra cloud is not installed")
@@ -186,7 +188,7 @@ def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, tmp_path, m
 
 
 def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_path, monkeypatch):
-    real, asked = inputs.read_place, []
+    real, asked = opening.read_place, []
 
     def sometimes(place, most):
         asked.append(place)
@@ -194,7 +196,7 @@ def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_pat
             raise PlaceError(f"cannot read {place} at present")
         return real(place, most)
 
-    monkeypatch.setattr(inputs, "read_place", sometimes)
+    monkeypatch.setattr(opening, "read_place", sometimes)
     monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
     for name, content in FACES.items():
         write_place(f"memory://in/{name}", content)
@@ -300,7 +302,7 @@ def test_a_member_never_leaves_the_place(tmp_path):
             member = tarfile.TarInfo(name)
             member.size = len(FACES["0/00.png"])
             archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
-    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/")]
+    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/", Inventory())]
     assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
     run(str(tmp_path / "a.tar"), str(tmp_path / "deep" / "out"))
     assert {path.name for path in tmp_path.rglob("*.png")} <= {"z.png", "y.png", "x.png"}

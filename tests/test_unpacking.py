@@ -84,7 +84,8 @@ UPSCALE = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from superres.batch.inputs import find_inputs, open_inputs
+from superres.batch.inputs import find_inputs
+from superres.batch.opening import open_inputs
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = list(find_inputs([sys.argv[2]], [], False, False, Path("out")))
 list(open_inputs(found))

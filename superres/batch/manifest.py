@@ -8,7 +8,6 @@ may leave, is dropped.
 from __future__ import annotations
 
 import array
-import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from superres.errors import InvalidInputError, OutputError
+from superres.errors import InvalidInputError, OutputError, shown
 from superres.system.output import scratch_file
 from superres.system.places import fetched, files_in, is_url, join, move_to, public
 from superres.tasks.face_finder import MOST_FACES
@@ -77,7 +76,7 @@ class Row:
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
-        return json.dumps({name: getattr(self, name) for name in _NAMES}).encode() + b"\n"
+        return json.dumps({name: getattr(self, name) for name in _KINDS}).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
@@ -85,16 +84,27 @@ class Row:
         values = json.loads(line)
         if not isinstance(values, dict) or values.get("status") not in STATUSES:
             raise ValueError("no status ok, skipped or failed")
-        row = cls(**{name: value for name, value in values.items() if name in _NAMES})
-        if not isinstance(row.input, str) or not isinstance(row.output, str):
-            raise ValueError("input and output must be text")
-        for name in ("config", "options", "crop"):
-            if not isinstance(getattr(row, name), dict | None):
-                raise ValueError(f"{name} must be an object")
-        return row
+        for name, (kinds, text) in _KINDS.items():
+            value = values.get(name)
+            if (value is not None or name in ("input", "output")) and not _is_one(value, kinds):
+                raise ValueError(f"{name} must be {text}, not {shown(value)}")
+        return cls(**{name: value for name, value in values.items() if name in _KINDS})
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(Row))
+def _is_one(value: object, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value of JSON has one of some types; numbers must be finite, and not negative."""
+    is_number = isinstance(value, (int, float))
+    return type(value) in kinds and (not is_number or 0 <= value < 2**63)  # type: ignore[operator]
+
+
+_TEXT, _COUNT, _NUMBER, _OBJECT = ((str,), "text"), ((int,), "a whole number"), ((int, float), "a number"), (
+    (dict,), "an object")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "input": _TEXT, "output": _TEXT, "status": _TEXT, "error": _TEXT, "tokens": _COUNT, "iterations": _COUNT,
+    "model_calls": _COUNT, "mean_accepted_block_size": _NUMBER, "seconds": _NUMBER, "checkpoint": _TEXT,
+    "config": _OBJECT, "seed": _COUNT, "options": _OBJECT, "sha256": _TEXT, "crop": _OBJECT,
+}
+"""The types of a row's fields, and how messages name them. All but the first three may be null."""
 
 
 def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:

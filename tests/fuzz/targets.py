@@ -16,7 +16,8 @@ import torch
 from hostile_archives import claims
 from PIL import Image
 
-from superres.batch.inputs import find_inputs, open_inputs
+from superres.batch.inputs import find_inputs
+from superres.batch.opening import open_inputs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.checkpoint import (
     CONFIG,
