@@ -122,8 +122,8 @@ def refusal(path: str) -> str:
     if not is_url(path):
         return f"{path} is a path of this machine, which a list from elsewhere must not name; download the list first"
     scheme, host = host_of(path)
-    return (f"{public(path)} is at a place that the command line does not name; add --allow {scheme}://{host} if the "
-            "list may be trusted")
+    return (f"{public(path)} is at a place that the command line does not name; add --allow "
+            f"{scheme}://{host.rpartition('@')[2]} if the list may be trusted")
 
 
 @dataclass
