@@ -109,7 +109,7 @@ def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"superres: {data / 'in'}: 1 file, all used\nsuperres: 1 done, 0 skipped, 0 failed; ")
+    assert captured.err.startswith(f"superres: {data / 'in'}: 1 file, all used\nsuperres: 1 done, 0 skipped, 0 failed;")
     assert captured.err.endswith("mean accepted block size 4.00\n")
     assert loaded == [("other", "cpu", "plain")]
     row = json.loads(manifest.read_text())
@@ -162,7 +162,7 @@ def test_a_summary_gives_every_reason_and_the_first_name(tmp_path, capsys):
     rows = [ROW, {**ROW, "input": "in/b.png", "output": "/out/b.png", "error": "in/b.png is empty"}]
     for number in range(3):
         name = f"in/c{number}.png"
-        rows.append({"input": name, "output": f"/out/c{number}.png", "status": "failed", "error": f"{name} is too small"})
+        rows.append({**ROW, "input": name, "output": f"/out/c{number}.png", "error": f"{name} is too small"})
     (tmp_path / "m").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert run(["manifest", "summary", str(tmp_path / "m")]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [

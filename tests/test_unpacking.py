@@ -72,7 +72,8 @@ def hostile(folder):
         (folder / name).write_bytes(content)
     for name, start, content in (
             ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
-            ("empty", npy((10**12, 0, 8, 3)), b""), ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)), ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
+            ("empty", npy((10**12, 0, 8, 3)), b""),
+            ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)), ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
             ("zeros", npy((5_000_000, 8, 8, 3)), bytes(5_000_000 * 192))):
         (folder / f"{name}.npz").write_bytes(npz(start, content))
     overlapping(folder / "overlap.zip")

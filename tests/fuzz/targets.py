@@ -17,8 +17,8 @@ from hostile_archives import claims
 from PIL import Image
 
 from superres.batch.inputs import find_inputs
-from superres.batch.opening import open_inputs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
+from superres.batch.opening import open_inputs
 from superres.checkpoint import (
     CONFIG,
     TRAINING,
