@@ -15,7 +15,6 @@ from batch_tools import outputs, rows_of, upscale, write_image
 from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
-from superres.batch.inputs import list_inputs
 from superres.batch.plan import BatchOptions, parse_batch_size, parse_shard, plan
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
@@ -109,6 +108,7 @@ def test_a_bad_file_costs_its_own_row_only_and_rows_keep_the_order_of_the_inputs
     assert (summary.done, summary.skipped, summary.failed, summary.exit_code) == (4, 1, 8, 1)
     assert pictures(out) == NAMES
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
+    assert lines.pop(0) == f"superres: {faces}: 12 files: 11 used, 1 left out (1 not a regular file)"
     failed = [row["input"] for row in rows_of(out) if row["status"] == "failed"]
     assert [sum(path in line for path in failed) for line in lines] == [1] * 8
     assert "a pipe or a device" in rows_of(out)[-1]["error"]
@@ -193,8 +193,8 @@ def test_folders_are_listed_in_order_without_other_files_and_only_recursive_belo
     expected = ["first.png", "in/A.JPG", "in/b.png", "in/sub/c.png"]
     for recursive in (False, True):
         inputs = [tmp_path / name for name in ("first.png", "in", "in/b.png")]
-        found = [str(path.relative_to(tmp_path)) for path in list_inputs(inputs, recursive, tmp_path / "out")]
-        assert found == expected[: 4 if recursive else 3]
+        found = plan(inputs, BatchOptions(tmp_path / "out", recursive=recursive, keep_tree=True))
+        assert [os.path.relpath(entry.input, tmp_path) for entry in found] == expected[: 4 if recursive else 3]
     (tmp_path / "above").mkdir()
     (tmp_path / "in").rename(tmp_path / "above" / "in")
     with pytest.raises(InvalidInputError, match="add --recursive"):
@@ -266,7 +266,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         summary = upscale(faces, out, batch_size=1)
     assert summary.exit_code == 1
     assert len(rows_of(out)) == summary.done <= 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
+    _, line = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
     assert os.strerror(error) in line
     assert "the same command resumes the run" in line
     assert pictures(out) == outputs(out)

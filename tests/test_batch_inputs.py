@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superres.batch import inputs
-from superres.batch.inputs import open_inputs, read_list
+from superres.batch import archives
+from superres.batch.inputs import read_list
+from superres.batch.opening import open_inputs
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.reading import open_wanted, read_requests
 from superres.batch.record import Request, RunSettings
@@ -84,7 +85,7 @@ def test_a_pattern_gives_what_matches_in_order_and_its_folders_below_the_fixed_p
 
 @pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\0"])
 def test_a_list_names_files_folders_and_their_tree(tree, monkeypatch, separator):
-    lines = [b"in/sub/c.png", "in/ä ö.png".encode(), b"in/z", b"in/sub/../sub/c.png", b""]
+    lines = [b"in/sub/c.png", "in/ä ö.png".encode(), b"in/z/", b"in/sub/../sub/c.png", b""]
     (tree / "list.txt").write_bytes(separator.join(lines))
     listed = list(read_list("list.txt"))
     assert [job.name for job in jobs(listed=listed, keep_tree=True)] == ["in/sub/c", "in/ä ö", "e"]
@@ -229,7 +230,7 @@ def test_messages_about_members_are_short_and_printable_whatever_their_names(tre
 
 
 def test_a_member_that_would_unpack_to_too_much_is_refused(tree, monkeypatch):
-    monkeypatch.setattr(inputs, "MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1000)
     make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})
     first, second = sources(jobs("bomb.zip"))
     assert "over 0 MB once unpacked" in first
@@ -254,11 +255,11 @@ def test_a_folder_or_file_that_cannot_be_read_costs_one_row(tree, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return real(path)
 
-    monkeypatch.setattr("superres.batch.inputs.os.scandir", refuse)
+    monkeypatch.setattr("superres.system.folders.os.scandir", refuse)
     results = sources(jobs("in", recursive=True))
     assert [results[0], results[1], results[3]] == [0, 1, 4]
     assert "cannot list the folder in/sub: Permission denied" in results[2]
-    monkeypatch.setattr("superres.batch.inputs.os.scandir", real)
+    monkeypatch.setattr("superres.system.folders.os.scandir", real)
     (tree / "in" / "a.png").symlink_to("a.png")  # leads to itself
     found = jobs("in", recursive=True)
     (tree / "in" / "sub" / "c.png").unlink()

@@ -10,6 +10,7 @@ import pytest
 from fakes import FakeUpscaler
 from PIL import Image
 
+from superres.batch.manifest import Row
 from superres.cli.main import run
 from superres.errors import CheckpointError
 from superres.tasks.faces import area_reduce
@@ -108,7 +109,7 @@ def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("superres: 1 done, 0 skipped, 0 failed; ")
+    assert captured.err.startswith(f"superres: {data / 'in'}: 1 file, all used\nsuperres: 1 done, 0 skipped, 0 failed;")
     assert captured.err.endswith("mean accepted block size 4.00\n")
     assert loaded == [("other", "cpu", "plain")]
     row = json.loads(manifest.read_text())
@@ -121,7 +122,7 @@ def test_some_failed_is_code_1_and_the_rest_are_done(loaded, data, capsys):
     (data / "in" / "b.png").write_text("not an image")
     assert run(["upscale", str(data / "in"), str(data / "nowhere.png"), "--output", str(data / "out")]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert lines[-1].startswith("superres: 1 done, 0 skipped, 2 failed")
 
 
@@ -152,6 +153,35 @@ def test_a_manifest_is_summarised_by_its_latest_rows(loaded, data, capsys, monke
     assert first.startswith("2 done, 0 skipped, 1 failed; ")
     assert settings == "2 by fake@0123abcd --block-size 10 --accept distance"
     assert "cannot read the manifest none" in refusal(capsys, "manifest", "summary", "none")
+
+
+ROW = {"input": "in/a.png", "output": "/out/a.png", "status": "failed", "error": "in/a.png is damaged"}
+
+
+def test_a_summary_gives_every_reason_and_the_first_name(tmp_path, capsys):
+    rows = [ROW, {**ROW, "input": "in/b.png", "output": "/out/b.png", "error": "in/b.png is empty"}]
+    for number in range(3):
+        name = f"in/c{number}.png"
+        rows.append({**ROW, "input": name, "output": f"/out/c{number}.png", "error": f"{name} is too small"})
+    (tmp_path / "m").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert run(["manifest", "summary", str(tmp_path / "m")]) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "3 failed: is too small (first: in/c0.png)", "1 failed: is damaged (in/a.png)", "1 failed: is empty (in/b.png)"]
+
+
+def test_a_row_of_another_type_is_refused_with_its_line(tmp_path, capsys):
+    wrong = {
+        ("tokens", "iterations", "model_calls", "seed"): ("7", 1.5, True, -1, 10**400, []),
+        ("seconds", "mean_accepted_block_size"): ("7", float("nan"), float("inf"), -0.5, {}),
+        ("error", "checkpoint", "sha256"): (7, ["a"], {"a": 1}), ("config", "options", "crop"): (7, "a", []),
+        ("input", "output", "status"): (7, None, []),
+    }
+    for name, value in ((name, value) for names, values in wrong.items() for name in names for value in values):
+        line = json.dumps({**ROW, "status": "ok", name: value})
+        with pytest.raises(ValueError, match=f"{name} must be|no status"):
+            Row.parse(line.encode())
+    (tmp_path / "m").write_text(f"{json.dumps(ROW)}\n{line}\n")
+    assert "line 2 of the manifest" in refusal(capsys, "manifest", "summary", str(tmp_path / "m"))
 
 
 def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded):

@@ -15,9 +15,10 @@ from PIL import Image
 from stores import faulty_store
 from test_photos import group_photo
 
-from superres.batch import inputs, part_run, parts, shard_files
-from superres.batch.inputs import LOCAL, read_archive
+from superres.batch import opening, part_run, parts, shard_files
+from superres.batch.inputs import LOCAL
 from superres.batch.manifest import Row, latest_rows, merge
+from superres.batch.opening import read_archive
 from superres.batch.part_run import upscale_parts
 from superres.batch.parts import Job, read_part
 from superres.batch.plan import BatchOptions
@@ -25,6 +26,7 @@ from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
 from superres.system import places
+from superres.system.folders import Inventory
 from superres.system.places import files_in, read_place, write_place
 from superres.tasks.metadata import DRAWN
 
@@ -155,11 +157,12 @@ def test_a_damaged_shard_is_named_once_and_the_others_are_done(tmp_path):
     (tmp_path / "b.tar").write_bytes(content[:700])
     (tmp_path / "c.tar").write_bytes(b"no archive")
     summary = run([str(tmp_path / f"{name}.tar") for name in "abc"], str(tmp_path / "out"), "webdataset")
-    assert (summary.done, summary.failed) == (2, 3)
+    assert (summary.done, summary.failed) == (2, 4)
     errors = [row.error for row in latest_rows(f"{tmp_path}/out") if row.error]
     assert "would be written to the same output as" in errors[0]
-    assert "b.tar is damaged" in errors[1] or "b.tar" in errors[1]
-    assert "c.tar is damaged or not an archive" in errors[2]
+    assert "b.tar/0.png cannot be unpacked" in errors[1]
+    assert "b.tar is damaged" in errors[2]
+    assert "c.tar is damaged or not an archive" in errors[3]
 
 
 @pytest.mark.parametrize("layout", ["files", "webdataset", "parquet"])
@@ -188,7 +191,7 @@ def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, tmp_path, m
 
 
 def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_path, monkeypatch):
-    real, asked = inputs.read_place, []
+    real, asked = opening.read_place, []
 
     def sometimes(place, most):
         asked.append(place)
@@ -196,7 +199,7 @@ def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_pat
             raise PlaceError(f"cannot read {place} at present")
         return real(place, most)
 
-    monkeypatch.setattr(inputs, "read_place", sometimes)
+    monkeypatch.setattr(opening, "read_place", sometimes)
     monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
     for name, content in FACES.items():
         write_place(f"memory://in/{name}", content)
@@ -302,7 +305,7 @@ def test_a_member_never_leaves_the_place(tmp_path):
             member = tarfile.TarInfo(name)
             member.size = len(FACES["0/00.png"])
             archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
-    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/")]
+    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/", Inventory())]
     assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
     run(str(tmp_path / "a.tar"), str(tmp_path / "deep" / "out"))
     assert {path.name for path in tmp_path.rglob("*.png")} <= {"z.png", "y.png", "x.png"}
@@ -325,3 +328,64 @@ def test_files_of_a_run_are_numbered():
     job = Job("s3://b/out", "webdataset", 10, ())
     assert (job.manifest(3), job.shard(3)) == ("s3://b/out/part-000003.jsonl", "s3://b/out/part-000003.tar")
     assert parts.archive_prefix("s3://b/in/faces-000001.tar.gz") == "faces-000001/"
+
+
+KEYS = ["a#b.png", "a?b.png", "a[1].png", "a*.png", "in[1]/x?.png", "b?c=1.png", "in1/x1.png", "a1.png"]
+
+
+@pytest.fixture(scope="module")
+def keys(store):
+    """A folder of the store with keys that look like patterns, and a note."""
+    for name in [*KEYS, "notes#1.txt"]:
+        write_place(f"{store}/keys/{name}", FACES["0/00.png"])
+    return f"{store}/keys"
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ("", KEYS), ("a#b.png", ["a#b.png"]), ("a?b.png", ["a?b.png"]), ("a[1].png", ["a[1].png"]),
+    ("a*.png", ["a*.png"]), ("in[1]/", ["in[1]/x?.png"]), ("in[1]/*.png", ["in[1]/x?.png"]),
+    ("a[0-9].png", ["a1.png"]), ("b?c*.png", ["b?c=1.png"]),
+])
+def test_keys_with_signs_of_patterns_are_taken_as_they_are_spelt_first(keys, tmp_path, capsys, given, expected):
+    output = str(tmp_path) if given else f"{keys}-out"  # the keys are names of outputs, too
+    summary = run(f"{keys}/{given}", output)
+    assert (summary.done, summary.failed) == (len(expected), 0)
+    assert sorted(row.input for row in latest_rows(f"{output}/")) == sorted(f"{keys}/{name}" for name in expected)
+    if not given:
+        assert sorted(pictures(output)) == sorted(expected)
+        assert f"{keys}/: 9 files: 8 used, 1 left out (1 .txt)" in capsys.readouterr().err
+
+
+def test_lines_of_a_list_name_keys_as_they_are_spelt_and_fail_alone(store, tmp_path):
+    for name in KEYS[:4]:
+        write_place(f"{store}/lines/{name}", FACES["0/00.png"])
+    lines = [f"{store}/lines/{name}" for name in KEYS[:4]]
+    bad = [f"{store}/lines/a.png?X-Amz-Signature=secret", "s3://key:secret@faces/a.png", f"{store}/lines"]
+    (tmp_path / "list").write_text("".join(f"{line}\n" for line in [*bad, *lines]))
+    summary = run([], str(tmp_path / "out"), listed=str(tmp_path / "list"), allow=[store])
+    assert (summary.done, summary.failed) == (4, 3)
+    failed = [row for row in latest_rows(f"{tmp_path}/out") if row.error]
+    assert "would be recorded" in failed[0].error
+    assert not any("secret" in f"{row.input} {row.error}" for row in failed)
+
+
+def test_sub_folders_of_a_store_that_are_not_read_are_counted(store, tmp_path, capsys):
+    for name in ("x.png", "y/z.png", ".hidden.png"):
+        write_place(f"{store}/tree/{name}", FACES["0/00.png"])
+    assert run(f"{store}/tree/", str(tmp_path / "out"), recursive=False).done == 1
+    assert (f"{store}/tree/: 3 files: 1 used, 2 left out (1 hidden, 1 sub-folder); --recursive includes sub-folders"
+            ) in capsys.readouterr().err
+
+
+def test_archives_of_a_run_in_parts_are_counted(tmp_path, capsys):
+    run(str(archive_of(tmp_path)), str(tmp_path / "out"), "webdataset")
+    assert f"{tmp_path}/a.tar: 3 members: 1 used, 2 left out (2 .json)" in capsys.readouterr().err
+
+
+def archive_of(folder):
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("a.png", "a.json", "b.json"):
+            member = tarfile.TarInfo(name)
+            member.size = len(FACES["0/00.png"])
+            archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
+    return folder / "a.tar"

@@ -22,9 +22,11 @@ import pytest
 from hostile_archives import npy, npz, parquet_dictionary, parquet_lie, tar_header
 from pyarrow import parquet
 
+from superres.batch.archives import list_members
 from superres.batch.parquet_rows import parquet_rows
 from superres.system import unpacking
-from superres.system.unpacking import Unpacked, array_header, open_tar, read_array
+from superres.system.folders import Tally
+from superres.system.unpacking import Gate, Unpacked, array_header, open_tar, read_array
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
@@ -62,6 +64,7 @@ def hostile(folder):
         "negative.tar": tar_header("a.png", -5) + bytes(10_240),
         "sparse.tar": tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
         "members.tar.gz": gzip.compress(tar_header("a.png", 0) * 400_000),
+        "headers.tar": (tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0")) * 20_000,
         "bomb.tar.xz": lzma.compress(tar_header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
         "bomb.tar.bz2": bz2.compress(tar_header("a.bin", 1 << 33)) + bz2.compress(bytes(1 << 24)) * 300,
     }
@@ -69,22 +72,25 @@ def hostile(folder):
         (folder / name).write_bytes(content)
     for name, start, content in (
             ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
+            ("empty", npy((10**12, 0, 8, 3)), b""),
             ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)), ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
             ("zeros", npy((5_000_000, 8, 8, 3)), bytes(5_000_000 * 192))):
         (folder / f"{name}.npz").write_bytes(npz(start, content))
     overlapping(folder / "overlap.zip")
     parquet_dictionary(folder / "dictionary.parquet")
     parquet_dictionary(folder / "rows.parquet", 2_000_000, 400)
+    parquet_dictionary(folder / "many.parquet", 100, 500_000)
     parquet_lie(folder / "lie.parquet")
-    return [*files, "overlap.zip", "claim.npz", "negative.npz", "lying.npz", "tall.npz", "zeros.npz",
-            "dictionary.parquet", "rows.parquet", "lie.parquet"]
+    return [*files, "overlap.zip", "claim.npz", "negative.npz", "empty.npz", "lying.npz", "tall.npz", "zeros.npz",
+            "dictionary.parquet", "rows.parquet", "many.parquet", "lie.parquet"]
 
 
 UPSCALE = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from superres.batch.inputs import find_inputs, open_inputs
+from superres.batch.inputs import find_inputs
+from superres.batch.opening import open_inputs
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = list(find_inputs([sys.argv[2]], [], False, False, Path("out")))
 list(open_inputs(found))
@@ -127,7 +133,7 @@ def archives(tmp_path_factory):
 @pytest.mark.slow
 def test_small_archives_that_claim_much_take_little(archives):
     folder, names = archives
-    assert len(names) == 20
+    assert len(names) == 23
     for name in names:
         megabytes, seconds, told = measured(UPSCALE, folder / name)
         assert "is damaged or not an archive" in told, (name, told)
@@ -169,6 +175,53 @@ def test_honest_archives_of_every_compression_are_read(tmp_path):
                 assert [member.name for member in archive] == names
             with open(tmp_path / "a", "rb") as file:
                 assert Unpacked(file).readall()[: len(plain)] == plain
+
+
+@pytest.mark.parametrize("packed", [0, 100, 10**6])
+def test_a_gate_lets_through_what_a_size_justifies_and_no_more(packed):
+    members, size = 10_000 + packed // 50, 500_000_000 + 200 * packed
+    gate = Gate(packed)
+    for _ in range(10):
+        gate.let(members // 10, size // 10)
+    gate = Gate(packed)
+    gate.let(members, size)
+    with pytest.raises(ValueError, match=f"over {members:,} members"):
+        gate.let(1)
+    with pytest.raises(ValueError, match="unpacks to over"):
+        Gate(packed).let(size=size + 1)
+
+
+def many(path, count, content=b"x"):
+    """Write a container of `count` members of little content, and return their number that its size justifies."""
+    kind = path.suffix
+    if kind == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("0.png", content)
+            archive.filelist *= count
+    elif kind == ".gz":
+        path.write_bytes(gzip.compress((tar_header("0.png", 1) + content.ljust(512, b"\0")) * count))
+    elif kind == ".npz":
+        np.savez_compressed(path, np.zeros((count, 1, 1, 3), np.uint8))
+    else:
+        parquet_dictionary(path, 1, count)
+    return 10_000 + path.stat().st_size // 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zip", "tar.gz", "npz", "parquet"])
+def test_every_container_lets_as_many_members_through_as_its_size_justifies(tmp_path, kind):
+    for count in (9_999, 12_000):
+        path = tmp_path / f"{count}.{kind}"
+        most, tally, told = many(path, count), Tally("it"), ""
+        try:
+            list(list_members(str(path), str(path), tally))
+        except ValueError as error:
+            told = str(error)
+        if count <= most:
+            assert (tally.seen, told) == (count, "")
+        else:
+            assert tally.seen <= most
+            assert f"it has over {most:,} members, too many for its size" in told
 
 
 def test_a_cut_archive_ends_early(tmp_path):

@@ -89,7 +89,7 @@ class Row:
         return cls(**{name: _READERS[name](name, value) for name, value in values.items() if name in _READERS})
 
 
-_READERS = {name: reader_of(hint) for name, hint in get_type_hints(Row).items()}
+_READERS = {name: reader_of(hint, 0, 2**63 - 1) for name, hint in get_type_hints(Row).items()}
 
 
 def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:

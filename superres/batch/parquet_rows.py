@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import IO, Any, cast
 
 from superres.errors import ConfigError, plain
-from superres.system.unpacking import FREE_BYTES, MOST_RATIO, most_members, require_ratio
+from superres.system.unpacking import Gate
 
 BATCH_ROWS = 16  # rows that are read together
 IMAGES = ("image", "png", "jpg", "jpeg", "webp", "bytes")  # columns of pictures, the first one counts
@@ -39,8 +39,7 @@ def parquet_rows(path: str, label: str) -> Iterator[tuple[str | None, bytes]]:
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(f"{label} is a Parquet file, which needs the extra parquet; pip install 'superres[parquet]'")
-    with open(path, "rb") as file:
-        rows_left, bytes_left = most_members(file), FREE_BYTES + MOST_RATIO * os.fstat(file.fileno()).st_size
+    gate = Gate.of(path)
     command = [sys.executable, "-c", _START, path, json.dumps(sys.path)]
     # In a session of its own: Ctrl-C is for the caller, who may go on to read.
     with tempfile.TemporaryFile() as told, subprocess.Popen(  # noqa: S603
@@ -49,10 +48,7 @@ def parquet_rows(path: str, label: str) -> Iterator[tuple[str | None, bytes]]:
         try:
             while lengths := _read(rows, _LENGTHS.size, least=0):
                 key_length, length = _LENGTHS.unpack(lengths)
-                rows_left, bytes_left = rows_left - 1, bytes_left - length
-                if rows_left < 0 or bytes_left < 0:
-                    raise ValueError("it has too many rows for its size" if rows_left < 0 else
-                                     "it unpacks to too many bytes for its size")
+                gate.let(1, length)
                 key = None if key_length < 0 else _read(rows, key_length).decode()
                 yield key, _read(rows, length)
         except EOFError:
@@ -100,7 +96,7 @@ def _rows(path: str, size: int) -> Iterator[tuple[str | None, bytes]]:
     _limit_memory(_most_memory(size))
     opened = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)  # not a whole row group at once
     groups = (opened.metadata.row_group(number).total_byte_size for number in range(opened.num_row_groups))
-    require_ratio("it", sum(groups), size)
+    Gate(size).let(opened.metadata.num_rows, sum(groups))
     image, key = _columns(opened.schema_arrow)
     for batch in opened.iter_batches(BATCH_ROWS, columns=[image] if key is None else [image, key], use_threads=False):
         for row in batch.to_pylist():
@@ -109,20 +105,32 @@ def _rows(path: str, size: int) -> Iterator[tuple[str | None, bytes]]:
             if isinstance(stored, dict):  # as the library datasets stores images
                 stored, own = stored.get("bytes") or b"", stored.get("path")
             name = row[key] if key is not None else own
+            name = name.decode(errors="replace") if isinstance(name, bytes) else name
             yield None if name is None else str(name)[:MOST_KEY], stored
 
 
 def _columns(schema: Any) -> tuple[str, str | None]:  # noqa: ANN401 -- of pyarrow
     """Return the names of the columns of the pictures and of their keys, None without keys."""
-    from pyarrow import types
-
     kinds = {field.name: field.type for field in schema}
-    images = [name for name, kind in kinds.items() if types.is_binary(kind) or types.is_large_binary(kind)
-              or (types.is_struct(kind) and kind.get_field_index("bytes") >= 0)]
+    images = [name for name, kind in kinds.items() if _holds_bytes(kind)]
     image = next((name for name in IMAGES if name in images), images[0] if len(images) == 1 else None)
     if image is None:
-        raise ValueError(f"it needs a column image of encoded pictures, and has {plain(', '.join(kinds)) or 'none'}")
+        found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        raise ValueError(f"it needs a column image of encoded pictures (binary), and has {plain(found) or 'none'}")
     return image, next((name for name in KEYS if name in kinds), None)
+
+
+def _holds_bytes(kind: Any, in_struct: bool = False) -> bool:  # noqa: ANN401 -- of pyarrow
+    """Return whether a column's type is a kind of binary, or the struct as which the library datasets stores images."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type, in_struct)
+    if types.is_struct(kind) and not in_struct:
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _holds_bytes(kind.field(place).type, True)
+    return any(check(kind) for check in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
+                                         types.is_binary_view))
 
 
 def _most_memory(size: int) -> int:

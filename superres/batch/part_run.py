@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from superres.batch.inputs import Content, Input, open_inputs, read_archive, refusal
+from superres.batch.archives import Content
+from superres.batch.inputs import Input, refusal
 from superres.batch.manifest import Row
+from superres.batch.opening import open_inputs, read_archive
 from superres.batch.parts import Job, Part, archive_prefix, done_parts, planned_parts, read_part
 from superres.batch.plan import BatchOptions
 from superres.batch.reading import Opened
@@ -26,6 +28,7 @@ from superres.batch.upscaling import decode_all
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError, SuperresError
 from superres.pipeline.options import resolve_options
+from superres.system.folders import Inventory
 from superres.system.output import scratch_folder
 from superres.system.places import move_to, public
 from superres.system.progress import Progress, say
@@ -73,13 +76,16 @@ def wanted_parts(job: Job, options: BatchOptions, settings: RunSettings, redo: b
     return wanted, (count if count > parts else 1 << 30) * options.samples
 
 
-def open_part(job: Job, part: Part, options: BatchOptions, first: int) -> Iterator[Opened]:
+def open_part(
+    job: Job, part: Part, options: BatchOptions, first: int, inventory: Inventory | None = None,
+) -> Iterator[Opened]:
     """Open the inputs of a part, whose outputs are numbered from `first` on.
 
-    An input whose output has the name of an earlier one's fails. Raises PlaceError if a place does not answer.
+    An input whose output has the name of an earlier one's fails. `inventory` prints what an archive has that is no
+    input. Raises PlaceError if a place does not answer.
     """
     names: dict[str, str] = {}
-    for entry, content in _contents(job, part):
+    for entry, content in _contents(job, part, inventory or Inventory()):
         if isinstance(content, PlaceError):
             raise content
         if entry.error is not None:
@@ -90,12 +96,12 @@ def open_part(job: Job, part: Part, options: BatchOptions, first: int) -> Iterat
         first += options.samples
 
 
-def _contents(job: Job, part: Part) -> Iterator[tuple[Input, Content | SuperresError]]:
+def _contents(job: Job, part: Part, inventory: Inventory) -> Iterator[tuple[Input, Content | SuperresError]]:
     if part.archive is None:
         return open_inputs(_checked(job, part.entries))
     if not job.is_allowed(part.archive):
         return open_inputs(_checked(job, [Input(part.archive, "")]))
-    return read_archive(part.archive, archive_prefix(part.archive) if job.layout == "files" else "")
+    return read_archive(part.archive, archive_prefix(part.archive) if job.layout == "files" else "", inventory)
 
 
 def _checked(job: Job, entries: Iterable[Input]) -> Iterator[Input]:
@@ -120,7 +126,7 @@ class PartFile:
         """Add an output to the shard, and its row to the manifest."""
         row = output.row
         if output.data is not None:
-            name = row.output.removeprefix(f"{self.job.output.rstrip('/')}/")
+            name = self.writer.named(row.output.removeprefix(f"{self.job.output.rstrip('/')}/"))
             if self.job.layout != "files":
                 row = dataclasses.replace(row, output=f"{self.job.shard(self.part)}/{name}")
             self.writer.add(row, name, output.data)
@@ -207,15 +213,16 @@ class PartRun:
 
     def opened(self, parts: Iterable[int]) -> Iterator[Opened]:
         """Open the inputs of parts in their order."""
-        first, samples = 0, self.settings.options.samples
+        first, samples, inventory = 0, self.settings.options.samples, Inventory()
         for number in parts:
             self._queue.put(("begin", number))
-            for opened in open_part(self.job, read_part(self.job, number), self.settings.options, first):
+            for opened in open_part(self.job, read_part(self.job, number), self.settings.options, first, inventory):
                 first = opened[0] + samples
                 yield opened
             self._queue.put(("end", number))
             if self.error is not None:
                 return
+        inventory.finish()
 
     def read(self, number: int) -> None:
         """See `superres.batch.upscaling.Sink`."""

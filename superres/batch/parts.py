@@ -24,7 +24,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from superres.batch.inputs import LOCAL, Input, find_inputs, is_archive
+from superres.batch.archives import is_archive
+from superres.batch.inputs import LOCAL, Input, find_inputs
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings
 from superres.config import reader_of

@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from superres.batch.inputs import Content, Input, open_inputs
+from superres.batch.archives import Content
+from superres.batch.inputs import Input
+from superres.batch.opening import open_inputs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
 from superres.errors import SuperresError

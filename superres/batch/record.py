@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.config import DecodeConfig
+from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import CENTRE
@@ -68,7 +69,8 @@ class Output:
 class Summary:
     """Counts of a run; `tokens` and `iterations` are sums over the decoded images.
 
-    `reasons` are numbers of failures per reason, without the inputs' names, and `stopped` says why the run ended early.
+    `reasons` are numbers of failures per reason, without the inputs' names; `first` has the first input that failed for
+    a reason, and `stopped` says why the run ended early.
     """
 
     done: int = 0
@@ -78,6 +80,7 @@ class Summary:
     iterations: int = 0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
 
     @property
@@ -100,7 +103,9 @@ class Summary:
         if row.status == "failed" and row.error:
             reason = row.error.replace(row.input, "").replace(row.output or row.input, "").strip(" :")
             # Details such as sizes differ between files, so all reasons after the first 20 are counted together.
-            self.reasons[reason if len(self.reasons) < 20 or reason in self.reasons else "other reasons"] += 1
+            reason = reason if len(self.reasons) < 20 or reason in self.reasons else "other reasons"
+            self.reasons[reason] += 1
+            self.first.setdefault(reason, row.input)
 
     def include(self, other: Summary) -> None:
         """Add the counts of another part of the run, without its seconds."""
@@ -108,6 +113,7 @@ class Summary:
             self.done + other.done, self.skipped + other.skipped, self.failed + other.failed)
         self.tokens, self.iterations = self.tokens + other.tokens, self.iterations + other.iterations
         self.reasons.update(other.reasons)
+        self.first = other.first | self.first
 
     def line(self) -> str:
         """Return the counts as one human-readable line."""
@@ -118,9 +124,9 @@ class Summary:
         return f"{counts}; {rate:.2f} images/s, mean accepted block size {size:.2f}"
 
     def reason_lines(self) -> list[str]:
-        """Return one line per reason, the most frequent first; no lines if every failure has its own reason."""
-        counts = self.reasons.most_common()
-        return [f"{count} failed: {reason}" for reason, count in counts] if self.failed > len(counts) else []
+        """Return one line per reason, the most frequent first, with the first input that failed for it."""
+        return [f"{count} failed: {reason} ({'first: ' if count > 1 else ''}{public(self.first[reason])})"
+                for reason, count in self.reasons.most_common()]
 
 
 @dataclass

@@ -7,8 +7,10 @@ alone.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +31,9 @@ STATISTICS = ("input", "tokens", "iterations", "model_calls", "mean_accepted_blo
 class PartWriter(Protocol):
     """Writes the pictures of one part."""
 
+    def named(self, name: str) -> str:
+        """Return the name under which `add` gets the picture whose output is `name`."""
+
     def add(self, row: Row, name: str, data: bytes) -> None:
         """Add a picture, whose file is `name`, with its row."""
 
@@ -40,11 +45,22 @@ class PartWriter(Protocol):
 
 
 class TarWriter:
-    """A WebDataset shard: per picture its file and, under the same key, its statistics as JSON."""
+    """A WebDataset shard: per picture its file and, under the same key, its statistics as JSON. Keys are unique."""
 
     def __init__(self, place: str, scratch: str) -> None:
         self.place, self.path = place, os.path.join(scratch, "shard.tar")
         self.file = tarfile.open(self.path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115 -- closed by `finish`
+        self.keys = set[str]()
+
+    def named(self, name: str) -> str:
+        """See `PartWriter.named`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
+        stem, suffix = os.path.splitext(name)
+        folder, slash, base = stem.rpartition("/")
+        key = re.sub(r"^__|[\x00-\x1f\x7f]", "_", f"{folder}{slash}{base.replace('.', '_')}")
+        key = next(one for one in itertools.chain([key], (f"{key}-{again}" for again in itertools.count(2)))
+                   if one not in self.keys)
+        self.keys.add(key)
+        return f"{key}{suffix}"
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         """See `PartWriter.add`."""
@@ -86,6 +102,10 @@ class ParquetWriter:
         self.table = pyarrow.Table
         self.file = parquet.ParquetWriter(self.path, self.schema)
 
+    def named(self, name: str) -> str:
+        """See `PartWriter.named`."""
+        return name
+
     def add(self, row: Row, name: str, data: bytes) -> None:
         """See `PartWriter.add`."""
         statistics = statistics_of(row)
@@ -117,6 +137,10 @@ class FilesWriter:
     def __init__(self, folder: str) -> None:
         self.folder, self.waiting = folder, list[Future[bool]]()
         self.pool = ThreadPoolExecutor(WRITERS, "superres-writing")
+
+    def named(self, name: str) -> str:
+        """See `PartWriter.named`."""
+        return name
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         """See `PartWriter.add`."""

@@ -155,7 +155,8 @@ def upscale(
         counts = run_in_parts(job, upscaler, dataclasses.replace(options, place=job.output), decode, cluster)
     else:
         counts = run_files(entries, upscaler, options, decode, cluster, output is not None)
-    for line in [*counts.reason_lines(), counts.line()]:
+    repeated = counts.failed > len(counts.reasons)  # otherwise the line of each failure has said it
+    for line in [*(counts.reason_lines() if repeated else []), counts.line()]:
         say(line)
     raise typer.Exit(counts.exit_code)
 

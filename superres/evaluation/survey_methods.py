@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, resolve_options
@@ -40,11 +39,13 @@ from superres.survey.pairs import (
     same_size,
 )
 from superres.survey.study import CAMERA
+from superres.system.folders import folder_files, folder_name, is_folder
 from superres.system.progress import say, track
 from superres.system.terminal import printable
 from superres.tasks.face_data import is_celeba, read_faces
 from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
 from superres.tasks.photos import choose_crops, largest
+from superres.tasks.picture_files import IMAGE_SUFFIXES
 from superres.tasks.pictures import Pixels, read_image
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def parse_spec(text: str) -> Spec:
     if text == CAMERA or text in ENLARGEMENTS:
         return Spec(text, enlargement=text if text in ENLARGEMENTS else None)
     if "=" not in text:
-        require(Path(text).is_dir(), f"{text!r} is not a method: give a folder of finished pictures, {CAMERA}, "
-                                     f"{', '.join(ENLARGEMENTS)}, or settings such as name=k6,block_size=6")
-        return Spec(Path(text).resolve().name, folder=Path(text))
+        require(is_folder(Path(text)), f"{text!r} is not a method: give a folder of finished pictures, {CAMERA}, "
+                                       f"{', '.join(ENLARGEMENTS)}, or settings such as name=k6,block_size=6")
+        return Spec(folder_name(Path(text)), folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
     values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
     known = ("name", "folder", "checkpoint", "size", *SETTINGS)
@@ -86,8 +87,8 @@ def parse_spec(text: str) -> Spec:
     if folder:
         require(not values and not checkpoint, f"the method {text!r} is a folder of finished pictures and takes no "
                                                "decoding settings; leave one of the two out")
-        require(Path(folder).is_dir(), f"the method {text!r}: {folder} is not a folder; correct the path")
-        return Spec(name or Path(folder).resolve().name, folder=Path(folder))
+        require(is_folder(Path(folder)), f"the method {text!r}: {folder} is not a folder; correct the path")
+        return Spec(name or folder_name(Path(folder)), folder=Path(folder))
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
     size = Setting("", kind=int).read("size", values.pop("size")) if "size" in values else None
@@ -115,7 +116,7 @@ def read_images(path: Path, task: FaceTask) -> Images:
 
     Raise InvalidInputError if the path holds no pictures that can be read, or two pictures have the same name.
     """
-    if not path.is_dir() or is_celeba(path):
+    if not is_folder(path) or is_celeba(path):
         pairs = read_faces(path, task, "valid")
         names = [f"{number:06d}" for number in pairs.ids]
         if len(set(names)) < len(names):
@@ -134,7 +135,7 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
     InvalidInputError if the folder has no picture that can be read, or two names differ only in the suffix.
     """
     names: dict[str, Path] = {}
-    for file in list_inputs([folder], recursive=False, excluded=Path()):
+    for file in folder_files(folder, IMAGE_SUFFIXES):
         first = names.setdefault(file.stem, file)
         if first is not file:
             raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")

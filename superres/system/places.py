@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
 from superres.system.output import scratch_file, scratch_folder, write_atomically
@@ -41,18 +40,21 @@ def is_url(place: str | os.PathLike[str]) -> bool:
 
 
 def check_url(url: str, writing: bool = False) -> None:
-    """Raise ConfigError unless `url` has a known scheme, a host or bucket, and nothing that could be a secret.
+    """Raise ConfigError unless `url`, as a user gave it, has a known scheme, a host or bucket, and maybe no secret.
 
     With `writing`, raise OutputError if places of its scheme are only read.
     """
+    _check_place(url, writing)
+    if "@" in host_of(url)[1] or _secret_of(url):
+        raise ConfigError(f"{public(url)} has a password, a query or a fragment, which would be recorded; give "
+                          "credentials by the environment or a profile of the store")
+
+
+def _check_place(url: str, writing: bool) -> None:
     scheme, host = host_of(url)
     if scheme not in PACKAGES:
         raise ConfigError(f"{public(url)} has the scheme {plain(scheme)}; superres reads {', '.join(PACKAGES)} and "
                           "paths of this machine")
-    parts = urlsplit(url)
-    if "@" in host or parts.query or parts.fragment:
-        raise ConfigError(f"{public(url)} has a password, a query or a fragment, which would be recorded; give "
-                          "credentials by the environment or a profile of the store")
     if not host:
         raise ConfigError(f"{public(url)} names no host or bucket; write {scheme}://NAME/...")
     if writing and scheme in READ_ONLY:
@@ -70,8 +72,15 @@ def public(place: str) -> str:
     if not is_url(place):
         return place
     scheme, host = host_of(place)
-    path = re.split(r"[?#]", place.partition("://")[2], maxsplit=1)[0].partition("/")[2]
+    path = place.partition("://")[2].removesuffix(_secret_of(place)).partition("/")[2]
     return plain(f"{scheme}://{host.rpartition('@')[2]}/{path}")
+
+
+def _secret_of(url: str) -> str:
+    """Return the end of a URL that may hold a secret: query and fragment, or what looks like them in a store's key."""
+    is_store = host_of(url)[0] in PACKAGES and host_of(url)[0] not in READ_ONLY
+    found = re.search(r"[?#][\w.~-]+=.*" if is_store else r"[?#].*", url.partition("://")[2], re.DOTALL)
+    return found[0] if found else ""
 
 
 def join(folder: str, name: str) -> str:
@@ -181,36 +190,47 @@ def remove(place: str) -> None:
     _persistently(delete, place, "remove")
 
 
-def files_in(folder: str, start: str = "", recursive: bool = False) -> Iterator[str]:
+def exists(place: str) -> bool:
+    """Return whether a place is a file or a folder; raises as `read_place`."""
+    if not is_url(place):
+        return os.path.lexists(place)
+    system, path = _opened(place)
+    return bool(_persistently(lambda: system.exists(path), place, "read"))
+
+
+def files_in(folder: str, start: str = "", recursive: bool = False, folders: bool = False) -> Iterator[str]:
     """Yield the names, relative to a folder, of its files whose names begin with `start`, in the order of their names.
 
+    With `folders`, and without `recursive`, the names of its sub-folders, which end with a slash, are yielded, too.
     A store's answers are read page by page, so that memory does not grow with their number (for other stores than S3,
     with that of a folder). A folder that does not exist has no files. Raises as `read_place`.
     """
     if not is_url(folder):
-        yield from _local_files(folder, start, recursive)
+        yield from _local_files(folder, start, recursive, folders)
         return
     system, path = _opened(folder.rstrip("/"))
     if host_of(folder)[0] in READ_ONLY:
         raise InvalidInputError(f"{public(folder)} cannot be listed, since web servers have no folders; name files, or "
                                 "give a --list of them")
     find = _s3_files if host_of(folder)[0] == "s3" else _walked_files
-    yield from find(system, path, folder, start, recursive)
+    yield from find(system, path, folder, start, recursive, folders)
 
 
-def _local_files(folder: str, start: str, recursive: bool) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        below = os.path.relpath(parent, folder)
-        for name in sorted(names):
-            relative = name if below == "." else f"{below}/{name}"
+def _local_files(folder: str, start: str, recursive: bool, folders: bool) -> Iterator[str]:
+    for parent, below, names in os.walk(folder):
+        here = os.path.relpath(parent, folder)
+        for name in sorted([*names, *(f"{one}/" for one in below if folders and not recursive)]):
+            relative = name if here == "." else f"{here}/{name}"
             if relative.startswith(start):
                 yield relative
         if not recursive:
             return
-        folders.sort()
+        below.sort()
 
 
-def _s3_files(system: Any, path: str, folder: str, start: str, recursive: bool) -> Iterator[str]:  # noqa: ANN401
+def _s3_files(
+    system: Any, path: str, folder: str, start: str, recursive: bool, folders: bool,  # noqa: ANN401
+) -> Iterator[str]:
     bucket, _, key = path.partition("/")
     root = f"{key}/" if key else ""
     more = {} if recursive else {"Delimiter": "/"}
@@ -220,12 +240,16 @@ def _s3_files(system: Any, path: str, folder: str, start: str, recursive: bool) 
         for found in page.get("Contents", ()):
             if found["Key"] != root and not found["Key"].endswith("/"):
                 yield found["Key"][len(root):]
+        for found in page.get("CommonPrefixes", ()) if folders else ():
+            yield found["Prefix"][len(root):]
         if not page.get("IsTruncated"):
             return
         request["ContinuationToken"] = page["NextContinuationToken"]
 
 
-def _walked_files(system: Any, path: str, folder: str, start: str, recursive: bool) -> Iterator[str]:  # noqa: ANN401
+def _walked_files(
+    system: Any, path: str, folder: str, start: str, recursive: bool, folders: bool,  # noqa: ANN401
+) -> Iterator[str]:
     waiting = [path]
     while waiting:
         here = waiting.pop()
@@ -236,13 +260,16 @@ def _walked_files(system: Any, path: str, folder: str, start: str, recursive: bo
                 return
             raise
         found.sort(key=lambda entry: entry["name"])
+        below = [entry["name"] for entry in found
+                 if entry["type"] == "directory" and entry["name"].strip("/") != here.strip("/")]
         for entry in found:
             relative = entry["name"][len(path):].strip("/")
             if entry["type"] == "file" and relative and relative.startswith(start):
                 yield relative
         if recursive:
-            waiting += [entry["name"] for entry in reversed(found)
-                        if entry["type"] == "directory" and entry["name"].strip("/") != here.strip("/")]
+            waiting += reversed(below)
+        elif folders:
+            yield from (f"{name[len(path):].strip('/')}/" for name in below)
 
 
 def _write_file(path: Path, data: bytes, new: bool) -> bool:
@@ -276,10 +303,9 @@ def _link(file: str, path: Path) -> None:
 
 
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:
-    """Return the file system of a URL, and its path there."""
-    check_url(url, writing)
-    scheme = host_of(url)[0]
-    system = _system(scheme, os.getpid())
+    """Return the file system of a URL, and its path there. The keys that a store lists may have any character."""
+    _check_place(url, writing)
+    system = _system(host_of(url)[0], os.getpid())
     return system, system._strip_protocol(url)
 
 

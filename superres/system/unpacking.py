@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MOST_HEADER_BYTES = 1_000_000  # of a long name or an extended header of a tar file
+MOST_HEADERS = 20  # long names and extended headers of one member
 MOST_ARRAY_HEADER = 10_000  # bytes of the header of an array
 MOST_DICTIONARY = 300_000_000  # bytes that unpacking xz may take
 MOST_RATIO = 200  # unpacked bytes per packed byte, beyond `FREE_BYTES`; pictures hardly shrink
@@ -32,31 +33,53 @@ _CHUNK = 1 << 16
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
+class Gate:
+    """Refuses more members and bytes of a container than its size justifies: every reader of one counts here."""
+
+    def __init__(self, packed: int) -> None:
+        """`packed` is the size of the container in bytes."""
+        self.members = self.members_left = FREE_MEMBERS + packed // BYTES_PER_MEMBER
+        self.bytes = self.bytes_left = FREE_BYTES + MOST_RATIO * packed
+
+    @classmethod
+    def of(cls, file: str | int) -> Gate:
+        """Return the gate of a file, given by its path or descriptor."""
+        return cls(os.stat(file).st_size)
+
+    def let(self, members: int = 0, size: int = 0) -> None:
+        """Count further members and unpacked bytes; raise ValueError if they are too many."""
+        self.members_left, self.bytes_left = self.members_left - members, self.bytes_left - size
+        if self.members_left < 0:
+            raise ValueError(f"it has over {self.members:,} members, too many for its size")
+        if self.bytes_left < 0:
+            raise ValueError(f"it unpacks to over {self.bytes // 1_000_000:,} MB, too much for its size")
+
+
 def open_tar(file: BinaryIO) -> tarfile.TarFile:
     """Open a tar file of any compression as a stream of bounded memory.
 
     Raises tarfile.TarError, EOFError, OSError, ValueError or zlib.error for what is damaged or too large, also later.
     """
-    archive = tarfile.open(fileobj=Unpacked(file), mode="r|", tarinfo=_Member)  # noqa: SIM115 -- returned
-    archive.most_members = most_members(file)  # type: ignore[attr-defined]  # for `_Member`
-    return archive
+    class Member(_Member):
+        gate = Gate.of(file.fileno())
 
-
-def most_members(file: BinaryIO) -> int:
-    """Return the number of members that an archive of the size of `file` may have."""
-    return FREE_MEMBERS + os.fstat(file.fileno()).st_size // BYTES_PER_MEMBER
+    return tarfile.open(fileobj=Unpacked(file), mode="r|", tarinfo=Member)
 
 
 class _Member(tarfile.TarInfo):
     """A member whose headers have a bounded size."""
 
+    gate: Gate
+
     def _proc_member(self, archive: Any) -> Any:  # noqa: ANN401 -- tarfile calls it for every header
-        archive.seen = getattr(archive, "seen", 0) + (self.type not in _LONG)
-        if archive.seen > getattr(archive, "most_members", FREE_MEMBERS):
-            raise tarfile.ReadError(f"it has over {archive.most_members:,} members")
+        is_long = self.type in _LONG
+        self.gate.let(members=not is_long)
+        archive.headers = getattr(archive, "headers", 0) + 1 if is_long else 0
+        if archive.headers > MOST_HEADERS:  # tarfile reads them by recursion
+            raise tarfile.ReadError(f"it has over {MOST_HEADERS} headers before a member")
         if self.size < 0:
             raise tarfile.ReadError(f"a member claims {self.size} bytes")
-        if self.type in _LONG and self.size > MOST_HEADER_BYTES:
+        if is_long and self.size > MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"a header claims {self.size:,} bytes")
         if self.type == tarfile.XGLTYPE:
             archive.global_bytes = getattr(archive, "global_bytes", 0) + self.size
@@ -74,13 +97,12 @@ class Unpacked(io.RawIOBase):
     """The unpacked content of a file that may be compressed by gzip, bzip2 or xz.
 
     Raises EOFError where a reader goes on reading past the end, as one does that skips a member of a false size, and
-    ValueError if more is unpacked than `MOST_RATIO` allows.
+    ValueError if more is unpacked than a `Gate` lets through.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         """Find the compression by the first bytes of `file`."""
-        self.file, self.unpacked, self.ends = file, 0, 0
-        self.most = FREE_BYTES + MOST_RATIO * os.fstat(file.fileno()).st_size
+        self.file, self.gate, self.ends = file, Gate.of(file.fileno()), 0
         start = file.read(6)
         file.seek(0)
         self.make = _GzipDecompressor if start[:2] == b"\x1f\x8b" else bz2.BZ2Decompressor if start[:3] == b"BZh" else \
@@ -99,9 +121,7 @@ class Unpacked(io.RawIOBase):
         self.ends = 0 if content or not len(view) else self.ends + 1
         if self.ends > 2:
             raise EOFError("it ends early")
-        self.unpacked += len(content)
-        if self.make is not None and self.unpacked > self.most:
-            raise ValueError(f"it unpacks to over {self.most // 1_000_000:,} MB")
+        self.gate.let(size=len(content) if self.make is not None else 0)
         view[: len(content)] = content
         return len(content)
 
@@ -152,20 +172,14 @@ def _xz() -> lzma.LZMADecompressor:
 
 
 def zip_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the members of a zip file; ValueError if they claim more bytes than `MOST_RATIO` allows together.
+    """Return the members of a zip file; ValueError if they are too many, or claim too many bytes together.
 
     zipfile reads no more of a member than it claims, but members may lie upon each other.
     """
     found = archive.infolist()
-    packed = 0 if archive.fp is None else os.fstat(archive.fp.fileno()).st_size
-    require_ratio("it", sum(info.file_size for info in found), packed)
+    gate = Gate(0 if archive.fp is None else os.fstat(archive.fp.fileno()).st_size)
+    gate.let(len(found), sum(info.file_size for info in found))
     return found
-
-
-def require_ratio(name: str, unpacked: int, packed: int) -> None:
-    """Raise ValueError if `name` unpacks to more bytes than `MOST_RATIO` allows."""
-    if unpacked > FREE_BYTES + MOST_RATIO * packed:
-        raise ValueError(f"{name} unpacks to {unpacked // 1_000_000:,} MB from {packed:,} bytes")
 
 
 def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -191,7 +205,7 @@ def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any
 def read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
     """Read the array `name` of an .npz file; raise as `array_header`, KeyError, or EOFError if it is not all there.
 
-    ValueError, too, if its size is not that of its shape, or it unpacks to more than `MOST_RATIO` allows.
+    ValueError, too, if its size is not that of its shape, or it unpacks to more than a `Gate` lets through.
     """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as stream:
@@ -214,4 +228,4 @@ def check_size(name: str, size: int, info: zipfile.ZipInfo, header: int) -> None
     """Raise ValueError unless an array of `size` bytes after its header fits what the .npz file says of it."""
     if size + header != info.file_size:
         raise ValueError(f"{name} claims {size:,} bytes and has {max(info.file_size - header, 0):,}")
-    require_ratio(name, info.file_size, info.compress_size)
+    Gate(info.compress_size).let(size=size)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import InvalidInputError, OutputError
+from superres.system.folders import folder_files, is_folder
 from superres.system.output import scratch_file
 from superres.system.progress import say, track
 from superres.system.unpacking import read_array
@@ -114,10 +115,11 @@ def read_faces(
     """Read a data set of faces at the sizes of a task.
 
     Args:
-        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
-            that contains `celeba/img_align_celeba`). Photos in a folder are cropped as `superres upscale` crops them:
-            see `superres.tasks.photos.choose_crops`. If `hr` and `lr` in the `.npz` do not have the task's sizes, both
-            are reduced from `hr`, which becomes `large` if it has at least the side `FaceTask.large`.
+        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures (with its sub-folders if `/**` follows),
+            or a torchvision CelebA root (a folder that contains `celeba/img_align_celeba`). Photos in a folder are
+            cropped as `superres upscale` crops them: see `superres.tasks.photos.choose_crops`. If `hr` and `lr` in the
+            `.npz` do not have the task's sizes, both are reduced from `hr`, which becomes `large` if it has at least
+            the side `FaceTask.large`.
         task: the sizes.
         split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
         limit: largest number of pictures to read, from the start; None reads all.
@@ -133,11 +135,8 @@ def read_faces(
                                 f"{size}; {2 * task.target} is a good choice")
     if is_celeba(path):
         return _read_pictures(_celeba_files(path, split)[:limit], task, size)
-    if path.is_dir():
-        files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
-        if not files:
-            raise InvalidInputError(f"{path} has no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another folder")
-        return _read_pictures(files[:limit], task, size)
+    if is_folder(path):
+        return _read_pictures(folder_files(path, IMAGE_SUFFIXES, limit), task, size)
     return _read_npz(path, task, limit)
 
 

@@ -19,8 +19,9 @@ from hostile_archives import claims
 from picture_files import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 from PIL import Image
 
-from superres.batch.inputs import find_inputs, open_inputs
+from superres.batch.inputs import find_inputs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
+from superres.batch.opening import open_inputs
 from superres.checkpoint import (
     CONFIG,
     TRAINING,
