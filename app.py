@@ -178,7 +178,7 @@ def main(
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, visitors, root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
-        serve(server, decoder, listening)
+        serve(server, decoder, listening, folder)
 
 
 if __name__ == "__main__":

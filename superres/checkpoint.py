@@ -27,7 +27,7 @@ from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
 from superres.system.output import short_digest
 from superres.system.reading import parse_json, read_file, require_regular
-from superres.tasks import TASK_FILES
+from superres.tasks.registry import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

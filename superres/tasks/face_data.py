@@ -22,7 +22,8 @@ from superres.system.progress import say
 from superres.system.unpacking import read_array
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
+from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels
+from superres.tasks.untrusted import read_untrusted
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -227,7 +228,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     without = 0
     for file in tqdm(files, "reading images", disable=None):
         try:
-            image = read_image(file)
+            image = read_untrusted(file).rgb
             crops = choose_crops(image, task)
         except InvalidInputError as error:
             say(f"skipped: {error}")

@@ -76,7 +76,7 @@ def read_picture(
         warnings.filterwarnings("ignore", module=r"PIL\b")
         try:
             if isinstance(file, (str, os.PathLike)):
-                _check_file(file, label)
+                check_file(file, label)
             with Image.open(file, formats=_formats()) as image:
                 _check_size(label, image.width, image.height, max_pixels, least)
                 return _decode(image, background)
@@ -107,7 +107,8 @@ def _formats() -> tuple[str, ...]:
     return (*_FORMATS, "HEIF")
 
 
-def _check_file(path: str | os.PathLike[str], label: str) -> None:
+def check_file(path: str | os.PathLike[str], label: str) -> None:
+    """Raise InvalidInputError unless `path` is a regular file with content, OSError if it is missing."""
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
