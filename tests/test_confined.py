@@ -114,7 +114,7 @@ def test_a_file_of_too_many_bytes_is_not_sent(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("how", "told"), [
     ("crash", "ended with signal 11"), ("exit", "ended with status 3"), ("spin", "takes over 1 seconds"),
     ("sleep", "takes over 1 seconds"), ("grow", "too much memory"), ("fail", "one line")])
-def test_a_call_that_fails_says_why_and_the_next_one_succeeds(how, told, misbehave, monkeypatch):
+def test_a_call_that_fails_says_why_and_the_next_one_succeeds(how, told, misbehave):
     (first, _) = misbehave(a=1)
     with pytest.raises(ValueError, match=told) as error:
         list(misbehave(how=how, seconds=1))
@@ -128,7 +128,7 @@ def test_a_call_that_fails_says_why_and_the_next_one_succeeds(how, told, misbeha
 
 
 def test_errors_of_the_package_come_as_they_are_and_prints_do_not_disturb(misbehave):
-    with pytest.raises(InvalidInputError, match="a; b\nand c{300}"):
+    with pytest.raises(InvalidInputError, match=r"a; b\nand c{300}"):
         list(misbehave(how="refuse"))
     assert len(list(misbehave(how="print"))) == 2
 

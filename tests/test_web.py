@@ -274,7 +274,7 @@ def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, tmp_
         batch(uploads, decoder)
 
 
-def test_one_picture_at_a_time_is_in_memory(photo, tmp_path):
+def test_one_picture_of_a_visitor_at_a_time_is_in_memory(photo, tmp_path):
     path, inside, most = saved(photo, tmp_path / "a.png"), [], []
 
     def reduce(image):

@@ -57,19 +57,19 @@ def serve(
 ) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM.
 
-    A signal calls `stop`. Connections have the configuration's grace to end, and the threads that handle them as long
-    again. If they last longer, `clean` is called and the process ends at once.
+    A signal calls `stop`. Connections have the configuration's grace to end. If the process still lasts after three
+    times as long, since a thread goes on, `clean` is called and it ends at once.
     """
     server, grace = uvicorn.Server(config), config.timeout_graceful_shutdown or GRACE_SECONDS
     handle_exit = server.handle_exit
 
     def end() -> None:
-        logging.getLogger(__name__).error("a request did not end in %d seconds", 2 * grace)
+        logging.getLogger(__name__).error("a request did not end in %d seconds", 3 * grace)
         clean()
         os._exit(1)
 
     def handle(sig: int, frame: FrameType | None) -> None:
-        timer = threading.Timer(2 * grace, end)
+        timer = threading.Timer(3 * grace, end)
         timer.daemon = True
         timer.start()
         stop()

@@ -75,7 +75,7 @@ def reduce_picture(
         seconds = MOST_SECONDS
         if deadline is not None:
             deadline.time += waited
-            seconds = max(min(seconds, deadline.left()), 1.0)
+            seconds = max(min(seconds, round(deadline.left())), 1)
         return reduce(read_untrusted(file, name, MAX_PIXELS, least=least, seconds=seconds).rgb)
 
 
