@@ -32,11 +32,9 @@ def read_untrusted(
         (values,) = READER(
             content=content, memory=MOST_MEMORY + len(content), seconds=MOST_SECONDS if seconds is None else seconds,
             label=label, max_pixels=max_pixels, background=background, least=least)
-    except InvalidInputError:
-        raise
     except ValueError as error:
         raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
-    return Picture(**values)
+    return Picture(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
