@@ -270,6 +270,6 @@ def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
         assert image.shape == (64, 64, 3)
         assert abs(int(image.mean()) - 90) <= 2
     (tree / "b.heic").write_bytes(content)
-    monkeypatch.setattr(pictures, "_formats", lambda: ("PNG",))
+    monkeypatch.setattr(pictures, "formats", lambda: ("PNG",))
     with pytest.raises(InvalidInputError, match="needs the extra heic"):
         pictures.read_image(tree / "b.heic")

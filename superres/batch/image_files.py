@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from superres.tasks.pictures import Picture, srgb_profile
+from superres.tasks.colour import srgb_profile
+from superres.tasks.pictures import Picture
 
 _SOFTWARE, _DESCRIPTION = 0x0131, 0x010E
 

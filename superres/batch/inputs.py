@@ -28,7 +28,7 @@ from superres.errors import InvalidInputError, SuperresError, plain
 from superres.system.places import check_url, fetched, files_in, host_of, is_url, public, read_place
 from superres.system.terminal import standard_input
 from superres.system.unpacking import array_header, check_size, open_tar, zip_members
-from superres.tasks.pictures import IMAGE_SUFFIXES
+from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))

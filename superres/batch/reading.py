@@ -13,6 +13,7 @@ from superres.batch.inputs import Content, Input, open_inputs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
 from superres.errors import SuperresError
+from superres.system.progress import say
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels
@@ -59,6 +60,8 @@ def read_requests(
             for sample in samples:
                 yield settings.failed(first + sample - 1, entry.input, outputs[sample - 1], reason)
             continue
+        for line in picture.notes:
+            say(f"{entry.input}: {line}")
         note = crop_note(entry.input, picture.rgb, crops, task)
         if note is not None:
             cropped(note, (len(crops) - 1) * len(samples))

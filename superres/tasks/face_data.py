@@ -22,7 +22,8 @@ from superres.system.progress import say
 from superres.system.unpacking import read_array
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels
+from superres.tasks.picture_files import IMAGE_SUFFIXES
+from superres.tasks.pictures import Pixels
 from superres.tasks.untrusted import read_untrusted
 
 Split = Literal["train", "valid", "test"]

@@ -20,7 +20,7 @@ from superres.errors import ConfigError, InvalidInputError, shown
 from superres.system.places import is_url, public, read_place
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
-from superres.tasks.pictures import Pixels, picture_of
+from superres.tasks.pictures import Picture, Pixels, picture_of
 from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
 FACE, CENTRE = "face", "centre"
@@ -96,7 +96,7 @@ def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEF
         InvalidInputError: the picture cannot be used, a found face has fewer pixels than the model's input, or a given
             square does not lie inside the picture.
     """
-    given, image = parse_crop(setting, task.source), to_pixels(image, task.source)
+    given, image = parse_crop(setting, task.source), to_picture(image, task.source).rgb
     height, width = image.shape[:2]
     if given is not None:
         if given.left + given.size > width or given.top + given.size > height:
@@ -165,15 +165,15 @@ def is_share(image: object) -> bool:
         (image >= 0).all() and (image <= 1).all())
 
 
-def to_pixels(image: PictureLike, least: int) -> Pixels:
-    """Return the pixels, uint8 [H, W, 3], of a picture whose sides have at least `least` pixels."""
+def to_picture(image: PictureLike, least: int) -> Picture:
+    """Return a picture of any kind, whose sides have at least `least` pixels."""
     if isinstance(image, str | os.PathLike):
         if is_url(image):
             place = str(image)
-            return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least).rgb
-        return read_untrusted(image, least=least).rgb
+            return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least)
+        return read_untrusted(image, least=least)
     if isinstance(image, Image.Image):
-        return picture_of(image, least).rgb
+        return picture_of(image, least)
     if is_share(image):
         image = np.rint(255 * image).astype(np.uint8)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -183,7 +183,7 @@ def to_pixels(image: PictureLike, least: int) -> Pixels:
     if min(image.shape[:2]) < least:
         raise InvalidInputError(f"a picture must be at least {least}x{least}, not {image.shape[1]}x{image.shape[0]}; "
                                 "give a larger one")
-    return image
+    return Picture(image)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +194,7 @@ class PhotoSources:
         images: uint8 [N, source, source, 3].
         crops: the square of its picture that each image is reduced from.
         inputs: number of each image's picture, from 0.
-        notes: the `crop_note` of each picture that is reduced.
+        notes: lines about damaged metadata, and the `crop_note` of each picture that is reduced.
     """
 
     images: Pixels
@@ -220,13 +220,14 @@ def read_sources(
     for number, picture in enumerate(pictures):
         name = public(os.fspath(picture)) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
         try:
-            pixels = to_pixels(picture, task.source)
-            crops = choose_crops(pixels, task, crop)
+            read = to_picture(picture, task.source)
+            pixels, crops = read.rgb, choose_crops(read.rgb, task, crop)
         except InvalidInputError as error:
             raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
         images += [task.source_of(one.take(pixels)) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
+        result.notes.extend(f"{name}: {line}" for line in read.notes)
         if is_share(picture):
             result.notes.append(f"{name}: floats from 0 to 1 are taken as 0 to 255")
         if (note := crop_note(name, pixels, crops, task)) is not None:

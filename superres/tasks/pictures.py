@@ -5,8 +5,6 @@ A file that is missing, damaged, not a picture, too small or too large raises In
 
 from __future__ import annotations
 
-import functools
-import io
 import os
 import stat
 import warnings
@@ -17,21 +15,19 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
+from superres.tasks.colour import profile_of, to_srgb
+from superres.tasks.picture_files import BRANDS, MISSING, formats, ignored
+from superres.tasks.picture_pixels import MOST_BYTES, JpegSource, PixelSource, PngSource
+from superres.tasks.tiff_pixels import TIFF_STARTS, open_tiff
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of one or more pictures, uint8 [..., H, W, C]."""
 
-HEIF_SUFFIXES = frozenset({".heic", ".heif"})
-IMAGE_SUFFIXES = HEIF_SUFFIXES | {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 MAX_PIXELS = 50_000_000
-# Only formats that Pillow decodes itself; for EPS it would run an external program on an untrusted file.
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-_SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
-
+_STRIP_PIXELS = 1 << 18  # converted at a time
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -43,6 +39,7 @@ class Picture:
         exif: EXIF data without orientation, sizes and thumbnail, which are no longer valid; None without EXIF.
         xmp: the XMP packet; None without XMP.
         has_profile: whether the file has a colour profile, from which `rgb` was converted.
+        notes: lines about metadata that is damaged and ignored; the pixels are sound.
     """
 
     rgb: Pixels
@@ -50,6 +47,7 @@ class Picture:
     exif: bytes | None = None
     xmp: bytes | None = None
     has_profile: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def read_image(path: str | os.PathLike[str], least: int = 1) -> Pixels:
@@ -77,34 +75,40 @@ def read_picture(
         try:
             if isinstance(file, (str, os.PathLike)):
                 check_file(file, label)
-            with Image.open(file, formats=_formats()) as image:
-                _check_size(label, image.width, image.height, max_pixels, least)
-                return _decode(image, background)
+            with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
+                try:
+                    source = open_source(opened)
+                    _check_size(label, source, max_pixels, least)
+                    return _decode(source, background)
+                except UnidentifiedImageError as error:
+                    raise InvalidInputError(_unidentified(opened, label)) from error
         except InvalidInputError:
             raise
         except Exception as error:  # Pillow raises errors of many types for damaged files
-            raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
+            raise InvalidInputError(_explain(label, error, max_pixels)) from error
 
 
 def picture_of(image: Image.Image, least: int = 1) -> Picture:
     """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed."""
-    label = "the picture"
-    _check_size(label, image.width, image.height, MAX_PIXELS, least)
+    label, source = "the picture", PixelSource(image, [])
+    _check_size(label, source, MAX_PIXELS, least)
     try:
-        return _decode(image, "white")
+        return _decode(source, "white")
     except Exception as error:  # as above: a file that Pillow opened is decoded only now
-        raise InvalidInputError(_explain(label, label, error, MAX_PIXELS)) from error
+        raise InvalidInputError(_explain(label, error, MAX_PIXELS)) from error
 
 
-@functools.cache
-def _formats() -> tuple[str, ...]:
-    """Return Pillow's names of the formats that can be read; HEIF needs an optional package."""
-    try:
-        import pillow_heif
-    except ImportError:
-        return _FORMATS
-    pillow_heif.register_heif_opener()
-    return (*_FORMATS, "HEIF")
+def open_source(file: IO[bytes]) -> PixelSource:
+    """Open a picture; the format is detected from the content."""
+    start = file.read(8)
+    file.seek(0)
+    if start == b"\x89PNG\r\n\x1a\n":
+        return PngSource(file)
+    if start.startswith(b"\xff\xd8\xff"):
+        return JpegSource(file)
+    if start[:4] in TIFF_STARTS:
+        return open_tiff(file)
+    return PixelSource(Image.open(file, formats=[one for one in formats() if one not in ("PNG", "JPEG", "TIFF")]), [])
 
 
 def check_file(path: str | os.PathLike[str], label: str) -> None:
@@ -117,103 +121,99 @@ def check_file(path: str | os.PathLike[str], label: str) -> None:
         raise InvalidInputError(f"{label} is empty (0 bytes); provide an image file")
 
 
-def _check_size(label: str, width: int, height: int, max_pixels: int, least: int) -> None:
+def _check_size(label: str, source: PixelSource, max_pixels: int, least: int) -> None:
+    width, height = source.size
     if width * height > max_pixels:
         raise InvalidInputError(f"{label} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
+    if source.needed_bytes() > MOST_BYTES:
+        raise InvalidInputError(f"{label} is too large: {width}x{height} pixels of its kind take "
+                                f"{source.needed_bytes():,} bytes of memory, over {MOST_BYTES:,}; reduce it first, or "
+                                "save it as JPEG")
     if min(width, height) < least:
         raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at least {least}x{least}")
 
 
-def _explain(file: str | os.PathLike[str] | IO[bytes], label: str, error: Exception, max_pixels: int) -> str:
+def _unidentified(file: IO[bytes], label: str) -> str:
+    file.seek(0)
+    start = file.read(12)
+    kind = BRANDS.get(start[8:], "") if start[4:8] == b"ftyp" else ""
+    if kind and kind not in formats():
+        return f"{label} is {MISSING[kind]}"
+    if start.startswith((b"\x89PNG", b"\xff\xd8\xff", *TIFF_STARTS)):
+        return f"{label} is damaged: its header has no sound picture; save it again as PNG or JPEG"
+    return f"{label} is not an image that can be read; provide one of {', '.join(formats())}"
+
+
+def _explain(label: str, error: Exception, max_pixels: int) -> str:
     reason = " ".join(str(error).split())
     if isinstance(error, Image.DecompressionBombError):
         return f"{label} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
-    if isinstance(error, UnidentifiedImageError):
-        if _is_heif(file) and "HEIF" not in _formats():
-            return f"{label} is a HEIC picture, which needs the extra heic; pip install 'superres[heic]'"
-        return f"{label} is not an image that can be read; provide one of {', '.join(_formats())}"
+    if isinstance(error, NotImplementedError):
+        return f"{label} is a {reason}, which cannot be read; save it with 8 bits per colour as PNG or TIFF"
     if isinstance(error, OSError) and error.errno is not None:
         return f"{label} cannot be read: {error.strerror}; check the path and its permissions"
     return f"{label} is damaged or not supported ({reason or type(error).__name__}); save it again as PNG or JPEG"
 
 
-def _is_heif(file: str | os.PathLike[str] | IO[bytes]) -> bool:
+def _decode(source: PixelSource, background: str) -> Picture:
+    """Decode an opened picture and convert it, strip by strip so that no second copy is in memory."""
+    source.load()
+    info, notes = source.image.info, source.notes
+    if source.image.mode == "F":
+        raise NotImplementedError("picture of floating-point intensities, whose range is unknown")
+    orientation, exif = _orientation(source), _kept_exif(source.image, notes)  # which removes the orientation
     try:
-        with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
-            opened.seek(0)
-            start = opened.read(12)
-    except OSError:
-        return False
-    return start[4:8] == b"ftyp" and start[8:] in _HEIF_BRANDS
+        profile = profile_of(info)
+        to_srgb(source.rows(0, 1)[0], profile)
+    except ValueError as error:
+        notes.append(ignored("colour profile", error))
+        profile = None
+    width, height = source.size
+    rgb, alpha = np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8), None
+    as_stored, is_opaque = _turned(rgb, orientation), source.is_opaque()
+    step = max(_STRIP_PIXELS // width & ~1, 2)
+    for top in range(0, height, step):
+        rows = slice(top, min(top + step, height))
+        strip, opacity = source.rows(rows.start, rows.stop)
+        strip = to_srgb(strip, profile)
+        if opacity is not None and not is_opaque and opacity.min() < 255:
+            alpha = np.full(rgb.shape[:2], 255, np.uint8) if alpha is None else alpha
+            _turned(alpha, orientation)[rows] = opacity
+            strip = Image.composite(strip, Image.new("RGB", strip.size, background), Image.fromarray(opacity))
+        as_stored[rows] = np.asarray(strip)
+    xmp = info.get("xmp")
+    return Picture(rgb, alpha, exif, xmp.encode() if isinstance(xmp, str) else xmp, bool(profile), tuple(notes))
 
 
-def _decode(image: Image.Image, background: str) -> Picture:
-    """Decode the first frame of an opened picture."""
-    image.load()
-    image = ImageOps.exif_transpose(image)
-    profile, xmp, exif = image.info.get("icc_profile"), image.info.get("xmp"), _kept_exif(image)
-    alpha = None
-    if image.mode.startswith("I"):
-        image = _from_sixteen_bits(image)
-    if image.mode == "F":
-        raise ValueError("floating-point intensities have no known range")
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        alpha = np.array(layer.getchannel("A"))
-        opaque = _to_srgb(layer.convert("RGB"), profile)
-        image = Image.composite(opaque, Image.new("RGB", layer.size, background), layer.getchannel("A"))
-    else:
-        image = _to_srgb(image, profile)
-    xmp = xmp.encode() if isinstance(xmp, str) else xmp
-    return Picture(np.array(image), None if alpha is None or alpha.min() == 255 else alpha, exif, xmp, bool(profile))
-
-
-def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Scale grey levels 0..65535 to 0..255; Pillow's own conversion would clip all levels above 255 to white."""
-    grey = np.array(image).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-        raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
-    grey[grey == image.info.get("transparency", -1)] = 65535
-    return Image.fromarray(((grey + 128) // 257).astype(np.uint8))
-
-
-def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert an opaque picture to sRGB; a profile that is damaged or for another colour space is ignored."""
-    if profile and image.mode not in _SPACES.values():
-        image = image.convert("RGB")
-    transform = _transform(profile, image.mode) if profile else None
-    return (ImageCms.applyTransform(image, transform) if transform else None) or image.convert("RGB")
-
-
-@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
-def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+def _orientation(source: PixelSource) -> int:
+    """Return the EXIF orientation, 1 to 8; 1 if there is none or it is damaged."""
+    if source.orientation is not None:
+        return source.orientation
     try:
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        if _SPACES.get(source.profile.xcolor_space) != mode or (source.profile.profile_description or "")[:4] == "sRGB":
-            return None
-        return ImageCms.buildTransform(
-            source, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags.BLACKPOINTCOMPENSATION,
-        )
-    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-        return None
+        value = source.image.getexif().get(0x0112, 1)
+    except Exception as error:  # Pillow raises errors of many types for damaged metadata
+        source.notes.append(ignored("EXIF", error))
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-@functools.cache
-def srgb_profile() -> bytes:
-    """Return the ICC profile of sRGB, without its creation date, so that equal pictures give equal files."""
-    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    profile[24:36] = bytes(12)
-    return bytes(profile)
+def _turned(upright: Pixels, orientation: int) -> Pixels:
+    """Return a view of upright pixels, [H, W] or [H, W, 3], as a file with the orientation has them."""
+    if orientation > 4:
+        upright = upright.swapaxes(0, 1)
+    down = -1 if orientation in (3, 4, 6, 7) else 1
+    across = -1 if orientation in (2, 3, 7, 8) else 1
+    return upright[::down, ::across]
 
 
-def _kept_exif(image: Image.Image) -> bytes | None:
-    """Return the picture's EXIF data without orientation, sizes and thumbnail; None if it is missing or damaged."""
+def _kept_exif(image: Image.Image, notes: list[str]) -> bytes | None:
+    """Return the picture's EXIF data without orientation, sizes and thumbnail; None, with a note, if it is damaged."""
     try:
         exif = image.getexif()
         for tags, names in ((exif, (0x0100, 0x0101, 0x0112)), (exif.get_ifd(0x8769), (0xA002, 0xA003))):
             for name in names:
                 tags.pop(name, None)
         return exif.tobytes() if len(exif) else None
-    except Exception:  # Pillow raises errors of many types for damaged metadata; they are not needed
+    except Exception as error:  # Pillow raises errors of many types for damaged metadata; they are not needed
+        notes.append(ignored("EXIF", error))
         return None

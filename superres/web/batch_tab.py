@@ -26,12 +26,12 @@ from superres.config import FACES, DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
-from superres.web.photos import MAX_PIXELS, Subject, input_sizes, reduce_picture, start_control, subjects
+from superres.web.photos import Subject, input_sizes, reduce_picture, start_control, subjects
 from superres.web.turns import StoppedError
 
 MAX_FILES = 100  # in a batch, including files inside zip files

@@ -29,7 +29,6 @@ from superres.web.files import NOT_UPLOADED, path_of
 from superres.web.turns import Turns
 
 Result = TypeVar("Result")
-MAX_PIXELS = 24_000_000  # of a picture, about 72 MB in memory; the header is checked before decoding
 READING = Turns(2)
 """Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
@@ -54,12 +53,13 @@ class Subject:
 
 def reduce_picture(
     file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
-    deadline: Deadline | None = None,
+    deadline: Deadline | None = None, notes: list[str] | None = None,
 ) -> Result:
     """Read an upload or an open file in the visitor's turn, and return `reduce` of its pixels, uint8 [H, W, 3].
 
     A read upload counts as used now, so a sweep keeps it. `least` is the smallest width and height of the picture.
-    Messages have `name`, and never the server's paths. The deadline bounds the time of reading.
+    Messages have `name`, and never the server's paths. The deadline bounds the time of reading. Lines about damaged
+    metadata are added to `notes`.
 
     Raises:
         InvalidInputError: the file is not a picture, is damaged, too small or too large, takes too much time or memory
@@ -76,7 +76,10 @@ def reduce_picture(
         if deadline is not None:
             deadline.time += waited
             seconds = max(min(seconds, round(deadline.left())), 1)
-        return reduce(read_untrusted(file, name, MAX_PIXELS, least=least, seconds=seconds).rgb)
+        picture = read_untrusted(file, name, least=least, seconds=seconds)
+        if notes is not None:
+            notes.extend(picture.notes)
+        return reduce(picture.rgb)
 
 
 def stop_reading() -> None:
@@ -157,7 +160,9 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
                 preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
                 has_choice(task, chosen))
 
-    return reduce_picture(path, offer, task.source)
+    notes: list[str] = []
+    element, preview, square, is_visible = reduce_picture(path, offer, task.source, notes=notes)
+    return element, "".join(map(drawing.message, notes)) + preview, square, is_visible
 
 
 def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:

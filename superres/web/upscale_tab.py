@@ -21,7 +21,7 @@ from superres.pipeline.options import as_option, resolve_options, unused_setting
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing, photos
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder, is_complete
@@ -35,7 +35,7 @@ proposes several, checks them together, and keeps those that it would have drawn
 in a fraction of the steps**."""
 LIMITS = f"""**The detail is invented**: a plausible face, not a likeness, so never use it to identify anyone. The model
 was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may
-have {MAX_FILE_BYTES // 10**6} MB and {photos.MAX_PIXELS // 10**6} megapixels."""
+have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
         "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
         "the input fits as well. They appear here while they are drawn.</p>")

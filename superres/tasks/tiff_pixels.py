@@ -1,0 +1,235 @@
+"""Decode the pixels of TIFF files of many layouts of samples.
+
+Pillow decodes the common layouts. Of another layout it decodes each row, or each row of a plane, as one long row of
+grey samples, from which the pixels are made here. What is in neither table is refused by name.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from superres.tasks.picture_files import MOST_METADATA, FileView, Part, ignored
+from superres.tasks.picture_pixels import Alpha, PixelSource
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_STRIPS, _ORIENTATION, _SAMPLES, _STRIP_BYTES, _PLANAR, _PREDICTOR = 273, 274, 277, 279, 284, 317
+_TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _XMP, _PROFILE = 322, 324, 325, 338, 339, 700, 34675
+_PIXEL_TAGS = frozenset({
+    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES, _PLANAR, 292, 293,
+    _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347, *range(512, 522), *range(529, 533)})
+_TEXTS, _DIRECTORIES = frozenset({270, 271, 272, 305, 306, 315, 33432}), frozenset({34665, 34853})  # kept as EXIF
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_WHOLE = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+_COLOURS = {0: "L", 1: "L", 2: "RGB", 3: "P", 5: "CMYK", 6: "YCbCr", 8: "LAB"}
+_ANY = None
+_NATIVE = {
+    **{(photometric, bits): [()] for photometric in (0, 1) for bits in (1, 2, 4, 8)}, (1, 16): [()],
+    (1, 8): [(), (2,)], (2, 8): _ANY, (2, 16): [(), (0,)], **{(3, bits): _ANY for bits in (1, 2, 4, 8)}, (5, 8): _ANY,
+    (5, 16): [()], (6, 8): _ANY, (8, 8): [()],
+}
+"""What Pillow decodes right, in one plane: kinds of extra samples by photometric interpretation and bits per sample."""
+_BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 2, 4, 8, 12, 16)}
+"""What is decoded as long rows of samples, with any extra samples, in one plane or several."""
+_PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}  # compressions that know no colours: none, LZW, Deflate, PackBits, ...
+TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag's type, number of values, and bytes as in the file."""
+
+    kind: int
+    count: int
+    raw: bytes
+
+
+class Directory:
+    """The first directory of a TIFF file: the tags that matter for the pixels, and for the metadata that is kept."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.notes = file, list[str]()
+        self.tags: dict[int, Tag] = {}
+        self.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        head = file.read(16)
+        self.order, self.is_big = "<" if head[:1] == b"I" else ">", b"+" in head[2:4]
+        at = self._unpack("Q" if self.is_big else "I", head[8:16] if self.is_big else head[4:8])[0]
+        file.seek(at)
+        count = self._unpack("Q", file.read(8))[0] if self.is_big else self._unpack("H", file.read(2))[0]
+        entry = 20 if self.is_big else 12
+        entries = file.read(entry * min(count, 65535))
+        for start in range(0, len(entries) - entry + 1, entry):
+            self._add(entries[start : start + entry])
+
+    def _unpack(self, kinds: str, data: bytes) -> tuple[int, ...]:
+        return struct.unpack(self.order + kinds, data)
+
+    def _add(self, entry: bytes) -> None:
+        tag, kind, count = self._unpack("HHQ" if self.is_big else "HHI", entry[: 12 if self.is_big else 8])
+        value, size = entry[12:] if self.is_big else entry[8:], count * _SIZES.get(kind, 0)
+        is_text, is_directory = kind == 2 and tag in _TEXTS, kind in (4, 13, 18) and count == 1 and tag in _DIRECTORIES
+        if not (tag in _PIXEL_TAGS or tag in (_ORIENTATION, _XMP, _PROFILE) or is_text or is_directory):
+            return
+        if size > len(value):
+            self.file.seek(self._unpack("Q" if self.is_big else "I", value)[0])
+            value = self.file.read(min(size, MOST_METADATA + 1))
+        if len(value) < size or size > MOST_METADATA:
+            if tag in _PIXEL_TAGS:
+                raise ValueError(f"TIFF tag {tag} lies outside the file or has {size:,} bytes")
+            self.notes.append(ignored(f"TIFF tag {tag}", f"cut off, or {size:,} bytes"))
+            return
+        self.tags[tag] = Tag(kind, count, value[:size])
+
+    def whole(self, tag: int, *default: int) -> tuple[int, ...]:
+        """Return a tag's whole numbers."""
+        found = self.tags.get(tag)
+        if found is None or found.kind not in _WHOLE or not found.count:
+            return default
+        return self._unpack(f"{found.count}{_WHOLE[found.kind]}", found.raw)
+
+    @property
+    def pixel_tags(self) -> dict[int, Tag]:
+        """The tags that matter for the pixels."""
+        return {tag: one for tag, one in self.tags.items() if tag in _PIXEL_TAGS}
+
+    def sound_exif(self) -> dict[int, Tag]:
+        """Return the tags that are kept as EXIF; none, with a note, if Pillow cannot read them."""
+        kept = {tag: one for tag, one in self.tags.items() if tag in _TEXTS | _DIRECTORIES}
+        try:
+            self.file.seek(0)
+            exif = Image.Exif()
+            exif.load_from_fp(self.file)
+            for tag in _DIRECTORIES & kept.keys():
+                exif.get_ifd(tag)
+            exif.tobytes()
+        except Exception as error:  # Pillow raises errors of many types for damaged metadata
+            self.notes.append(ignored("EXIF", error))
+            return {}
+        return kept
+
+    def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
+        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image."""
+        long, head, start = ("Q", 16, self.size + self.size % 2) if self.is_big else ("I", 8, self.size + self.size % 2)
+        inline = struct.calcsize(order + long)
+        first = start + struct.calcsize(order + ("Q" if self.is_big else "H")) + len(tags) * (4 + 2 * inline) + inline
+        entries, values = b"", b""
+        for number, tag in sorted(tags.items()):
+            value = tag.raw.ljust(inline, b"\0")
+            if len(value) > inline:
+                value = struct.pack(order + long, first + len(values))
+                values += tag.raw + bytes(len(tag.raw) % 2)
+            entries += struct.pack(f"{order}HH{long}", number, tag.kind, tag.count) + value
+        mark = b"II" if order == "<" else b"MM"
+        header = struct.pack(f"{order}2sHHHQ", mark, 43, 8, 0, start) if self.is_big else (
+            struct.pack(f"{order}2sHI", mark, 42, start))
+        count = struct.pack(order + ("Q" if self.is_big else "H"), len(tags))
+        parts: list[Part] = [header, (head, self.size),
+                             bytes(self.size % 2) + count + entries + bytes(inline) + values]
+        return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
+
+
+def open_tiff(file: IO[bytes]) -> PixelSource:
+    """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that cannot be read."""
+    directory = Directory(file)
+    whole, kept = directory.whole, directory.sound_exif()
+    photometric, compression, is_tiled = whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0], bool(whole(_TILES))
+    bits = whole(_BITS, 1)
+    samples = whole(_SAMPLES, max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
+    planes = samples if whole(_PLANAR, 1)[0] == 2 else 1
+    formats, key = set(whole(_FORMAT, 1)), (photometric, bits[0])
+    is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
+    extra = _NATIVE.get(key, ())
+    if is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA) in extra):
+        source = PixelSource(directory.view(directory.pixel_tags | kept, directory.order), directory.notes)
+    elif is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (
+            is_tiled and whole(_PREDICTOR, 1) != (1,) and planes < samples):
+        source = RowSource(directory, key, samples, planes, kept)
+    else:
+        kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
+        names = [kinds[one] for one in sorted(formats) if one in kinds]
+        raise NotImplementedError(
+            f"TIFF with {' '.join([*names, 'samples'])} of {'/'.join(map(str, sorted(set(bits))))} bits, {samples} per "
+            f"pixel, photometric interpretation {photometric} and compression {compression}")
+    turn = whole(_ORIENTATION, 1)[0]
+    source.orientation = turn if turn in range(1, 9) else 1
+    for tag, name in ((_PROFILE, "icc_profile"), (_XMP, "xmp")):
+        if tag in directory.tags:
+            source.image.info[name] = directory.tags[tag].raw
+    return source
+
+
+class RowSource(PixelSource):
+    """A TIFF picture whose rows Pillow decodes as long rows of grey samples."""
+
+    def __init__(
+        self, directory: Directory, key: tuple[int, int], samples: int, planes: int, kept: dict[int, Tag],
+    ) -> None:
+        (self.photometric, self.bits), self.samples, self.planes = key, samples, planes
+        self.extra = directory.whole(_EXTRA)
+        self.has_differences = planes < samples and directory.whole(_PREDICTOR, 1)[0] == 2
+        self.images = [self._plane(directory, number, kept if number == 0 else {}) for number in range(planes)]
+        super().__init__(self.images[0], directory.notes)
+        self.size = directory.whole(_WIDTH)[0], directory.whole(_HEIGHT)[0]
+
+    def _plane(self, directory: Directory, number: int, kept: dict[int, Tag]) -> Image.Image:
+        """Open a plane, or all samples of each pixel in a row."""
+        values = {tag: directory.whole(tag) for tag in directory.pixel_tags if directory.whole(tag)}
+        across = self.samples // self.planes
+        for tag in (_STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES):
+            if tag in values:
+                count = len(values[tag]) // self.planes
+                values[tag] = values[tag][number * count : (number + 1) * count]
+        for tag in (_WIDTH, _TILE_WIDTH):
+            if tag in values:
+                values[tag] = (values[tag][0] * across,)
+        values |= {_BITS: (self.bits,), _PHOTOMETRIC: (1,), _SAMPLES: (1,), _PLANAR: (1,)}
+        for tag in (_EXTRA, _FORMAT, *([_PREDICTOR] if self.has_differences else [])):
+            values.pop(tag, None)
+        # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte order.
+        order = "<" if self.bits == 12 else directory.order
+        long, kind = ("Q", 16) if directory.is_big else ("I", 4)
+        tags = {tag: Tag(kind, len(one), struct.pack(f"{order}{len(one)}{long}", *one)) for tag, one in values.items()}
+        return directory.view(tags | (kept if order == directory.order else {}), order)
+
+    def needed_bytes(self) -> int:
+        """Return how many bytes decoding and converting take at most."""
+        return self.size[0] * self.size[1] * (self.samples * (2 if self.bits > 8 else 1) + 3 + bool(self.extra))
+
+    def load(self) -> None:
+        """Decode all planes."""
+        for image in self.images:
+            image.load()
+
+    def rows(self, top: int, bottom: int) -> tuple[Image.Image, Alpha | None]:
+        """Return a strip as an image without opacity, and its opacity, uint8 [H, W]; None where all is opaque."""
+        strips = [np.asarray(image.crop((0, top, image.width, bottom))) for image in self.images]
+        values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], self.samples)
+        if self.has_differences:
+            values = np.cumsum(values, axis=1, dtype=values.dtype)
+        # Pillow has scaled 2 and 4 bits to 8.
+        most = {1: 1, 12: 4095, 16: 65535}.get(self.bits, 255)
+        mode = _COLOURS[self.photometric]
+        colours, alpha = values[..., : len(mode) if mode != "L" else 1].astype(np.uint32), None
+        for place, kind in enumerate(self.extra, colours.shape[-1]):
+            if kind in (1, 2) and place < self.samples:
+                opacity = values[..., place, None].astype(np.uint32)
+                if kind == 1:  # the colours are multiplied by it
+                    colours = np.minimum(colours * most // np.maximum(opacity, 1), most)
+                alpha = _to_eight_bits(opacity, most)[..., 0]
+                break
+        if self.photometric == 0:
+            colours = most - colours
+        layers = [Image.fromarray(layer) for layer in np.moveaxis(_to_eight_bits(colours, most), -1, 0).copy()]
+        return Image.merge(mode, layers), alpha
+
+
+def _to_eight_bits(values: npt.NDArray[np.uint32], most: int) -> Alpha:
+    return np.asarray((values * np.uint32(255) + np.uint32(most // 2)) // np.uint32(most), np.uint8)
