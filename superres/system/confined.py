@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -65,7 +65,7 @@ class Confined:
             child.leave()
         self._forget()
 
-    def __call__(self, **values: Any) -> Iterator[Values]:  # noqa: ANN401
+    def __call__(self, **values: Any) -> Generator[Values, None, None]:  # noqa: ANN401
         """Yield what the function yields for `values`; closing the iterator early ends the child.
 
         Raises:
@@ -75,19 +75,22 @@ class Confined:
         with self._lock:
             child = self._idle.pop() if self._idle else None
             if child is None or child.process.poll() is not None:
-                child = _Child(self.function)
+                try:
+                    child = _Child(self.function)
+                except OSError as error:
+                    raise ValueError(f"its process cannot be started ({error.strerror})") from error
             self._busy.add(child)
         is_done = False
         try:
-            error = None
+            raised: Exception | None = None
             for reply in child.call(values):
                 if "error" in reply:
-                    error = vars(errors).get(reply["kind"], ValueError)(reply["error"])
+                    raised = vars(errors).get(reply["kind"], ValueError)(reply["error"])
                 else:
                     yield reply
             is_done = True
-            if error is not None:
-                raise error
+            if raised is not None:
+                raise raised
         finally:
             with self._lock:
                 self._busy.discard(child)
@@ -211,7 +214,8 @@ def _send(pipe: io.FileIO, values: Values) -> None:
     sizes = {name: list(part.shape) if isinstance(part, np.ndarray) else len(part) for name, part in parts.items()}
     header = json.dumps([{**values, **dict.fromkeys(parts)}, sizes]).encode()
     for content in (_LENGTH.pack(len(header)) + header, *parts.values()):
-        left = memoryview(np.ascontiguousarray(content) if isinstance(content, np.ndarray) else content).cast("B")
+        flat = np.ascontiguousarray(content).data if isinstance(content, np.ndarray) else memoryview(content)
+        left = flat.cast("B")
         while left:
             left = left[pipe.write(left):]
 
@@ -219,6 +223,7 @@ def _send(pipe: io.FileIO, values: Values) -> None:
 def _receive(pipe: io.FileIO) -> dict[str, Any]:
     """Read what `_send` wrote; raise OSError if the pipe ends or its content is nothing of the kind."""
     try:
+        values: dict[str, Any]
         values, sizes = json.loads(_read(pipe, *_LENGTH.unpack(_read(pipe, _LENGTH.size))))
         for name, size in sizes.items():
             content = _read(pipe, size if isinstance(size, int) else math.prod(size))

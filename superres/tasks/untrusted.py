@@ -34,7 +34,9 @@ def read_untrusted(
             label=label, max_pixels=max_pixels, background=background, least=least)
     except ValueError as error:
         raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
-    return Picture(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Picture(**fields)
 
 
 def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:

@@ -105,7 +105,8 @@ class FairQueue(Queue):
 
     def __len__(self) -> int:
         """Return the number of requests that wait, those under way included, since they take turns."""
-        return super().__len__() + max(len(self._under_way()) - 1, 0)
+        queued = sum(len(waiting.queue) for waiting in self.event_queue_per_concurrency_id.values())
+        return queued + max(len(self._under_way()) - 1, 0)
 
     def _under_way(self) -> list[Event]:
         return [event for job in self.active_jobs for event in job or ()]
