@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 
 import numpy as np
 
+from superres.tasks.pictures import read_picture
+
 TIFF_DEFLATE, TIFF_RAW = 8, 1
+
+
+def read(data, **options):
+    return read_picture(io.BytesIO(data), "a", **options)
+
+
+def saved(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def pack(samples, bits, order=">"):

@@ -62,11 +62,13 @@ def read_picture(
     """Read a picture of any mode as upright, opaque sRGB pixels.
 
     The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
-    blended with `background`, a colour's name in Pillow. 16-bit grey is scaled to 8 bits; palette, grey and CMYK
-    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the extra `heic`.
+    blended with `background`, a colour's name in Pillow. All samples are scaled to 8 bits; palette, grey, CMYK and Lab
+    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the extra `heic`. Damaged
+    metadata is ignored, and the picture's notes say so.
 
     `file` is a path, or content opened for reading, and `label` its name in messages; the format is detected from the
-    content. `max_pixels` in all, and `least` in width and height, are checked before the picture is decoded.
+    content. `max_pixels` in all, `least` in width and height, and the memory that decoding needs (`MOST_BYTES`), are
+    checked before the picture is decoded.
     """
     label = str(file) if label is None else label
     with warnings.catch_warnings():
@@ -100,6 +102,7 @@ def picture_of(image: Image.Image, least: int = 1) -> Picture:
 
 def open_source(file: IO[bytes]) -> PixelSource:
     """Open a picture; the format is detected from the content."""
+    file.seek(0)
     start = file.read(8)
     file.seek(0)
     if start == b"\x89PNG\r\n\x1a\n":

@@ -39,6 +39,7 @@ _NATIVE = {
 _BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 2, 4, 8, 12, 16)}
 """What is decoded as long rows of samples, with any extra samples, in one plane or several."""
 _PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}  # compressions that know no colours: none, LZW, Deflate, PackBits, ...
+_MOST_PIXEL_TAG = 4_000_000  # bytes of values: 500,000 strips
 TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 
 
@@ -81,7 +82,7 @@ class Directory:
         if size > len(value):
             self.file.seek(self._unpack("Q" if self.is_big else "I", value)[0])
             value = self.file.read(min(size, MOST_METADATA + 1))
-        if len(value) < size or size > MOST_METADATA:
+        if len(value) < size or size > (_MOST_PIXEL_TAG if tag in _PIXEL_TAGS else MOST_METADATA):
             if tag in _PIXEL_TAGS:
                 raise ValueError(f"TIFF tag {tag} lies outside the file or has {size:,} bytes")
             self.notes.append(ignored(f"TIFF tag {tag}", f"cut off, or {size:,} bytes"))

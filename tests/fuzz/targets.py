@@ -9,11 +9,13 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from hostile_archives import claims
+from picture_files import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 from PIL import Image
 
 from superres.batch.inputs import find_inputs, open_inputs
@@ -33,6 +35,7 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, InvalidInputError, ScoresError
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
+from superres.tasks.colour import SRGB, matrix_profile
 from superres.tasks.pictures import read_picture
 from superres.tasks.translation import Codec, train_vocabulary
 
@@ -180,7 +183,12 @@ def seeds(name: str) -> list[bytes]:
             buffer = io.BytesIO()
             Image.linear_gradient("L").resize((9, 8)).convert("RGB").save(buffer, kind)
             found.append(buffer.getvalue())
-        return found
+        samples = np.arange(9 * 8 * 4).reshape(8, 9, 4) * 200
+        found += [tiff(samples, 16, 2, extra=(1,), planes=planes, compression=TIFF_DEFLATE) for planes in (False, True)]
+        profile = zlib.compress(matrix_profile(SRGB, (1.0,)))
+        turn = chunk(b"eXIf", exif((0x0112, 3, 1, b"\0\6\0\0")))
+        found.append(png(samples, 16, 6, chunk(b"iCCP", b"a\0\0" + profile), turn))
+        return [*found, segment(found[1], 0xE1, b"Exif\0\0" + exif((0x8769, 4, 1, b"\0\0\0\x08")))]
     if name == "manifest":
         rows = [Row("a", "/out/a.png", "ok", tokens=3, config={"epsilon": [1]}), Row("c", "", "failed", "why")]
         return [b"".join(row.line() for row in rows), rows[0].line()[:-9]]

@@ -1,0 +1,204 @@
+"""Picture files whose metadata is damaged, that lack their end, that are large, or whose format needs more."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from batch_tools import upscale
+from picture_files import chunk, exif, png, read, saved, segment, tiff
+from PIL import Image
+from skimage.data import astronaut
+
+from superres.errors import InvalidInputError
+from superres.tasks import picture_pixels, pictures
+from superres.tasks.colour import SRGB, matrix_profile
+from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.photos import read_sources
+from superres.tasks.picture_files import IMAGE_SUFFIXES, formats
+from superres.web.photos import crop_of
+
+LINEAR = matrix_profile(SRGB, (1.0,))
+UPRIGHT = np.random.default_rng(5).integers(0, 256, (16, 24, 3), np.uint8)
+TURNED = Image.fromarray(UPRIGHT).transpose(Image.Transpose.ROTATE_90)
+TURN = 0x0112, 3, 1, b"\0\6\0\0"
+ILL_TYPED = [
+    (tag, kind, *value) for tag in (0x0100, 0x010E, 0x010F, 0x011A, 0x0132, 0x8298, 0x8769, 0x8825, 0xA002)
+    for kind in (0, 1, 2, 3, 4, 5, 7, 9, 10, 12, 13, 99) for value in ((1, b"\0\1\2\3"), (7, b"\0\0\0\x08"))]
+HOSTS = {
+    "PNG": lambda data: png_with(saved(TURNED, "PNG"), b"eXIf", data),
+    "JPEG": lambda data: segment(saved(TURNED, "JPEG", quality=100, subsampling=0), 0xE1, b"Exif\0\0" + data),
+    "WEBP": lambda data: saved(TURNED, "WEBP", lossless=True, exif=b"Exif\0\0" + data),
+}
+
+
+LONG = zlib.compress(bytes(20_000_000))
+
+
+def png_with(data, kind, content, **options):
+    return data[:33] + chunk(kind, content, **options) + data[33:]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_ill_typed_exif_tags_cost_neither_pixels_nor_orientation(host):
+    expected = read(HOSTS[host](exif(TURN))).rgb
+    assert expected.shape == UPRIGHT.shape
+    for tag in ILL_TYPED:
+        picture = read(HOSTS[host](exif(TURN, tag)))
+        np.testing.assert_array_equal(picture.rgb, expected, err_msg=str(tag))
+        assert all(note.startswith("metadata ignored: EXIF") for note in picture.notes)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("data", [b"garbage!", b"II*\0\xff\xff\xff\xff", exif(TURN)[:12]])
+def test_exif_data_that_cannot_be_read_is_ignored_with_a_line(host, data):
+    picture = read(HOSTS[host](data))
+    np.testing.assert_array_equal(picture.rgb, read(HOSTS[host](exif())).rgb)
+    assert picture.exif is None
+    if data == b"garbage!":
+        assert [note.partition(" (")[0] for note in picture.notes] == ["metadata ignored: EXIF"]
+
+
+@pytest.mark.parametrize("more", [[(34665, 4, [5])], [(34665, 4, [99_999])], [(270, 3, [1, 2, 3])], [(700, 7, b"<x")],
+                                  [(34853, 4, [8])], [(306, 2, b"\xff\xfe")]])
+def test_ill_typed_tags_of_a_tiff_cost_neither_pixels_nor_orientation(more):
+    stored = np.asarray(TURNED)
+    for bits, levels in ((8, stored), (16, stored.astype(int) * 257)):
+        picture = read(tiff(levels, bits, 2, planes=bits == 16, more=[(274, 3, [6]), *more]))
+        np.testing.assert_array_equal(picture.rgb, UPRIGHT)
+
+
+@pytest.mark.parametrize(("kind", "content", "options", "says"), [
+    (b"tEXt", b"workflow\0" + b"x" * 20_000_000, {}, 1), (b"zTXt", b"workflow\0\0" + LONG, {}, 0),
+    (b"iTXt", b"workflow\0\1\0\0\0" + LONG, {}, 0), (b"iTXt", b"XML:com.adobe.xmp\0\1\0", {}, 1),
+    (b"iCCP", b"big\0\0" + LONG, {}, 1), (b"iCCP", b"cut\0\0" + zlib.compress(LINEAR)[:-9], {}, 1),
+    (b"tIME", b"?", {}, 0), (b"gAMA", struct.pack(">I", 100_000), {"checksum": 7}, 1), (b"tRNS", b"1", {}, 1),
+    (b"acTL", b"", {}, 0), (b"fcTL", b"1", {}, 0), (b"pHYs", b"", {}, 0), (b"sRGB", b"", {}, 1), (b"eXIf", exif(TURN), {"checksum": 7}, 1)])
+def test_damaged_and_large_chunks_cost_no_pixels_of_a_png(kind, content, options, says):
+    picture = read(png_with(saved(Image.fromarray(UPRIGHT), "PNG"), kind, content, **options))
+    np.testing.assert_array_equal(picture.rgb, UPRIGHT)
+    assert len(picture.notes) == says, picture.notes
+
+
+@pytest.mark.parametrize(("code", "data"), [
+    (0xE0, b"JFIF\0"), (0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:"), (0xE2, b"MPF\0garbage"), (0xEE, b"Adobe"),
+    (0xE2, b"ICC_PROFILE\0\1\2" + LINEAR), (0xE2, b"ICC_PROFILE\0\7"), (0xED, b"Photoshop 3.0\0008BIM\4\4"),
+    (0xFE, b"\xff\xd9"), (0xE5, b"")])
+def test_damaged_segments_cost_no_pixels_of_a_jpeg(code, data):
+    plain = saved(Image.fromarray(UPRIGHT), "JPEG")
+    np.testing.assert_array_equal(read(segment(plain, code, data)).rgb, read(plain).rgb)
+    np.testing.assert_array_equal(read(plain[:2] + 70_000 * b"\xff" + plain[2:]).rgb, read(plain).rgb)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_rows": 1}])
+def test_a_jpeg_without_its_end_marker_is_read_and_one_without_pixels_is_refused(options):
+    data = saved(Image.fromarray(UPRIGHT), "JPEG", quality=95, **options)
+    whole = read(data).rgb
+    for missing in (1, 2):
+        picture = read(data[:-missing])
+        np.testing.assert_array_equal(picture.rgb, whole)
+        assert picture.notes == ("the JPEG's end marker is missing; all pixels are there",)
+    for missing in (6, 20, 100, 300):
+        with pytest.raises(InvalidInputError, match="a is damaged"):
+            read(data[:-missing])
+
+
+# Suffixes, sizes and memory
+
+def test_every_suffix_is_that_of_a_format_and_the_content_decides():
+    image = Image.fromarray(astronaut()).resize((64, 64))
+    for kind in formats():
+        assert np.abs(read(saved(image, kind)).rgb.astype(int) - np.asarray(image)).mean() < 12, kind
+    assert {".jfif", ".jpe", ".mpo", ".apng", ".hif", ".pnm", ".pbm", ".dib", ".avif"} < IMAGE_SUFFIXES
+    two = saved(image, "MPO", save_all=True, append_images=[Image.new("RGB", (9, 9))])
+    np.testing.assert_array_equal(read(two).rgb, read(saved(image, "JPEG")).rgb)
+
+
+@pytest.mark.parametrize(("brand", "says"), [("avif", "an AVIF picture, which this Pillow cannot read; pip install"),
+                                             ("heic", "a HEIC picture, which needs the extra heic; pip install")])
+def test_a_format_that_needs_more_is_named(brand, says, monkeypatch):
+    monkeypatch.setattr(pictures, "formats", lambda: ("PNG",))
+    with pytest.raises(InvalidInputError, match=f"a is {says}"):
+        read(b"\0\0\0\x18ftyp" + brand.encode() + bytes(40))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_jpeg_that_would_need_too_much_memory_keeps_its_size_and_its_reduction(orientation, monkeypatch):
+    image = Image.fromarray(astronaut()).resize((601, 445))
+    file = saved(image, "JPEG", progressive=True, subsampling=0, quality=92, exif=exif_of(orientation))
+    exact = read(file)
+    monkeypatch.setattr(picture_pixels, "MOST_BYTES", 2_000_000)
+    monkeypatch.setattr(pictures, "MOST_BYTES", 2_000_000)
+    halved = read(file)
+    assert halved.rgb.shape == exact.rgb.shape == ((445, 601, 3) if orientation == 1 else (601, 445, 3))
+    assert not np.array_equal(halved.rgb, exact.rgb)
+    for side in (8, 32):
+        small, expected = (area_reduce(one.rgb, side, side).astype(int) for one in (halved, exact))
+        assert np.abs(small - expected).max() <= (1 if side == 8 else 6)
+    monkeypatch.setattr(pictures, "MOST_BYTES", 1_000_000)
+    with pytest.raises(InvalidInputError, match=r"too large: 601x445 pixels of its kind take \S* bytes of"):
+        read(file)
+
+
+def exif_of(orientation):
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def large_png(colours, count, *chunks):
+    packer, row = zlib.compressobj(1), bytes(1) + bytes(range(7 * count)) * 1000
+    body = b"".join([*(packer.compress(row) for _ in range(7000)), packer.flush()])
+    start = png(np.zeros((1, 1, count), int), 8, colours)[:8]
+    return b"".join([start, chunk(b"IHDR", struct.pack(">IIBBBBB", 7000, 7000, 8, colours, 0, 0, 0)), *chunks,
+                     chunk(b"IDAT", body), chunk(b"IEND", b"")])
+
+
+LARGE = {
+    "opacity": lambda: large_png(6, 4),
+    "palette": lambda: large_png(3, 1, chunk(b"PLTE", bytes(range(21))), chunk(b"tRNS", b"\7\0")),
+    "progressive, turned, with a profile": lambda: saved(
+        Image.new("RGB", (7000, 7000), "teal"), "JPEG", progressive=True, subsampling=0, exif=exif_of(6),
+        icc_profile=LINEAR),
+}
+MEASURE = """
+import sys
+from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.photos import read_sources
+from superres.tasks.picture_files import IMAGE_SUFFIXES, formats
+from superres.tasks.pictures import read_picture
+from superres.web.photos import crop_of
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+read_picture(sys.argv[2])
+before = peak()
+picture = read_picture(sys.argv[1])
+print(peak() - before, *picture.rgb.shape)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from /proc")
+@pytest.mark.parametrize("name", LARGE)
+def test_a_picture_of_49_megapixels_takes_400_mb_at_most(name, tmp_path):
+    (tmp_path / "large").write_bytes(LARGE[name]())
+    (tmp_path / "small").write_bytes(saved(Image.fromarray(UPRIGHT), "PNG", icc_profile=LINEAR))
+    run = subprocess.run([sys.executable, "-c", MEASURE, tmp_path / "large", tmp_path / "small"], capture_output=True,
+                         text=True, check=True)
+    used, *shape = map(int, run.stdout.split())
+    assert shape == [7000, 7000, 3]
+    assert used < 410e6
+
+
+def test_command_api_and_page_say_what_is_ignored(tmp_path, capsys):
+    task, file = FaceTask(8, 32), tmp_path / "a.png"
+    file.write_bytes(png_with(saved(Image.fromarray(UPRIGHT), "PNG"), b"eXIf", b"garbage!"))
+    line = "metadata ignored: EXIF (not a TIFF file"
+    assert read_sources(file, task).notes[0].startswith(f"{file}: {line}")
+    assert line in crop_of(str(file), task, 8)[1]
+    assert upscale(file, tmp_path / "out").done == 1
+    assert f"{file}: {line}" in capsys.readouterr().err
