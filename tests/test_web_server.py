@@ -313,8 +313,9 @@ def test_the_program_says_where_its_pages_are_and_stops_while_it_reads_and_decod
     finally:
         process.kill()
         store.close()
-    assert [line.split(": ")[1].split()[0] for line in log.splitlines() if ": " in line] == [
-        "loading", "done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
+    loading, *warm_up, last = [line.split(": ")[1].split()[0] for line in log.splitlines() if ": " in line]
+    assert (loading, last) == ("loading", "StoppedError")
+    assert warm_up.count("done") >= 2  # a face and a sentence; some processors' race takes another face
     assert "private" not in log
     assert "127.0.0.1" not in log
     assert [path.name for path in temporary.iterdir()] == []

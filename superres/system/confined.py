@@ -114,9 +114,10 @@ class _Child:
     """A process that runs `main`, and the pipes to and from it."""
 
     def __init__(self, function: str) -> None:
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])  # Python ignores others
         # In a session of its own: Ctrl-C is for the caller, who may go on to read.
         self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _START, function, json.dumps(sys.path)], bufsize=0, stdin=subprocess.PIPE,
+            [sys.executable, "-c", _START, function, path], bufsize=0, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **_ENVIRONMENT},
             start_new_session=True)
         self.requests = cast("io.FileIO", self.process.stdin)
