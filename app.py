@@ -48,7 +48,7 @@ MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; furt
 EmbedIn = Annotated[list[str] | None, typer.Option(
     metavar="ORIGIN", help="Site that may show the page in a frame, such as https://example.org; repeat the option for "
     "several sites.")]
-TimeLimit = Annotated[float, typer.Option(min=1, help="Largest duration of a request in seconds.")]
+TimeLimit = Annotated[float, typer.Option(min=1, help="Seconds that a request may take, besides waiting for its turn.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
     metavar="NAME|DIR", help="Checkpoint of the tab Translate. The page has no such tab if the default is not "
     f"available. [default: {DEFAULT_TRANSLATOR}]")]
@@ -178,7 +178,7 @@ def main(
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, visitors, root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
-        serve(server, decoder, listening)
+        serve(server, decoder, listening, folder)
 
 
 if __name__ == "__main__":

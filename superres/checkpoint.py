@@ -27,7 +27,7 @@ from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
 from superres.system.output import short_digest
 from superres.system.reading import MOST_BYTES, parse_lines, read_file, read_json, require_regular
-from superres.tasks import TASK_FILES
+from superres.tasks.registry import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

@@ -21,7 +21,7 @@ from superres.errors import InvalidInputError
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
-from superres.tasks import TASK_FILES, TASKS
+from superres.tasks.registry import TASK_FILES, TASKS
 
 # Few different values, so that ties are common.
 SCORES = hnp.arrays(float, (2, 3, 7), elements=st.integers(-3, 3).map(float)).map(torch.from_numpy)

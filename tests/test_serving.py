@@ -117,3 +117,30 @@ def test_the_limit_follows_the_files_that_may_be_open(monkeypatch):
     assert 8 <= most_connections() <= 128
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100_000, 100_000))
     assert most_connections() == MOST_CONNECTIONS
+
+
+STUCK = """
+import asyncio, signal, socket, sys, time
+from superres.system import serving
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as app.py does
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        print("asked", flush=True)
+        await asyncio.to_thread(time.sleep, 10_000)
+
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+config = serving.server_config(app, timeout_graceful_shutdown=1)
+serving.serve(config, listening, lambda: print("stop", flush=True), lambda: print("clean", flush=True))
+"""
+
+
+def test_a_server_ends_although_a_request_does_not():
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
+        with connect(int(process.stdout.readline()), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"):
+            assert process.stdout.readline() == "asked\n"
+            process.terminate()
+            assert process.stdout.read() == "stop\nclean\n"
+        assert process.wait(300) == 1

@@ -23,7 +23,7 @@ from hostile_archives import npy, npz, parquet_dictionary, parquet_lie, tar_head
 from pyarrow import parquet
 
 from superres.batch.archives import list_members
-from superres.batch.parquet_rows import parquet_rows
+from superres.batch.parquet_rows import READER, parquet_rows
 from superres.system import unpacking
 from superres.system.folders import Tally
 from superres.system.unpacking import Gate, Unpacked, array_header, open_tar, read_array
@@ -296,8 +296,9 @@ def test_damaged_parquet_files_are_refused_in_one_line(tmp_path):
 
 def test_a_parquet_reader_that_is_killed_is_told(tmp_path, monkeypatch):
     written(tmp_path / "a.parquet")
-    for end, told in (("os.abort()", "reading it ended with signal 6"), ("sys.exit('\\x1bfull')", "full"),
-                      ("sys.stdout.write('half'); sys.exit('cut')", "cut")):
-        monkeypatch.setattr("superres.batch.parquet_rows._START", f"import os, sys; {end}")
+    for end, told in (("os.abort()", "ended with signal 6"), ("sys.exit('full')", "ended with status 1"),
+                      ("print('half')", "ended with status 0")):
+        READER.close()
+        monkeypatch.setattr("superres.system.confined._START", f"import os, sys; {end}")
         with pytest.raises(ValueError, match=told):
             list(parquet_rows(str(tmp_path / "a.parquet"), "a"))

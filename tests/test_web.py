@@ -24,7 +24,7 @@ from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
-from superres.web.decoding import Decoder, StoppedError
+from superres.web.decoding import Deadline, Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
 from superres.web.photos import reduce_picture, subjects, take
 from superres.web.race import with_blocks
@@ -265,7 +265,8 @@ def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, tmp_
     uploads = [saved(photo, tmp_path / f"{number}.png") for number in range(9)]
     decoder, left = Decoder(FakeStream()), iter(range(checks))
     check = decoder.check_time
-    monkeypatch.setattr(decoder, "check_time", lambda deadline: check(0.0 if next(left, None) is None else deadline))
+    monkeypatch.setattr(decoder, "check_time",
+                        lambda deadline: check(Deadline(0.0) if next(left, None) is None else deadline))
     progress = batch(uploads, decoder)
     ready = 0 if checks == 3 else 8
     assert [row.status for row in progress.rows] == ["ok"] * ready + ["failed"] * (9 - ready)
@@ -275,7 +276,7 @@ def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, tmp_
         batch(uploads, decoder)
 
 
-def test_one_picture_at_a_time_is_in_memory(photo, tmp_path):
+def test_one_picture_of_a_visitor_at_a_time_is_in_memory(photo, tmp_path):
     path, inside, most = saved(photo, tmp_path / "a.png"), [], []
 
     def reduce(image):

@@ -6,17 +6,13 @@ pyarrow takes the memory that a page claims, and its native code may end the pro
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import struct
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import IO, Any, cast
+from contextlib import closing
+from typing import Any
 
 from superres.errors import ConfigError, plain
+from superres.system.confined import Confined, Values, limit
 from superres.system.unpacking import Gate
 
 BATCH_ROWS = 16  # rows that are read together
@@ -27,8 +23,7 @@ MOST_KEY = 10_000  # characters of a key, more are cut
 FREE_MEMORY = 300_000_000  # bytes that reading any file may take beyond the interpreter
 MEMORY_PER_BYTE = 8  # further bytes of memory per byte of the file
 MOST_MEMORY = 4_000_000_000
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from superres.batch.parquet_rows import main; main()"
-_LENGTHS = struct.Struct("<qq")  # of the key, or -1 without one; and of the picture
+READER = Confined("superres.batch.parquet_rows:rows")
 
 
 def parquet_rows(path: str, label: str) -> Iterator[tuple[str | None, bytes]]:
@@ -40,60 +35,29 @@ def parquet_rows(path: str, label: str) -> Iterator[tuple[str | None, bytes]]:
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(f"{label} is a Parquet file, which needs the extra parquet; pip install 'superres[parquet]'")
     gate = Gate.of(path)
-    command = [sys.executable, "-c", _START, path, json.dumps(sys.path)]
-    # In a session of its own: Ctrl-C is for the caller, who may go on to read.
-    with tempfile.TemporaryFile() as told, subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=told, start_new_session=True) as process:
-        rows = cast("IO[bytes]", process.stdout)
-        try:
-            while lengths := _read(rows, _LENGTHS.size, least=0):
-                key_length, length = _LENGTHS.unpack(lengths)
-                gate.let(1, length)
-                key = None if key_length < 0 else _read(rows, key_length).decode()
-                yield key, _read(rows, length)
-        except EOFError:
-            process.wait()  # what it said follows
-        except BaseException:
-            process.kill()
-            raise
-        if process.wait():
-            told.seek(0)
-            lines = told.read(100_000).decode(errors="replace").strip().splitlines()
-            raise ValueError(plain(lines[-1]) if lines and process.returncode > 0
-                             else f"reading it ended with signal {-process.returncode}")
+    with closing(READER(path=path)) as found:
+        for row in found:
+            gate.let(1, len(row["picture"]))
+            yield row["key"], row["picture"]
 
 
-def _read(stream: IO[bytes], count: int, least: int | None = None) -> bytes:
-    content = stream.read(count)
-    if len(content) < count and len(content) != least:
-        raise EOFError("it ends early")
-    return content
-
-
-def main() -> None:
-    """Write the rows of the file that the command line names to standard output: lengths, key, and picture."""
+def rows(path: str) -> Iterator[Values]:
+    """Yield the rows of a file, in a process that `READER` starts."""
+    size = os.path.getsize(path)
+    most = min(FREE_MEMORY + MEMORY_PER_BYTE * size, MOST_MEMORY)
     try:
-        size = os.path.getsize(sys.argv[1])
-        for key, picture in _rows(sys.argv[1], size):
-            name = None if key is None else key.encode(errors="replace")
-            sys.stdout.buffer.write(_LENGTHS.pack(-1 if name is None else len(name), len(picture)) + (name or b""))
-            sys.stdout.buffer.write(picture)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the caller has enough
-        os._exit(0)
+        yield from _rows(path, size, most)
     except MemoryError:
-        sys.exit(f"it takes over {_most_memory(size) // 1_000_000:,} MB of memory to unpack")
-    except Exception as error:
-        sys.exit(plain(str(error)) or type(error).__name__)
+        raise ValueError(f"it takes over {most // 1_000_000:,} MB of memory to unpack") from None
 
 
-def _rows(path: str, size: int) -> Iterator[tuple[str | None, bytes]]:
+def _rows(path: str, size: int, most_memory: int) -> Iterator[Values]:
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve address space, which the limit counts
     import pyarrow as pa
     from pyarrow import parquet
 
     pa.set_cpu_count(1)
-    _limit_memory(_most_memory(size))
+    limit(most_memory)
     opened = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)  # not a whole row group at once
     groups = (opened.metadata.row_group(number).total_byte_size for number in range(opened.num_row_groups))
     Gate(size).let(opened.metadata.num_rows, sum(groups))
@@ -106,7 +70,7 @@ def _rows(path: str, size: int) -> Iterator[tuple[str | None, bytes]]:
                 stored, own = stored.get("bytes") or b"", stored.get("path")
             name = row[key] if key is not None else own
             name = name.decode(errors="replace") if isinstance(name, bytes) else name
-            yield None if name is None else str(name)[:MOST_KEY], stored
+            yield {"key": None if name is None else str(name)[:MOST_KEY], "picture": stored}
 
 
 def _columns(schema: Any) -> tuple[str, str | None]:  # noqa: ANN401 -- of pyarrow
@@ -131,17 +95,3 @@ def _holds_bytes(kind: Any, in_struct: bool = False) -> bool:  # noqa: ANN401 --
         return place >= 0 and _holds_bytes(kind.field(place).type, True)
     return any(check(kind) for check in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
                                          types.is_binary_view))
-
-
-def _most_memory(size: int) -> int:
-    return min(FREE_MEMORY + MEMORY_PER_BYTE * size, MOST_MEMORY)
-
-
-def _limit_memory(most: int) -> None:
-    """Limit the address space to what is in use and `most` bytes, where the system can."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + most, used + most))

@@ -18,7 +18,8 @@ from superres.errors import SuperresError
 from superres.system.progress import say
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
-from superres.tasks.pictures import Picture, Pixels, read_picture
+from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.untrusted import read_untrusted
 
 Wanted: TypeAlias = tuple[int, Input, list[int]]
 """The number of the first sample's output, an input, and the numbers (from 1) of its samples to make."""
@@ -83,7 +84,7 @@ def _open(
         picture = Picture(content)
     else:
         background = "white" if options.alpha == KEEP_ALPHA else options.alpha
-        picture = read_picture(content, entry.input, background=background, least=task.source)
+        picture = read_untrusted(content, entry.input, background=background, least=task.source)
     if options.source == "lowres":
         task.to_source(picture.rgb)  # refuses other sizes
     return picture, choose_crops(picture.rgb, task, options.crop)

@@ -193,16 +193,14 @@ def serve(
     proxy: Proxy = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
-    import uvicorn
-
     from superres.survey.server import study_app
+    from superres.system import serving
     from superres.system.asgi import how_to_leave, local_address
-    from superres.system.serving import BACKLOG, server_config
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
-        listening = socket.create_server((host, port), backlog=BACKLOG)
+        listening = socket.create_server((host, port), backlog=serving.BACKLOG)
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
         raise ConfigError(message) from error
@@ -210,9 +208,8 @@ def serve(
     say(f"open {address} to vote in {study} ({how_to_leave(host)})")
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
-    server = uvicorn.Server(server_config(app, proxy, log_level="warning"))
     will_keep("all votes are kept, and the same command serves the study again")
-    server.run(sockets=[listening])
+    serving.serve(serving.server_config(app, proxy, log_level="warning"), listening)
 
 
 @survey_app.command(cls=SurveyCommand)

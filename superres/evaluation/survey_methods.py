@@ -46,7 +46,8 @@ from superres.tasks.face_data import is_celeba, read_faces
 from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
 from superres.tasks.photos import choose_crops, largest
 from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels, read_image
+from superres.tasks.pictures import Pixels
+from superres.tasks.untrusted import read_untrusted
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
@@ -142,7 +143,7 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
     found: dict[str, Pixels] = {}
     for name, file in track(names.items(), f"reading {folder}", "pictures"):
         try:
-            found[name] = read_image(file, least=least)
+            found[name] = read_untrusted(file, least=least).rgb
         except InvalidInputError as error:
             say(f"skipped: {error}")
     if not found:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -26,6 +30,7 @@ BACKLOG = 100  # connections that are accepted together; so many may be open bey
 REQUEST_SECONDS = 15.0  # that a request may take to arrive, besides a second per `BYTES_PER_SECOND`
 BYTES_PER_SECOND = 20_000
 LOG_SECONDS = 60.0  # between two lines of the same text in the log
+GRACE_SECONDS = 5  # that open connections have to end when a server stops
 
 
 def server_config(app: ASGIApp, proxies: Sequence[str] = (), **more: Any) -> uvicorn.Config:  # noqa: ANN401
@@ -41,8 +46,37 @@ def server_config(app: ASGIApp, proxies: Sequence[str] = (), **more: Any) -> uvi
     options: dict[str, Any] = {
         "http": BoundedProtocol, "ws": "none", "access_log": False, "server_header": False, "backlog": BACKLOG,
         "limit_concurrency": most_connections(), "proxy_headers": bool(proxies), "forwarded_allow_ips": list(proxies),
+        "timeout_graceful_shutdown": GRACE_SECONDS,
     }
     return uvicorn.Config(app, **options | more)
+
+
+def serve(
+    config: uvicorn.Config, listening: socket.socket, stop: Callable[[], object] = int,
+    clean: Callable[[], object] = int,
+) -> None:
+    """Serve on a listening socket until SIGINT or SIGTERM.
+
+    A signal calls `stop`. Connections have the configuration's grace to end. If the process still lasts after three
+    times as long, since a thread goes on, `clean` is called and it ends at once.
+    """
+    server, grace = uvicorn.Server(config), config.timeout_graceful_shutdown or GRACE_SECONDS
+    handle_exit = server.handle_exit
+
+    def end() -> None:
+        logging.getLogger(__name__).error("a request did not end in %d seconds", 3 * grace)
+        clean()
+        os._exit(1)
+
+    def handle(sig: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(3 * grace, end)
+        timer.daemon = True
+        timer.start()
+        stop()
+        handle_exit(sig, frame)
+
+    server.handle_exit = handle  # type: ignore[method-assign]
+    server.run(sockets=[listening])
 
 
 def most_connections() -> int:

@@ -24,7 +24,8 @@ from superres.tasks.face_finder import KnownFaces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
 from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels, read_image
+from superres.tasks.pictures import Pixels
+from superres.tasks.untrusted import read_untrusted
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -232,7 +233,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     without, known = 0, KnownFaces()
     for file in track(files, "reading pictures and searching faces", "pictures"):
         try:
-            image = read_image(file)
+            image = read_untrusted(file).rgb
             crops = choose_crops(image, task, search=known.search)
         except InvalidInputError as error:
             say(f"skipped: {error}")

@@ -21,11 +21,11 @@ from superres.errors import ConfigError, InvalidInputError, shown
 from superres.system.places import is_url, public, read_place
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
-from superres.tasks.pictures import Picture, Pixels, picture_of, read_picture
+from superres.tasks.pictures import Picture, Pixels, picture_of
+from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
 FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
-MOST_BYTES = 500_000_000  # of a picture of a store
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
 """A picture: the path or URL of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
@@ -175,8 +175,8 @@ def to_picture(image: PictureLike, least: int) -> Picture:
     if isinstance(image, str | os.PathLike):
         if is_url(image):
             place = str(image)
-            return read_picture(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least)
-        return read_picture(image, least=least)
+            return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least)
+        return read_untrusted(image, least=least)
     if isinstance(image, Image.Image):
         return picture_of(image, least)
     if is_share(image):

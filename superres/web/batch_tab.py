@@ -29,9 +29,10 @@ from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
-from superres.web.decoding import Decoder, StoppedError
+from superres.web.decoding import Deadline, Decoder
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
 from superres.web.photos import Subject, input_sizes, reduce_picture, start_control, subjects
+from superres.web.turns import StoppedError
 
 MAX_FILES = 100  # in a batch, including files inside zip files
 MAX_ENTRIES = 10 * MAX_FILES  # in a zip file, including folders and metadata
@@ -208,7 +209,7 @@ def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequ
         for file in files:
             decoder.check_time(deadline)
             try:
-                results += _read(file, batch, task, taken)
+                results += _read(file, batch, task, taken, deadline)
             except InvalidInputError as error:
                 batch.fail(file, error)
             yield batch
@@ -268,7 +269,7 @@ def _output_name(name: str, taken: set[str], face: int = 0) -> str:
     return output
 
 
-def _read(file: File, batch: Batch, task: FaceTask, taken: set[str]) -> list[Result]:
+def _read(file: File, batch: Batch, task: FaceTask, taken: set[str], deadline: Deadline) -> list[Result]:
     """Read a file, unpacked if it is in a zip file, and return its outputs to be decoded, whose names join `taken`."""
     if min(batch.pixels_left, batch.bytes_left) < 0:
         raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
@@ -291,7 +292,7 @@ def _read(file: File, batch: Batch, task: FaceTask, taken: set[str]) -> list[Res
         return subjects(image, task)
 
     results = []
-    for subject in reduce_picture(opened, reduced, task.source, file.name):
+    for subject in reduce_picture(opened, reduced, task.source, file.name, deadline):
         face = 0 if subject.crop is None else subject.crop.face
         results.append(Result(file, _output_name(file.name, taken, face) if face else file.output, subject))
         taken.add(results[-1].output)
@@ -300,7 +301,7 @@ def _read(file: File, batch: Batch, task: FaceTask, taken: set[str]) -> list[Res
 
 
 def _decode(
-    decoder: Decoder, group: Sequence[Result], options: DecodeConfig, deadline: float, batch: Batch,
+    decoder: Decoder, group: Sequence[Result], options: DecodeConfig, deadline: Deadline, batch: Batch,
 ) -> Iterator[Batch]:
     """Decode a group of outputs into `batch`, and yield it after each frame."""
     sources = np.stack([one.subject.source for one in group])

@@ -25,8 +25,8 @@ Value = Any  # of a control as a visitor sent it: any JSON value
 RAW: dict[str, Any] = {"preprocess": False}
 """Options of events that read pictures or decode. Gradio's preprocessing would clip 16-bit grey, drop alpha and fail on
 damaged files."""
-QUEUED: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
-"""Options of events that decode, one at a time."""
+QUEUED: dict[str, Any] = {"concurrency_id": "decoding", **RAW}
+"""Options of events that decode, in the order of `superres.web.turns.FairQueue`."""
 INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of events that only update the page."""
 

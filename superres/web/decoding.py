@@ -13,24 +13,31 @@ from typing import TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
-from superres.errors import SuperresError
 from superres.pipeline.options import resolve_options
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
+from superres.web.turns import StoppedError, Turns
 
 Frame = TypeVar("Frame", Upscaled, Translated)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
 
 
-class StoppedError(SuperresError):
-    """A decoding was stopped: it exceeded the time limit, or the server is stopping."""
+@dataclass
+class Deadline:
+    """The time, as of `time.monotonic()`, at which a request must end. Waiting for a turn postpones it."""
+
+    time: float
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.time - time.monotonic()
 
 
 @dataclass(eq=False)
 class Decoder:
-    """Decodes for visitors, one request at a time, of at most `time_limit` seconds each.
+    """Decodes for visitors, one request at a time in turns, of at most `time_limit` seconds each.
 
     A request can decode its input with several variants (settings by name). The variants take turns: the variant with
     the least decoding time runs next. So all variants have the same decoding time at every frame, and other load on
@@ -48,7 +55,7 @@ class Decoder:
     is_closing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+        self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="decoding"), Turns(1)
 
     def warm_up(self, source: Pixels | None = None) -> None:
         """Decode once, so that the first visitor does not wait for one-time preparations.
@@ -64,14 +71,15 @@ class Decoder:
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
         self.is_closing = True
+        self._turns.close()
 
-    def deadline(self) -> float:
-        """Return the time, as of `time.monotonic()`, at which a request that starts now must end."""
-        return time.monotonic() + self.time_limit
+    def deadline(self) -> Deadline:
+        """Return the deadline of a request that starts now."""
+        return Deadline(time.monotonic() + self.time_limit)
 
     def upscale(
         self, purpose: str, sources: Pixels, variants: Mapping[str, DecodeConfig], samples: int = 1,
-        deadline: float | None = None,
+        deadline: Deadline | None = None,
     ) -> Iterator[dict[str, Upscaled]]:
         """Upscale images, uint8 [N, source, source, 3], by the stages from their size on.
 
@@ -101,10 +109,19 @@ class Decoder:
             name: self.translator.stream(lines, options, interval=0) for name, options in variants.items()})
 
     def _run(
-        self, purpose: str, deadline: float | None, streams: Mapping[str, Iterator[Frame]],
+        self, purpose: str, deadline: Deadline | None, streams: Mapping[str, Iterator[Frame]],
+    ) -> Iterator[dict[str, Frame]]:
+        """Wait for the request's turn, and yield its frames; the log has what became of it."""
+        deadline = deadline or self.deadline()
+        with self._turns.turn() as waited:
+            deadline.time += waited
+            yield from self._advance(purpose, deadline, streams)
+
+    def _advance(
+        self, purpose: str, deadline: Deadline, streams: Mapping[str, Iterator[Frame]],
     ) -> Iterator[dict[str, Frame]]:
         """Advance the stream with the least decoding time, and yield the latest frames of all streams."""
-        started, deadline = time.monotonic(), deadline or self.deadline()
+        started = time.monotonic()
         clocks, frames = dict.fromkeys(streams, 0.0), dict[str, Frame]()
         outcome, self.is_busy = "stopped", True
         try:
@@ -128,11 +145,11 @@ class Decoder:
                 self._thread.submit(stream.close)  # type: ignore[attr-defined]
             logging.getLogger(__name__).info("%s: %s in %.3f seconds", purpose, outcome, time.monotonic() - started)
 
-    def check_time(self, deadline: float) -> None:
+    def check_time(self, deadline: Deadline) -> None:
         """Raise StoppedError if `deadline` has passed or the server is stopping."""
         if self.is_closing:
             raise StoppedError("the server is stopping; try again in a minute")
-        if time.monotonic() > deadline:
+        if deadline.left() < 0:
             raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was stopped; reduce the input, "
                                "or choose a larger block size or another acceptance")
 

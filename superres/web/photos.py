@@ -8,7 +8,6 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -21,14 +20,17 @@ from PIL import Image
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import DEFAULT_CROP, FACE, Crop, choose_crops, largest
-from superres.tasks.pictures import Pixels, read_picture
+from superres.tasks.pictures import Pixels
+from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing
 from superres.web.controls import Value
+from superres.web.decoding import Deadline
 from superres.web.files import NOT_UPLOADED, path_of
+from superres.web.turns import Turns
 
 Result = TypeVar("Result")
-READER = ThreadPoolExecutor(1, thread_name_prefix="reading")
-"""Thread that reads pictures: one is in memory at its full size, and one heap of the C library keeps freed memory."""
+READING = Turns(2)
+"""Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
@@ -51,28 +53,39 @@ class Subject:
 
 def reduce_picture(
     file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
-    notes: list[str] | None = None,
+    deadline: Deadline | None = None, notes: list[str] | None = None,
 ) -> Result:
-    """Read an upload or an open file, and return `reduce` of its pixels, uint8 [H, W, 3], but not their memory.
+    """Read an upload or an open file in the visitor's turn, and return `reduce` of its pixels, uint8 [H, W, 3].
 
     A read upload counts as used now, so a sweep keeps it. `least` is the smallest width and height of the picture.
-    Messages have `name`, and never the server's paths. Lines about damaged metadata are added to `notes`.
+    Messages have `name`, and never the server's paths. The deadline bounds the time of reading. Lines about damaged
+    metadata are added to `notes`.
 
     Raises:
-        InvalidInputError: the file is not a picture, is damaged, too small or too large, or has been deleted.
+        InvalidInputError: the file is not a picture, is damaged, too small or too large, takes too much time or memory
+            to decode, or has been deleted.
+        StoppedError: see `Turns.turn`.
     """
     if isinstance(file, (str, os.PathLike)):
         try:
             os.utime(file)
         except (OSError, ValueError):
             raise InvalidInputError(f"{name} {NOT_UPLOADED}") from None
-    def read() -> Result:
-        picture = read_picture(file, name, least=least)
+    with READING.turn() as waited:
+        seconds = MOST_SECONDS
+        if deadline is not None:
+            deadline.time += waited
+            seconds = max(min(seconds, round(deadline.left())), 1)
+        picture = read_untrusted(file, name, least=least, seconds=seconds)
         if notes is not None:
             notes.extend(picture.notes)
         return reduce(picture.rgb)
 
-    return READER.submit(read).result()
+
+def stop_reading() -> None:
+    """Stop reading pictures, and those who wait for it: the server ends."""
+    READING.close()
+    READER.close()
 
 
 def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:

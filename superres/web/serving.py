@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import shutil
 import socket
 from collections.abc import AsyncIterator, Sequence
 from html import escape
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import gradio as gr
@@ -20,13 +21,16 @@ from gradio import processing_utils
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from superres.system import serving
 from superres.system.asgi import with_headers, without_root_path
-from superres.system.serving import server_config
+from superres.system.serving import GRACE_SECONDS, server_config
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
+from superres.web.photos import stop_reading
 from superres.web.translate_tab import translate_tab
+from superres.web.turns import VISITOR, FairQueue, Visitor
 from superres.web.upscale_tab import upscale_tab
 
 # Gradio's own colours do not have the contrast that WCAG AA asks for.
@@ -45,7 +49,6 @@ FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
 SWEEP_SECONDS = 30
-GRACE_SECONDS = 5  # that open connections have to end when the server stops
 # The page loads nothing from other hosts. Some of Gradio's scripts and styles are inline. Sites that may embed the page
 # are added to the policy.
 HEADERS = {
@@ -68,6 +71,7 @@ class Page(gr.Blocks):
 
     async def process_api(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # noqa: ANN401 -- Gradio's
         """Handle an event from the queue or a direct request."""
+        VISITOR.set(Visitor.of(keywords.get("request")))
         try:
             handled: dict[str, Any] = await super().process_api(*arguments, **keywords)
             return handled
@@ -102,6 +106,7 @@ def build_page(
                            "The results are for the study's owner, and need the owner's token.")
     # Only events that decode are queued, so the limit counts only them.
     page.queue(max_size=max_queue, api_open=False)
+    page._queue.__class__ = FairQueue
     return page
 
 
@@ -200,20 +205,23 @@ async def _refuse_download(url: str, cache_dir: str) -> str:
 
 
 def configure(app: FastAPI, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
-    """Return the server's configuration: no log of requests, and a limited number of connections."""
-    return server_config(app, log_config=None, timeout_graceful_shutdown=grace_seconds)
+    """Return the server's configuration: no log of requests, and a limited number of connections.
+
+    Proxies are those of this machine, or of the environment variable FORWARDED_ALLOW_IPS.
+    """
+    return server_config(app, log_config=None, timeout_graceful_shutdown=grace_seconds, proxy_headers=True,
+                         forwarded_allow_ips=None)
 
 
-def serve(app: FastAPI, decoder: Decoder, listening: socket.socket) -> None:
-    """Serve on a listening socket until SIGINT or SIGTERM, which also stop the running decoding."""
-    server = uvicorn.Server(configure(app))
-    handle_exit = server.handle_exit
+def serve(app: FastAPI, decoder: Decoder, listening: socket.socket, folder: Path) -> None:
+    """Serve on a listening socket until SIGINT or SIGTERM, which also stop what is being read and decoded.
 
-    def stop(sig: int, frame: FrameType | None) -> None:
-        logging.getLogger(__name__).info("stopping after signal %d", sig)
+    `folder` is the folder of temporary files, which is removed if the process ends at once.
+    """
+    def stop() -> None:
+        logging.getLogger(__name__).info("stopping")
         decoder.close()
-        handle_exit(sig, frame)
+        stop_reading()
 
-    server.handle_exit = stop  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after stopping
-        server.run(sockets=[listening])
+        serving.serve(configure(app), listening, stop, functools.partial(shutil.rmtree, folder, ignore_errors=True))

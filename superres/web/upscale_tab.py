@@ -24,7 +24,7 @@ from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing, photos
 from superres.web.controls import Value
-from superres.web.decoding import Decoder, is_complete
+from superres.web.decoding import Deadline, Decoder, is_complete
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
 from superres.web.race import race_html, with_blocks
 
@@ -109,8 +109,9 @@ def upscale_for_page(
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"One value per step": options.sequential(), "In blocks": with_blocks(decoder, options)} if is_race \
         else {"": options}
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
-    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants)
+    deadline = decoder.deadline()
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start), deadline)
+    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline)
 
 
 def sheet_for_page(
@@ -121,24 +122,27 @@ def sheet_for_page(
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start))
-    count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-    yield from views_of(decoder, "samples", subject, variants, count)
+    deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start), deadline)
+    yield from views_of(decoder, "samples", subject, variants, deadline, count)
 
 
 def views_of(
-    decoder: Decoder, purpose: str, subject: photos.Subject, variants: dict[str, DecodeConfig], count: int = 1,
+    decoder: Decoder, purpose: str, subject: photos.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
+    count: int = 1,
 ) -> Iterator[str]:
     """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
     options = list(variants.values())[-1]
-    for frames in decoder.upscale(purpose, subject.source[None], variants, count):
+    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline):
         shown = results_html(decoder.upscaler, subject, options, frames) if is_complete(frames) else frames_html(frames)
         yield f'<div class="sr-result">{shown}</div>'
 
 
-def subject_of(task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], photos.Subject]) -> photos.Subject:
+def subject_of(
+    task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], photos.Subject], deadline: Deadline,
+) -> photos.Subject:
     """Return the input of a decoding for an upload, which `take` reduces."""
-    return photos.reduce_picture(path_of(upload), functools.partial(take, task), task.source)
+    return photos.reduce_picture(path_of(upload), functools.partial(take, task), task.source, deadline=deadline)
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
@@ -148,12 +152,14 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
         task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
-        found = photos.reduce_picture(path_of(image), lambda pixels: photos.subjects(pixels, task, crop), task.source)
+        deadline = decoder.deadline()
+        found = photos.reduce_picture(path_of(image), lambda pixels: photos.subjects(pixels, task, crop), task.source,
+                                      deadline=deadline)
         subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
         crops = [photos.setting_of(one.crop) for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count):
+        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline):
             result, folder = frames[""], new_folder()
             paths = [folder / f"face-{sample}.png" for sample in range(1, count + 1)]
             for row, path in enumerate(paths):

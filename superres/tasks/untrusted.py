@@ -1,0 +1,66 @@
+"""Read picture files from elsewhere in a process of limited memory and time; see `superres.system.confined`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterator
+from typing import IO, Any
+
+from superres.errors import InvalidInputError
+from superres.system.confined import Confined, Values, limit
+from superres.tasks.pictures import MAX_PIXELS, Picture, check_file, read_picture
+
+MOST_BYTES = 500_000_000  # of a file
+MOST_MEMORY = 2_000_000_000  # bytes that decoding a picture may take, beyond those of its file
+MOST_SECONDS = 10.0  # of processor time that decoding a picture may take
+READER = Confined("superres.tasks.untrusted:decode")
+
+
+def read_untrusted(
+    file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
+    background: str = "white", least: int = 1, seconds: float | None = None,
+) -> Picture:
+    """Read a picture as `read_picture` does, in a process that ends if it takes over `seconds`, or `MOST_SECONDS`.
+
+    Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much memory.
+    """
+    label = str(file) if label is None else label
+    content = _content(file, label)
+    try:
+        (values,) = READER(
+            content=content, memory=MOST_MEMORY + len(content), seconds=MOST_SECONDS if seconds is None else seconds,
+            label=label, max_pixels=max_pixels, background=background, least=least)
+    except ValueError as error:
+        raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Picture(**fields)
+
+
+def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
+    try:
+        if not isinstance(file, (str, os.PathLike)):
+            return file.read()
+        check_file(file, label)
+        with open(file, "rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"{label} cannot be read: {reason}; check the path and its permissions") from error
+    if len(content) > MOST_BYTES:
+        raise InvalidInputError(f"{label} has over {MOST_BYTES // 10**6} MB; reduce it first")
+    return content
+
+
+def decode(content: bytes, memory: int, seconds: float, **options: Any) -> Iterator[Values]:  # noqa: ANN401
+    """Yield the fields of the picture that `content` encodes, in a process that `READER` starts."""
+    limit(memory, seconds)
+    try:
+        picture = read_picture(io.BytesIO(content), **options)
+    except InvalidInputError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise ValueError(f"it takes over {memory // 10**6:,} MB of memory") from error
+        raise
+    yield {field.name: getattr(picture, field.name) for field in dataclasses.fields(picture)}
