@@ -76,7 +76,7 @@ def read_picture(
         warnings.filterwarnings("ignore", module=r"PIL\b")
         try:
             if isinstance(file, (str, os.PathLike)):
-                _check_file(file, label)
+                check_file(file, label)
             with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
                 try:
                     source = open_source(opened)
@@ -114,7 +114,8 @@ def open_source(file: IO[bytes]) -> PixelSource:
     return PixelSource(Image.open(file, formats=[one for one in formats() if one not in ("PNG", "JPEG", "TIFF")]), [])
 
 
-def _check_file(path: str | os.PathLike[str], label: str) -> None:
+def check_file(path: str | os.PathLike[str], label: str) -> None:
+    """Raise InvalidInputError unless a path is that of a file with content."""
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
