@@ -125,7 +125,7 @@ def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
     except _ERRORS as error:
         notes.append(ignored("XMP", first_line(error)))
     photoshop = info.get("photoshop")
-    iptc = photoshop.get(0x0404, iptc) if isinstance(photoshop, dict) else iptc
+    iptc = photoshop.get(0x0404, iptc) if isinstance(photoshop, dict) else info.get("iptc", iptc)
     properties = {**_of_iptc(iptc if isinstance(iptc, bytes) else b""), **properties}
     has_tags = any(block.directories.values())
     return Metadata(block.to_bytes() if has_tags else None, _packet(properties) if properties else None, tuple(notes))
