@@ -51,7 +51,7 @@ def test_names_are_unique_and_printable_and_listed_if_a_study_is_unknown(store):
     with pytest.raises(ConfigError, match="there is a study 'study'"):
         add_study(store)
     for name in ("", "  ", "a\nb", "x" * 201):
-        with pytest.raises(ConfigError, match="a study.s name (must be 1 to 200 characters|has 201 characters)"):
+        with pytest.raises(ConfigError, match=r"a study.s name (must be 1 to 200 characters|has 201 characters)"):
             add_study(store, name)
     add_study(store, "second")
     with pytest.raises(StoreError, match=r"no study 'third' in .*; it holds: study, second"):
