@@ -77,7 +77,8 @@ def test_ill_typed_tags_of_a_tiff_cost_neither_pixels_nor_orientation(more):
     (b"iTXt", b"workflow\0\1\0\0\0" + LONG, {}, 0), (b"iTXt", b"XML:com.adobe.xmp\0\1\0", {}, 1),
     (b"iCCP", b"big\0\0" + LONG, {}, 1), (b"iCCP", b"cut\0\0" + zlib.compress(LINEAR)[:-9], {}, 1),
     (b"tIME", b"?", {}, 0), (b"gAMA", struct.pack(">I", 100_000), {"checksum": 7}, 1), (b"tRNS", b"1", {}, 1),
-    (b"acTL", b"", {}, 0), (b"fcTL", b"1", {}, 0), (b"pHYs", b"", {}, 0), (b"sRGB", b"", {}, 1), (b"eXIf", exif(TURN), {"checksum": 7}, 1)])
+    (b"acTL", b"", {}, 0), (b"fcTL", b"1", {}, 0), (b"pHYs", b"", {}, 0), (b"sRGB", b"", {}, 1),
+    (b"eXIf", exif(TURN), {"checksum": 7}, 1)])
 def test_damaged_and_large_chunks_cost_no_pixels_of_a_png(kind, content, options, says):
     picture = read(png_with(saved(Image.fromarray(UPRIGHT), "PNG"), kind, content, **options))
     np.testing.assert_array_equal(picture.rgb, UPRIGHT)

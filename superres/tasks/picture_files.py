@@ -28,7 +28,7 @@ FORMATS = {
 """Suffixes of files by Pillow's name of the format. For EPS, Pillow would run a program on an untrusted file."""
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MISSING = {
-    "AVIF": "an AVIF picture, which this Pillow cannot read; pip install --upgrade pillow",
+    "AVIF": "an AVIF picture, which this Pillow cannot read; pip install 'pillow>=11.3'",
     "HEIF": "a HEIC picture, which needs the extra heic; pip install 'superres[heic]'",
 }
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(

@@ -115,7 +115,7 @@ def open_source(file: IO[bytes]) -> PixelSource:
 
 
 def check_file(path: str | os.PathLike[str], label: str) -> None:
-    """Raise InvalidInputError unless `path` is a regular file with content, OSError if it is missing."""
+    """Raise InvalidInputError unless a path is that of a file with content."""
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
