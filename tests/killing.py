@@ -52,7 +52,7 @@ def killed(call: Callable[[], object], moment: int | None = None) -> bool:
 
     process = FORK.Process(target=child)
     process.start()
-    process.join(300)
+    process.join(1800)
     if process.is_alive():
         process.terminate()
     assert process.exitcode in (0, -signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_a_run_killed_several_times_equals_an_uninterrupted_one_to_the_bit(folde
         resumed.append(step(killed))
     assert resumed[0] < LAST  # killed just after the first state was saved
     process = forked(train_on_alone, folder, killed, LAST)
-    process.join(300)
+    process.join(1800)
     assert process.exitcode == 0
     one, other = ({record["step"]: record["total"] for record in state(output)["history"] if "total" in record}
                   for output in (killed, tmp_path / "whole"))
@@ -170,7 +170,7 @@ def test_training_pauses_while_times_are_measured(folder, tmp_path, monkeypatch)
         before = state(output)["step"]
         time.sleep(0.3)
         assert state(output)["step"] == before
-    worker.join(300)
+    worker.join(1800)
     assert state(output)["step"] >= 8
 
 
