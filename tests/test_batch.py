@@ -266,7 +266,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         summary = upscale(faces, out, batch_size=1)
     assert summary.exit_code == 1
     assert len(rows_of(out)) == summary.done <= 2
-    _, line = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
     assert os.strerror(error) in line
     assert "the same command resumes the run" in line
     assert pictures(out) == outputs(out)

@@ -17,7 +17,7 @@ from typing import IO
 
 from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
 from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
-from superres.system.folders import Inventory, Tally, walk_folder
+from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
 from superres.system.places import READ_ONLY, check_url, exists, fetched, files_in, host_of, is_url, public
 from superres.system.terminal import standard_input
 from superres.system.text_files import read_lines
@@ -150,7 +150,7 @@ class _Search:
         if not (self.unpack and is_archive(path)):
             yield input_of(path, relative, self.keep_tree)
             return
-        tally = Tally(path, "member")
+        tally = Tally(path, MEMBER)
         try:
             with fetched(path) as copy:
                 for number, name in list_members(copy, path, tally):

@@ -13,7 +13,7 @@ from typing import Any
 from superres.batch.archives import DAMAGED, MAX_MEMBER_BYTES, Content, list_members, read_members, reason_of
 from superres.batch.inputs import Input, damage_of, display_path, input_of, member_input
 from superres.errors import InvalidInputError, SuperresError
-from superres.system.folders import Inventory, Tally
+from superres.system.folders import MEMBER, Inventory, Tally
 from superres.system.places import fetched, is_url, read_place
 
 READERS = 8  # threads that read from stores
@@ -105,7 +105,7 @@ def read_archive(
             return member_input(archive, os.path.basename(archive), name, number, False)
         return input_of(f"{archive}/{name}", f"{prefix}{name}", True, archive, number)
 
-    entries, tally, damage = list[Input](), Tally(archive, "member"), None
+    entries, tally, damage = list[Input](), Tally(archive, MEMBER), None
     with fetched(archive) as path:
         try:
             entries.extend(entry_of(number, name) for number, name in list_members(path, archive, tally))

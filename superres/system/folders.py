@@ -20,6 +20,7 @@ KINDS = 12  # kinds that a line names; the remaining kinds are counted together
 MOST_BELOW = 100_000  # files that are counted in sub-folders which are not read
 ALL_BELOW = "**"  # the last part of a path that stands for a folder with all its sub-folders
 HIDDEN, BELOW, UNNAMED, NO_FILE = "hidden", "in sub-folders", "without suffix", "not a regular file"
+MEMBER = "member"
 AGAIN = "folder read already or for the results"
 
 
@@ -41,6 +42,11 @@ class Tally:
         self.left_out.update([] if kind is None else [kind])
         return kind is None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether a line is printed: always for an archive, and for a folder of which something is left out."""
+        return bool(self.left_out) or self.noun == MEMBER
+
     def line(self) -> str:
         """Return the counts as text."""
         total = f"{plain(self.name)}: {self.seen:,} {self.noun}{'' if self.seen == 1 else 's'}"
@@ -61,6 +67,8 @@ class Inventory:
 
     def add(self, tally: Tally) -> None:
         """Print the tally of a container that has been read."""
+        if not tally.is_told:
+            return
         self.count += 1
         if self.count <= LINES:
             say(tally.line())
@@ -183,7 +191,8 @@ def folder_files(folder: Path, suffixes: Collection[str], limit: int | None = No
     if limit is not None and len(files) > limit:
         tally.used = limit
         tally.left_out[f"after the first {limit:,}"] += len(files) - limit
-    say(tally.line())
+    if tally.is_told:
+        say(tally.line())
     if not files:
         raise InvalidInputError(f"{root} has no images ({' '.join(sorted(suffixes))}); choose another folder")
     return files[:limit]
