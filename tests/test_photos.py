@@ -92,7 +92,6 @@ def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
     assert max(max(shape) for shape in seen) < 1.25 * LONGEST
 
 
-@pytest.mark.parametrize("turn", [-18, 12, 18])
 def test_faces_of_a_data_set_are_searched_once_and_remembered_by_the_photo_s_content(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "photos").mkdir()
@@ -109,6 +108,7 @@ def test_faces_of_a_data_set_are_searched_once_and_remembered_by_the_photo_s_con
     assert len(first) == 2
 
 
+@pytest.mark.parametrize("turn", [-18, 12, 18])
 def test_a_face_that_is_turned_is_found_where_it_is(turn):
     photo = astronaut().rotate(turn, Image.Resampling.BICUBIC, fillcolor="gray")
     crops = choose_crops(np.asarray(photo), TASK)

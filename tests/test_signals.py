@@ -77,14 +77,14 @@ class Command:
 def folder(tmp_path_factory):
     """Small untrained networks and many inputs, so that no command ends before it is asked to."""
     folder = tmp_path_factory.mktemp("signals")
-    network = replace(PRESETS["tiny"], prediction_heads=3)
+    network = replace(PRESETS["tiny"], source_shape=(4, 4, 3), target_shape=(8, 8, 3), prediction_heads=8)
     save_checkpoint(build_model(network, TrainConfig(steps=1)), folder / "faces")
     write_checkpoint(folder / "text")
-    pictures = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8, 3), np.uint8)
+    pictures = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 4, 3), np.uint8)
     (folder / "in").mkdir()
     for number, picture in enumerate(pictures):
         Image.fromarray(picture).save(folder / "in" / f"{number:04d}.png")
-    write_npz(FacePairs(pictures.repeat(4, 1).repeat(4, 2), pictures, np.arange(COUNT, dtype=np.int32)),
+    write_npz(FacePairs(pictures.repeat(2, 1).repeat(2, 2), pictures, np.arange(COUNT, dtype=np.int32)),
               folder / "data.npz")
     (folder / "in.txt").write_text("dog\n" * 100_000)
     return folder
@@ -118,10 +118,10 @@ def test_a_translation_keeps_its_finished_lines_and_says_where_to_continue(folde
 
 def test_a_measurement_says_that_nothing_is_written_and_what_nohup_ignores_stays_ignored(folder, tmp_path):
     command = Command("evaluate", "images", "--data", folder / "data.npz", "--checkpoint", folder / "faces",
-                      "--engine", "plain", "--sheet", "s.png", before=["nohup"], cwd=tmp_path)
-    command.wait_for("decoding: [1-9]")
+                      "--likelihood-only", "--batch-size", "2", before=["nohup"], cwd=tmp_path)
+    command.wait_for("scoring bits/dim: [1-9]")
     command.send(signal.SIGHUP)
-    command.wait_for("decoding: [1-9]")
+    command.wait_for("scoring bits/dim: [1-9]")
     command.send(signal.SIGTERM)
     assert command.end() == (143, "superres: interrupted by SIGTERM; no result was written\n")
     assert os.listdir(tmp_path) == []

@@ -47,9 +47,10 @@ def exit_code() -> int:
 
 
 def ending() -> str:
-    """Return the last line of an interrupted command."""
-    name = "" if _Received.number in (0, signal.SIGINT) else f" by {signal.Signals(_Received.number).name}"
-    return f"interrupted{name}; {_Received.kept}"
+    """Return the last line of a command that a signal, or its own limit, has ended."""
+    number = _Received.number
+    name = "" if number in (0, signal.SIGINT) else f" by {signal.Signals(number).name}"
+    return f"{'interrupted' if number else 'stopped'}{name}; {_Received.kept}"
 
 
 @contextmanager
