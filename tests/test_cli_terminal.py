@@ -128,3 +128,12 @@ def test_paths_that_are_not_utf8_work(checkpoint, tmp_path):
     assert result.returncode == 0
     with open(folder + b"/new\xff/out\xff.txt", "rb") as file:
         assert file.read().count(b"\n") == 1
+
+
+def test_the_tab_key_completes_options_without_the_imports_of_decoding():
+    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); " \
+           "from superres.cli.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_SUPERRES_COMPLETE": "complete_bash",
+                   "COMP_WORDS": "superres upscale --acc", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines() == ["--accept", "False"], done.stderr
