@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from superres.config import ModelConfig
 from superres.nn.attention import Attention, AttentionFunction, attend, causal_attention, local_attention
 
 
+@functools.cache  # source and target often have the same
 def sinusoid(count: int, width: int) -> Tensor:
     """Return the sinusoidal signal [count, width] of positions 0, 1, ...: half sines, half cosines, in float32.
 
@@ -34,7 +36,7 @@ def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     gets a 1-D signal.
     """
     if len(shape) == 1:
-        return sinusoid(shape[0], width)
+        return sinusoid(shape[0], width).clone()
     rows, row_length = shape[0], math.prod(shape[1:])
     return torch.cat([sinusoid(rows, width // 2).repeat_interleave(row_length, 0),
                       sinusoid(row_length, width // 2).repeat(rows, 1)], dim=1)

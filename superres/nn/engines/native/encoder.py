@@ -108,7 +108,7 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: Al
     encoder.products = packed.array([linear for weight in convolutions for linear in _convolution(packed, weight)])
     encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in ("mix", *names)]), 1))
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])
-    shuffle = widened(shuffle.unflatten(1, (-1, maps)), 2).flatten(1)  # type: ignore[no-untyped-call]
+    shuffle = widened(shuffle.view(len(shuffle), -1, maps), 2).flatten(1)
     encoder.shuffle = packed.pack((shuffle[:-1], shuffle[-1]))
     taps = parts["refinement.weight"].permute(1, 2, 3, 0).flatten(1)
     encoder.refinement = packed.pack(without_bias(widened(taps, 0)))
