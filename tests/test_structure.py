@@ -17,10 +17,10 @@ from superres.decoding.state import DecodeState
 PACKAGE = Path(__file__).parent.parent / "superres"
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
-    "build_hook", "build_native", "batch", "exactness", "native", "cost_model", "survey", "check_wheel", "draw_decode",
-    "draw_dev", "draw_faces", "draw_page", "face_crops", "native_kernels", "pages", "prepare_celeba", "simulate_votes",
-    "speculative", "store_with_faults", "stress_demo", "ladder", "lookahead", "series", "table1", "table2", "table3",
-    "which_proposer",
+    "batch", "build_hook", "build_native", "check_wheel", "cost_model", "draw_decode", "draw_dev", "draw_faces",
+    "draw_page", "exactness", "face_crops", "ladder", "layer_kernel", "lookahead", "mosaics", "native",
+    "native_kernels", "pages", "prepare", "prepare_celeba", "receive", "series", "simulate_votes", "speculative",
+    "store_with_faults", "stress_demo", "survey", "table1", "table2", "table3", "train", "which_proposer",
 }
 """Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")

@@ -142,13 +142,13 @@ def upscale(
 
     check_samples(decode, samples)
     entries = [] if job else plan(inputs, options, list(read_list(listed)) if listed is not None else [], allowed)
-    if job is None and output is not None:
-        prepare_folder(options.output)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
+    if job is None and output is not None:
+        prepare_folder(options.output)
     will_keep("finished results are kept, and the same command "
               f"{'continues' if output is not None else 'with --on-existing skip makes the others'}")
     if job is not None:

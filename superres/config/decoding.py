@@ -16,6 +16,7 @@ from superres.config.settings import (
     is_number,
     require,
     require_probability,
+    require_whole,
     setting,
     settings_of,
     with_plugins,
@@ -235,6 +236,10 @@ class BeamConfig(Config):
 
     size: int = setting(4, least=1, most=LARGEST_BEAM)
     length_penalty: float = setting(0.6, least=0, most=LARGEST_PENALTY)
+
+    def __post_init__(self) -> None:
+        require_whole("beam", self.size, 1, LARGEST_BEAM)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception as error:  # Pillow raises errors of many types for damaged files
         reason = getattr(error, "strerror", None) or first_line(error)
         raise InvalidInputError(f"{path} cannot be read ({reason}); check the path and the file") from error
-    said, given = origin(info.get("xmp")), info.get("exif", exif.Block())
+    said, given = origin(info.get("xmp")), info.get("exif") or exif.Block()
     tags = (exif.read_block(given) if isinstance(given, bytes) else given).directories[exif.MAIN]
     description = tags.get(exif.DESCRIPTION, (0, b""))[1].rstrip(b"\0")
     records = map(_record, (info.get(SOFTWARE), said.get("record"), description))

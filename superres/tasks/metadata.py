@@ -115,9 +115,9 @@ def tiff_info(file: IO[bytes] | None) -> dict[str, Any]:
 
 def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
     """Return what is kept of a picture's metadata; `info` has them as Pillow's `Image.info` or `tiff_info` do."""
-    given = info.get("exif", exif.Block())
+    given = info.get("exif") or exif.Block()
     block = exif.read_block(given) if isinstance(given, bytes) else given
-    notes, properties = [ignored("parts of EXIF", "")] if block.is_damaged else [], dict[str, Element]()
+    notes, properties = [ignored("EXIF", "")] if block.is_damaged else [], dict[str, Element]()
     packet, iptc = (block.directories[exif.MAIN].pop(tag, (0, b""))[1] for tag in (exif.XMP, exif.IPTC))
     packet, iptc = info.get("xmp") or packet, info.get("iptc") or iptc
     try:

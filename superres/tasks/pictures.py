@@ -195,8 +195,7 @@ def _orientation(source: PixelSource) -> int:
         return source.orientation
     try:
         value = source.image.getexif().get(0x0112, 1)
-    except Exception as error:  # Pillow raises errors of many types for damaged metadata
-        source.notes.append(ignored("EXIF", error))
+    except Exception:  # Pillow raises errors of many types for damaged metadata, which `kept_metadata` notes
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
