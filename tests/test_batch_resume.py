@@ -6,9 +6,11 @@ import dataclasses
 import errno
 import functools
 import itertools
+import io
 import json
 import os
 import signal
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,10 +84,16 @@ def test_a_kill_between_any_two_moves_loses_nothing(faces, out, whole, monkeypat
     assert contents(out) == whole
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def test_a_forked_run_that_is_killed_at_its_progress_bar_does_not_stop_the_next(faces, out):
     def parent():
         del TqdmDefaultWriteLock.mp_lock  # the test's own process must not share the lock that stays held
         tqdm.set_lock(TqdmDefaultWriteLock())
+        sys.stderr = Terminal()  # there are bars on terminals only
         run(faces, out)
         if (child := os.fork()) == 0:
             tqdm._get_free_pos = die  # called with the lock held

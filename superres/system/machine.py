@@ -200,9 +200,8 @@ def free_bytes(device: torch.device) -> int:
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
     """Run `work` and return its peak memory in bytes, beyond the memory in use before.
 
-    On a GPU, this is the memory of tensors. On a CPU, it is the resident size. Its peak is over the life of the
-    process, so work that needs less memory must run first. Memory that the process used and freed before is not
-    counted.
+    On a GPU, this is the memory of tensors. On a CPU, it is the resident size; where the system cannot forget its
+    earlier peak (other systems than Linux), work that needs less memory must run first.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -212,5 +211,12 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
     import resource  # missing on some systems
 
     before = psutil.Process().memory_info().rss
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    except OSError:
+        work()
+        return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0 - before, 0.0)
     work()
-    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0 - before, 0.0)
+    status = Path("/proc/self/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    return max(peak * 1024.0 - before, 0.0)

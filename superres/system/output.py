@@ -177,6 +177,15 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
         raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
 
 
+def check_folder(folder: Path, option: str = "--output") -> None:
+    """Raise OutputError, as `prepare_folder`, if `folder` cannot be written; if it is missing, it stays so."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    prepare_folder(folder, option)
+    for path in missing:
+        with suppress(OSError):  # another process writes there
+            path.rmdir()
+
+
 def short_digest(data: bytes) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()[:12]

@@ -18,7 +18,7 @@ from superres.evaluation.text import bleu
 from superres.nn.likelihood import bits_per_dim, bits_per_token
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.translator import Translator
-from superres.system.output import prepare_folder, write_result
+from superres.system.output import check_folder, prepare_folder, write_result
 from superres.system.progress import say
 from superres.tasks import translation
 from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces, require_faces
@@ -132,7 +132,7 @@ class Stage:
             translation.read_vocabulary(self.vocabulary)
         if self.teacher is not None:
             read_config(self.teacher)
-        prepare_folder(self.output)
+        check_folder(self.output)
 
     @property
     def teacher(self) -> Path | None:
