@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-import itertools
 import io
+import itertools
 import json
 import os
 import signal

@@ -36,7 +36,7 @@ def sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
     monkeypatch.setattr(training, "plot_history", lambda *_: None)
-    monkeypatch.setattr(training, "fastest_setting", lambda _: "no")
+    monkeypatch.setattr(training, "fastest_setting", lambda *_: "no")
     return module
 
 

@@ -143,9 +143,9 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
     decoder = Decoder(toy, frame_seconds=0)
     upload = {"path": str(tmp_path / "photo.png")}
-    subject = subject_of(TASK, upload, lambda task, image: subjects(image, task)[0])
+    subject = subject_of(TASK, upload, lambda task, image: subjects(image, task)[0], decoder.deadline())
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
-    views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}))
+    views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}, decoder.deadline()))
     assert 'viewBox="0 0 18 18"' in views[0]
     assert "Input, 6x6" in views[-1]
     assert "&quot;side&quot;:18" in views[-1]

@@ -116,7 +116,7 @@ def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe
 
 def test_all_rungs_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
     tried = iter(["no", "bf16"])
-    monkeypatch.setattr(trainer, "fastest_setting", lambda _: next(tried))
+    monkeypatch.setattr(trainer, "fastest_setting", lambda *_: next(tried))
     document = json.loads(recipe.read_text())
     for rung in document["rungs"]:
         del rung["settings"]["precision"]

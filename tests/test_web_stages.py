@@ -90,7 +90,7 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
     assert (subject.source == area_reduce(crop.take(image), 8, 8)).all()
     assert (subject.truth == area_reduce(crop.take(image), 16, 16)).all()
     decoder = Decoder(cascade, frame_seconds=0)
-    *_, page = views_of(decoder, "upscale", subject, {"": replace(FAST, block_size=8)})
+    *_, page = views_of(decoder, "upscale", subject, {"": replace(FAST, block_size=8)}, decoder.deadline())
     decoder.close()
     assert "--checkpoint both --start 8 --crop" in page
     assert "Input, 8x8" in page
