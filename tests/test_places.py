@@ -112,7 +112,7 @@ def test_pages_of_a_listing_are_joined():
             more = {"IsTruncated": True, "NextContinuationToken": str(number + 1)} if number < 2 else {}
             return {"Contents": [{"Key": "in/"}, *found], **more}
 
-    found = list(places._s3_files(System(), "bucket/in", "s3://bucket/in", "", True))
+    found = list(places._s3_files(System(), "bucket/in", "s3://bucket/in", "", True, False))
     assert found == ["0a.png", "0b.png", "1a.png", "1b.png", "2a.png", "2b.png"]
 
 

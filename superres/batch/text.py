@@ -38,6 +38,8 @@ def input_lines(texts: Sequence[str], place: str | None) -> list[str]:
         return [line for text in texts for line in text.split("\n")]
     if place is None or place == "-":
         return decode_lines(read_standard_input(), "standard input")
+    if is_url(place):
+        check_url(place)
     with fetched(place) as file:
         return decode_lines(Path(file).read_bytes(), public(place)) if is_url(place) else read_lines(file)
 

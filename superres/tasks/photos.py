@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
-from superres.system.places import is_url, public, read_place
+from superres.system.places import check_url, is_url, public, read_place
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
 from superres.tasks.pictures import Picture, Pixels, picture_of
@@ -175,6 +175,7 @@ def to_picture(image: PictureLike, least: int) -> Picture:
     if isinstance(image, str | os.PathLike):
         if is_url(image):
             place = str(image)
+            check_url(place)
             return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place), least=least)
         return read_untrusted(image, least=least)
     if isinstance(image, Image.Image):
