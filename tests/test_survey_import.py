@@ -104,6 +104,7 @@ def deep(levels):
 
 
 NAN, LONG = float("nan"), "x" * 3_000_000
+NESTED = "more than 32 lists and objects inside each other"
 STUDIES = {
     "list": (lambda _: [], "dictionary"), "text": (lambda _: "study", "dictionary"),
     "null": (lambda _: None or 0, "dict"),
@@ -144,12 +145,13 @@ STUDIES = {
     "scale-huge": (put("settings", "scale", value=65), "scale must be at most 64"),
     "fill-text": (put("settings", "fill", value="yes"), "fill must be true or false"),
     "url-script": (put("settings", "completion_url", value="javascript:alert(1)"), "must be http"),
-    "viewport-nested": (put("settings", "minimum_viewport", value=[[1], [2]]), "minimum viewport must be width,height"),
+    "viewport-nested": (put("settings", "minimum_viewport", value=[[1], [2]]),
+        r"minimum_viewport must be a whole number, not \[1\]"),
     "viewport-larger": (put("settings", "minimum_viewport", value=[9000, 10]), "the window is smaller than"),
-    "params-number": (put("settings", "id_params", value=5), "id_params must be up to 8 names"),
+    "params-number": (put("settings", "id_params", value=5), "id_params must be a list, not 5"),
     "params-many": (put("settings", "panel_params", value=["a"] * 9), "panel_params must be up to 8 names"),
     "methods-list": (put("methods", value=[]), "methods: Input should be a valid dictionary"),
-    "methods-deep": (put("methods", "greedy", value={"a": deep(400)}), "methods.greedy"),
+    "methods-deep": (put("methods", "greedy", value={"a": deep(400)}), NESTED),
     "methods-infinite": (put("methods", "greedy", value={"a": float("inf")}), "Infinity is not a number"),
     "methods-surrogate": (put("methods", "greedy", value={"a": "\ud800"}), "surrogates not allowed"),
     "comparisons-none": (put("comparisons", value=[]), "at least 1 item"),
@@ -300,12 +302,12 @@ FILES = {
         "half": (lambda data: data[:len(data) // 2], "cells, not 27"),
     },
     "jsonl": {
-        "deep": (lambda data: b"[" * 100_000 + b"\n" + data, "nested too deeply|Expecting value|recursion"),
-        "deep-object": (lambda data: b'{"a":' * 100_000 + b"\n" + data, "nested too deeply|Expecting value|recursion"),
+        "deep": (lambda data: b"[" * 100_000 + b"\n" + data, NESTED),
+        "deep-object": (lambda data: b'{"a":' * 100_000 + b"\n" + data, NESTED),
         "number": (edit(b'"position": 2', b'"position": ' + b"9" * 6000), "integer string conversion|digits|higher"),
         "duplicate": (edit(b'"position": 2', b'"position": 2, "position": 3'), "the name 'position' occurs twice"),
         "binary": (lambda _: bytes(range(256)), "can't decode|Expecting"),
-        "bom": (lambda data: b"\xef\xbb\xbf" + data, "BOM"),
+        "utf16": (lambda data: data.decode().encode("utf-16"), "can't decode"),
         "half": (lambda data: data[:-300], "Expecting|Unterminated"),
         "array": (lambda data: b"[" + data + b"]", "Expecting"),
     },
@@ -337,8 +339,8 @@ def test_a_damaged_file_of_votes_is_refused_and_no_study_changes(exported, kept,
 
 
 @pytest.mark.parametrize(("data", "message"), [
-    (b"", "Expecting value"), (b"\xff\xfe{\0}\0", "can't decode"),
-    (b"[" * 100_000, "nested too deeply|Expecting|recursion"),
+    (b"", "Expecting value"), (b"\xff\xfe{\0}", "can't decode"),
+    (b"\xff\xfe{\0}\0", "format: Field required"), (b"[" * 100_000, NESTED),
     (b'{"format": 1, "format": 1}', "the name 'format' occurs twice"), (b'{"format": NaN}', "NaN is not a number"),
     (b'{"format": ' + b"9" * 6000 + b"}", "integer string|digits"),
     (b" " * (importing.MAX_STUDY_BYTES + 1), "more than 16777216"),
@@ -350,6 +352,15 @@ def test_a_damaged_file_of_settings_is_refused_and_no_study_changes(exported, ke
     if data is not None:
         study_file(path).write_bytes(data)
     refused(kept, path, message)
+
+
+def test_a_byte_order_mark_and_settings_in_utf_16_are_read(exported, sqlite, tmp_path):
+    path = tmp_path / "votes.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + (exported / path.name).read_bytes())
+    study_file(path).write_text((exported / "votes.study.json").read_text(), encoding="utf-16")
+    study = import_study(sqlite, path)
+    export_study(sqlite, study, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == (exported / path.name).read_bytes()
 
 
 def test_files_of_another_kind_or_too_large_are_refused(exported, kept, tmp_path, monkeypatch):

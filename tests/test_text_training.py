@@ -243,7 +243,7 @@ def test_a_recipe_may_keep_the_heads_of_the_checkpoint_that_it_goes_on_with(pres
     ([{"name": "a"}, {"name": "b", "back_translations": 2, "copies": 1}], "belong together"),
     ([{"name": "a", "reverse": True}, {"name": "b", "translated_by": "a"}], "opposite directions"),
     ([{"name": "a", "translated_by": "b"}, {"name": "b"}], "'a' is translated by 'b', which is not an earlier rung"),
-    ([{"name": "a", "copies": -1}], "copies must be 0 or more, not -1"),
+    ([{"name": "a", "copies": -1}], "copies must be at least 0, not -1; give a whole number"),
 ])
 def test_back_translations_that_cannot_be_are_refused(tmp_path, rungs, message):
     with pytest.raises(ConfigError, match=message):

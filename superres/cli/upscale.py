@@ -28,7 +28,7 @@ from superres.batch.ray_cluster import Cluster
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, DecodeConfig, require, require_choice, require_whole
 from superres.pipeline.options import as_option, combined
-from superres.system.output import prepare_folder, scratch_folder
+from superres.system.output import check_folder, scratch_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.signals import will_keep
@@ -142,13 +142,13 @@ def upscale(
 
     check_samples(decode, samples)
     entries = [] if job else plan(inputs, options, list(read_list(listed)) if listed is not None else [], allowed)
+    if job is None and output is not None:
+        check_folder(options.output)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
-    if job is None and output is not None:
-        prepare_folder(options.output)
     will_keep("finished results are kept, and the same command "
               f"{'continues' if output is not None else 'with --on-existing skip makes the others'}")
     if job is not None:

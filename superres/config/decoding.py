@@ -255,9 +255,11 @@ class QualityBound(Config):
     max_bits_loss: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         psnr, bits = self.min_psnr_to_greedy, self.max_bits_loss
         require((psnr is None) != (bits is None), "give the bound on quality as either --min-psnr-to-greedy (dB) or "
                                                   "--max-bits-loss (bits/dim)")
-        require(psnr is None or psnr > 0, f"min-psnr-to-greedy must be positive, not {shown(psnr)}")
-        require(bits is None or bits >= 0, f"max-bits-loss must be at least 0, not {shown(bits)}")
+        require(psnr is None or (is_number(psnr, 0) and psnr != 0),
+                f"min-psnr-to-greedy must be positive, not {shown(psnr)}; give a finite number of dB")
+        require(bits is None or is_number(bits, 0),
+                f"max-bits-loss must be at least 0, not {shown(bits)}; give a finite number of bits/dim")
+        super().__post_init__()

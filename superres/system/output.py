@@ -178,12 +178,8 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Raise OutputError, as `prepare_folder`, if `folder` cannot be written; if it is missing, it stays so."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    prepare_folder(folder, option)
-    for path in missing:
-        with suppress(OSError):  # another process writes there
-            path.rmdir()
+    """Raise OutputError, as `prepare_folder`, if `folder` cannot be written or made; if it is missing, it stays so."""
+    prepare_folder(next(path for path in (folder, *folder.parents, folder) if os.path.exists(path)), option)
 
 
 def short_digest(data: bytes) -> str:
