@@ -241,6 +241,7 @@ def test_a_full_disc_ends_the_search_at_once_and_is_remembered(source, tmp_path,
 
 
 def test_what_a_killed_compilation_leaves_is_removed_by_the_next(source, tmp_path, shim):
+    build.processor()  # so that it is the source that is compiled, with other flags than those of `loading`
     log, folder = shim(f"echo $$ >> {tmp_path}/pid; sleep 100"), tmp_path / "superres"
     process = FORK.Process(target=lambda: (
         os.environ.update(XDG_CACHE_HOME=str(tmp_path)), build.chosen.cache_clear(), build.library(source)))

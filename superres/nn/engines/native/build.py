@@ -234,9 +234,16 @@ def _cached(stem: Path) -> Path | None:
 
 @contextmanager
 def _turn(stem: Path) -> Iterator[None]:
-    """Wait until no other process compiles `stem`; without effect where files cannot be locked."""
+    """Wait until no other process compiles `stem`; without effect where files cannot be locked.
+
+    Locks are removed that killed processes left, which compiled the same source, perhaps with other flags.
+    """
     stem.parent.mkdir(parents=True, exist_ok=True)
     path = stem.with_name(f".{stem.name}.lock")
+    for other in set(stem.parent.glob(f".{stem.name.rpartition('-')[0]}-*.lock")) - {path}:
+        with suppress(OSError), open(other, "r+b") as file:
+            lock_file(file)
+            other.unlink()
     with open(path, "ab") as file:
         for attempt in itertools.count():
             try:
