@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from stores import faulty_store, web_server
 
+from superres.batch.manifest import latest_rows, merge
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError
 from superres.system import places
 from superres.system.places import (
@@ -237,7 +238,10 @@ def test_a_picture_at_a_url_is_read_as_that_of_a_path(place, tmp_path):
         read_sources(f"{place}/none.png", FaceTask(8, 32))
 
 
-def test_a_picture_at_a_url_with_a_secret_is_refused_without_it():
+@pytest.mark.parametrize("read", [
+    lambda url: read_sources(url, FaceTask(8, 32)), lambda url: list(latest_rows(url)), lambda url: merge([url], "out"),
+])
+def test_a_url_with_a_secret_is_refused_without_it_wherever_it_is_typed(read):
     with pytest.raises(ConfigError) as refused:
-        read_sources("s3://faces/a.png?signature=hidden", FaceTask(8, 32))
+        read("s3://faces/a?signature=hidden")
     assert "hidden" not in str(refused.value)

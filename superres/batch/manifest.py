@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, get_type_hints
 from superres.config import reader_of, require
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.output import scratch_file, scratch_folder
-from superres.system.places import fetched, files_in, is_url, join, move_to, public
+from superres.system.places import check_url, fetched, files_in, is_url, join, move_to, public
 from superres.system.reading import parse_json
 from superres.tasks.face_finder import MOST_FACES
 
@@ -261,6 +261,8 @@ def merge(paths: Sequence[str], output: str) -> Counter[str]:
     written.
     """
     counts = Counter[str]()
+    for place in filter(is_url, (*paths, output)):
+        check_url(place, writing=place == output)
     with ExitStack() as stack:
         if all(map(_is_run, paths)):
             lines = _counted((row.line() for path in paths for row in latest_rows(path)), counts)
@@ -286,6 +288,8 @@ def latest_rows(path: str) -> Iterator[Row]:
 
     Raises InvalidInputError if it cannot be read or is damaged.
     """
+    if is_url(path):
+        check_url(path)
     if _is_run(path):
         names = [name for name in files_in(path, "part-") if name.endswith(".jsonl")]
         if not names:
