@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from superres import SuperresError
+from superres.checkpoint import read_training
 from superres.errors import InvalidInputError
 from superres.pipeline.auto import face_task
 from superres.system.output import prepare_folder
@@ -41,7 +42,7 @@ def main(
     scores = rounds.score(output / "checkpoint", lambda: False)
     if scores is None:
         raise InvalidInputError(f"{output}/checkpoint was not scored; run the command again")
-    rounds.add(scores, {"step": 0})
+    rounds.add(scores, {"step": read_training(output / "checkpoint")[-1]["steps"]})
     raise typer.Exit(1 if rounds.worse(scores) else 0)
 
 
