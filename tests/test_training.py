@@ -15,6 +15,7 @@ from fakes import SMALL, changed, random_model, random_tokens
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
+from superres.system.progress import Budget
 from superres.training import trainer as training
 from superres.training import trial
 from superres.training.data import ImageBatches
@@ -291,12 +292,14 @@ def test_minutes_cover_reading_both_scores_and_every_step(tmp_path, before, step
         return {"bits_per_dim": 4.0}
 
     settings = replace(SETTINGS, steps=None, minutes=4.0, warmup_steps=50)
-    run = trainer(tmp_path, settings, evaluate=evaluate, clock=lambda: now[0], began=-before, start="0123")
+    limit = Budget(240, "--minutes 4", lambda: -before)
+    run = trainer(tmp_path, settings, evaluate=evaluate, clock=lambda: now[0], limit=limit, start="0123")
     step = run._step
 
     def slow_step():
+        losses = step()
         now[0] += 5
-        return step()
+        return losses
 
     run._step = slow_step
     if not steps:
@@ -309,6 +312,35 @@ def test_minutes_cover_reading_both_scores_and_every_step(tmp_path, before, step
     assert trainer(tmp_path, settings, clock=lambda: now[0], start="0123").run()  # it is finished
     summary = read_training(tmp_path / "checkpoint")[0]
     assert (summary["seconds"], summary["dev_bits_per_dim"]) == (240, 4.0)
+
+
+@pytest.mark.parametrize(("minutes", "images", "trains", "scores"), [
+    (20, 1, True, True), (20, 50, True, False), (2, 1, False, False),
+])
+def test_work_that_runs_past_the_minutes_is_cut_short(minutes, images, trains, scores, tmp_path, capsys):
+    ticks = itertools.count()  # every look at the clock, such as one per layer, takes a second
+    source, target = random_tokens(TINY, images)
+
+    def evaluate(model):
+        for _ in range(images):
+            model.scores(model(source, target))
+        return {"bits_per_dim": 4.0}
+
+    def clock():
+        return next(ticks)
+
+    settings = replace(SETTINGS, steps=None, minutes=float(minutes), precision="auto")
+    run = trainer(tmp_path, settings, evaluate=evaluate, clock=clock, limit=Budget(60 * minutes, "minutes", clock))
+    if trains:
+        assert run.run()
+        assert load_checkpoint(tmp_path / "checkpoint").config == TINY
+        assert run.step > 0
+        assert ("dev_bits_per_dim" in read_training(tmp_path / "checkpoint")[0]) == scores
+    else:
+        with pytest.raises(BudgetError, match="leave no time for a step"):
+            run.run()
+    assert ("is left out" in capsys.readouterr().err) == (not scores)
+    assert next(ticks) < 60 * minutes + 20  # looks at the clock after the end
 
 
 def test_a_finished_run_says_what_it_gained(tmp_path, capsys):

@@ -24,6 +24,7 @@ from superres.config import (
     settings_of,
 )
 from superres.system import signals
+from superres.system.output import check_folder
 from superres.system.progress import Budget, Progress, say
 from superres.tasks.translation import parse_languages
 from superres.training.settings import TrainConfig
@@ -161,17 +162,20 @@ def decode(
     from superres.pipeline.auto import checkpoint_task
     from superres.pipeline.base import fastest_exact
     from superres.tasks import translation
-    from superres.tasks.face_data import read_faces
+    from superres.tasks.face_data import read_faces, require_faces
     from superres.training.distillation import decode_own_faces, translate_pairs
 
+    check_folder(output)
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
         opt.refuse_ineffective(context, "on beam search, by which text is translated; leave it out", "block_size",
                                "temperature")
+        opt.check_pairs(checkpoint, data)
         translator = opt.load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
         with Training({"translating": (len(text), "pairs")}) as shown:
             done = translate_pairs(translator, text, output, search, batch_size, signals.stopping, shown.show)
     else:
+        require_faces(data)
         upscaler = opt.load_upscaler(checkpoint, device)
         pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.

@@ -25,6 +25,7 @@ from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.system.machine import Timer, bandwidth, machine, matrix_rate, peak_bytes
 from superres.system.output import figure_png, markdown_table, number_text, write_results
+from superres.system.progress import say
 from superres.tasks import translation
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int], ti
     read, rate = bandwidth(minimum[2] * minimum[0], timer), matrix_rate(timer)
     rows = []
     for batch in batches:
+        say(f"timing steps, batch {batch}")
         for width in widths:
             costs, floor = _step_cost(work, timer, batch, width), step_floor(minimum, batch, width, read, rate)
             rows.append({"batch": batch, "width": width, **costs, "floor": floor,
@@ -203,7 +205,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
 def decode_costs(work: Workload, batch: int, repeats: int) -> list[Report]:
     """Decode a batch with alternating variants, `repeats` times after a warm-up; return one row per variant."""
     runs: dict[str, list[Run]] = {variant: [] for variant in work.variants}
-    for _ in range(repeats + 1):
+    for number in range(repeats + 1):
+        say(f"decoding, batch {batch}: {f'round {number} of {repeats}' if number else 'warm-up'}")
         for variant, options in work.variants.items():
             runs[variant].append(work.decode(options, batch))
     medians = {variant: statistics.median(seconds for seconds, *_ in own[1:]) for variant, own in runs.items()}
@@ -225,6 +228,8 @@ def run_benchmark(
 ) -> Report:
     """Return a report, serialisable as JSON, with medians over `repeats` rounds; `timer` times single steps.
 
+    A line is printed between two rounds, and nothing during a round: progress would disturb the times.
+
     `memory` is the peak memory of decoding in bytes, beyond the loaded model, by batch size.
 
     Raises:
@@ -233,6 +238,7 @@ def run_benchmark(
     require(bool(batches) and all(batch >= 1 for batch in batches), f"batches must be positive, not {batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
     timer = timer or Timer(work.pipeline.device)
+    say("measuring the peak memory")
     # First, and in rising order: a larger peak would hide the peaks of decoding.
     memory = {str(batch): peak_bytes(work.pipeline.device, functools.partial(work.decode, DecodeConfig(), batch))
               for batch in sorted(batches)}

@@ -110,8 +110,7 @@ class Progress:
     def to(self, done: float, note: str = "") -> None:
         """Set the number of units that are done, and a note to show beside it."""
         self.done, self.note = done, note
-        if _budgets and not _budgets[-1].left:
-            raise BudgetError(f"{_budgets[-1].name} ended while {self.name}, {self.counted}; give more")
+        check_budget(f" while {self.name}, {self.counted}")
         if self.bar is not None and self.bar.n == 0:
             self._draw(self.bar)
 
@@ -208,6 +207,12 @@ def budget(limit: Budget | None) -> Iterator[None]:
     finally:
         if limit is not None:
             _budgets.remove(limit)
+
+
+def check_budget(work: str = "") -> None:
+    """Raise BudgetError if the time of a surrounding `budget` is over; `work` says in the message what was done."""
+    if _budgets and not _budgets[-1].left:
+        raise BudgetError(f"{_budgets[-1].name} ended{work}; give more")
 
 
 def say(message: str) -> None:

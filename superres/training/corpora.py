@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +40,15 @@ Score = Callable[[EncoderDecoder], dict[str, float]]
 def changed_preset(name: str, changes: Mapping[str, object]) -> ModelConfig:
     """Return the preset `name` with other values of the fields `changes`; ConfigError if they do not fit together."""
     return ModelConfig.from_dict({**PRESETS[name].to_dict(), **changes})
+
+
+def check_data(network: ModelConfig, *paths: Path | None) -> None:
+    """Raise InvalidInputError unless there is data for the task of `network` at every path that is not None."""
+    for path in filter(None, paths):
+        if network.task == translation.name:
+            translation.pair_paths(path, network.languages)
+        else:
+            require_faces(path)
 
 
 @dataclass(frozen=True)
@@ -123,11 +131,7 @@ class Stage:
 
     def check_paths(self, network: ModelConfig) -> None:
         """Raise a SuperresError unless all that the stage reads exists, and its folder can be written."""
-        find = functools.partial(translation.pair_paths, languages=network.languages) \
-            if network.task == translation.name else require_faces
-        for path in (self.data, self.dev, self.own, self.crops, *self.drawn, *self.more):
-            if path is not None:
-                find(path)
+        check_data(network, self.data, self.dev, self.own, self.crops, *self.drawn, *self.more)
         if self.vocabulary is not None:
             translation.read_vocabulary(self.vocabulary)
         if self.teacher is not None:

@@ -37,12 +37,12 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import write_result
+from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
 from superres.system.reading import read_json
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
-from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset
+from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset, check_data
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -87,7 +87,7 @@ def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     model = build_model(corpus.network, stage.settings, stage.start)
     earlier, start = ([], None) if stage.start is None else (read_training(stage.start), weights_digest(stage.start))
     return Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files=corpus.files, teacher=teacher, start=start, began=None if limit is None else limit.started)
+                   files=corpus.files, teacher=teacher, start=start, limit=limit)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
@@ -232,6 +232,8 @@ def train_recipe(
     reading = any(entry.reads_more for entry in recipe.rungs)
     require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
             f"no rung of the recipe reads further text; leave out --more {more}")
+    check_data(PRESETS[recipe.preset], data, dev, more, crops, *drawn)
+    check_folder(output)
     processes = PartialState(cpu=not torch.cuda.is_available())
     backward = {entry.name for entry in recipe.rungs if entry.reverse}
     is_text = PRESETS[recipe.preset].task == translation.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import json
 import math
 import os
@@ -12,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from superres.checkpoint import (
     load_checkpoint,
@@ -33,7 +35,7 @@ from superres.errors import BudgetError, CheckpointError
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.machine import free_bytes
-from superres.system.progress import Progress, say
+from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.reading import read_json
 from superres.system.signals import deferred
 from superres.training.data import Batches
@@ -52,7 +54,11 @@ REPORT_STEPS = 50
 HISTORY = 4000
 """Number of records at which the history is thinned out."""
 TRIAL_SHARE = 0.1
-"""Largest part of the minutes of a run for the trial of precisions and threads."""
+"""Largest share of the minutes of a run for the trial of precisions and threads."""
+SCORE_SHARE = 0.1
+"""Largest share of the minutes of a run for its first score; a longer one is left out."""
+
+T = TypeVar("T")
 
 
 def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
@@ -179,14 +185,14 @@ class Trainer:
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, earlier: Sequence[dict[str, Any]] = (),
         files: Mapping[str, bytes] | None = None, teacher: EncoderDecoder | None = None,
         report_steps: int = REPORT_STEPS, start: str | None = None, clock: Callable[[], float] = time.monotonic,
-        began: float | None = None,
+        limit: Budget | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
         `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the stages that led to
         the weights of `model`, and `start` is the digest of the weights that it was warm-started from, if any. `files`
-        has the contents of the task's files in the checkpoint by name. `clock` returns the training time in seconds;
-        with `settings.minutes`, the time since `began` counts, too, such as that of reading the data.
+        has the contents of the task's files in the checkpoint by name. `clock` returns the training time in seconds.
+        The time since the start of `limit`, such as that of reading the data, counts as training time, too.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
@@ -194,7 +200,7 @@ class Trainer:
         self.origin = {"start_digest": start, "data_digest": batches.digest()}
         self.settings, self.batches, self.folder, self.evaluate = settings, batches, Path(folder), evaluate
         self.report_steps, self.earlier, self.files, self.clock = report_steps, earlier, files or {}, clock
-        self.began = began
+        self.began, self.limit = None if limit is None else limit.started, limit
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
@@ -223,18 +229,21 @@ class Trainer:
         `stop` is called after every step. `report` is called with each new record of the history and, about once per
         second, with a record of the latest step, its losses and its learning "rate". In the precision "auto", a new
         run begins with a trial, and a resumed one keeps its choice. `settings.minutes` include the trial and all
-        scores. A signal ends a run between two steps.
+        scores, which are cut short in one process. A signal ends a run between two steps.
 
         Returns:
             Whether the schedule was completed; then `checkpoint/` is written, and lines compare it with the start.
 
         Raises:
-            BudgetError: the minutes were over before the first step.
+            BudgetError: the minutes were over before the end of the first step.
         """
         if self._finished() and (self.folder / "checkpoint").is_dir():
             return True
         started, before = self.clock() if self.began is None else self.began, self.seconds
         self.began = None
+        if self.settings.minutes:
+            self.limit = Budget(60 * self.settings.minutes - before, f"{self.settings.minutes:g} minutes", self.clock)
+            self.limit.started = started
         if self._finished() or self._trained(stop, report, started, before):
             self._end(report)
             return True
@@ -247,14 +256,11 @@ class Trainer:
         self._choose_precision()
         if not self.step and not self.settings.endless:
             scoring = self.clock()
-            self._measure_losses()
-            if self.evaluate is not None and (self.settings.minutes or self.origin["start_digest"]):
-                report(self._evaluation())
+            self._score_start(report)
+            if self.settings.minutes:  # matplotlib is imported, which takes most of the time of saving
+                plot_history([], io.BytesIO())
             self.ending, _ = self._agree(self.clock() - scoring, False)
         self.seconds, _ = self._agree(before + self.clock() - started, False)
-        if not self.step and self._finished():
-            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: reading, measuring and "
-                              f"scoring take {self.seconds + self.ending:.0f} s; give more --minutes")
         self.loss.train()
         with deferred():
             return self._loop(stop, report, started, before)
@@ -265,11 +271,13 @@ class Trainer:
         saved = evaluated = time.monotonic()
         stopped = False
         while not self._finished() and not stopped:
-            losses = self._step()
+            losses = self._within(math.inf if self.limit is None else self.limit.left - self.ending, self._step)
             now, earlier = time.monotonic(), self.seconds
             self.seconds = before + self.clock() - started  # which `stop` may read
             self.seconds, stopped = self._agree(self.seconds, stop())
             self.pace = self.seconds - earlier
+            if losses is None:
+                break
             self._report(losses, report)
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
@@ -280,6 +288,9 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         done = self._finished()
+        if done and not self.step:
+            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: reading, measuring and "
+                              f"scoring take {self.seconds + self.ending:.0f} s; give more --minutes")
         if done and self.settings.minutes:
             self.seconds = max(self.seconds, 60 * self.settings.minutes)  # the rest of the time is for the score
         self.save()
@@ -287,15 +298,48 @@ class Trainer:
 
     def _end(self, report: Callable[[dict[str, float]], None]) -> None:
         """Score and write the result, and compare it with the start."""
-        self._measure_losses()
-        if self.evaluate is not None:
-            report(self._evaluation())
+        if self.losses and not self._within(math.inf, self._measure_losses):
+            self.losses = {}
+        if self.evaluate is not None and (record := self._within(math.inf, self._evaluation)) is not None:
+            report(record)
+        elif self.evaluate is not None:
+            say(f"{self.folder}: the minutes are over before the result is scored; score it with 'superres evaluate'")
         with deferred():
             self.save()
             if self.accelerator.is_main_process:
                 self.write_checkpoint(self.folder / "checkpoint")
                 for line in outcome(self.settings, self.step, self.history, self.losses):
                     say(f"{self.folder}: {line}")
+
+    def _score_start(self, report: Callable[[dict[str, float]], None]) -> None:
+        """Measure the losses and scores of the start, in at most SCORE_SHARE of the minutes."""
+        share = math.inf if self.limit is None else SCORE_SHARE * self.limit.seconds
+        self._within(share, self._measure_losses)
+        if self.evaluate is None or not (self.settings.minutes or self.origin["start_digest"]):
+            return
+        record = self._within(share, self._evaluation)
+        if record is not None:
+            report(record)
+        else:
+            self.evaluate = None
+            say(f"{self.folder}: scoring takes more than a tenth of {self.settings.minutes:g} minutes and is left out; "
+                "give more --minutes, or a smaller --dev")
+
+    def _within(self, seconds: float, work: Callable[[], T]) -> T | None:
+        """Return the result of `work`; None if it is cut short after `seconds`, or when the minutes are over.
+
+        Networks stop between two layers. One of several processes does not stop alone.
+        """
+        if self.limit is None or self.accelerator.num_processes > 1:
+            return work()
+        hook = register_module_forward_pre_hook(lambda *_: check_budget())
+        try:
+            with budget(Budget(min(seconds, self.limit.left), self.limit.name, self.clock)):
+                return work()
+        except BudgetError:
+            return None
+        finally:
+            hook.remove()
 
     def _finished(self) -> bool:
         """Return whether the schedule is complete, or the time left is too short for a step and the final score."""
@@ -375,21 +419,24 @@ class Trainer:
     def _choose_precision(self) -> None:
         """Replace the precision "auto" by the fastest one."""
         def step(precision: str) -> None:
-            self._gradients(precision)
-            for optimizer in self.prepared:
-                optimizer.zero_grad()
+            try:
+                self._gradients(precision)
+            finally:
+                for optimizer in self.prepared:
+                    optimizer.zero_grad()
 
         if self.settings.precision == "auto":
             alone = self.accelerator.device.type == "cpu" and self.accelerator.num_processes == 1
             seconds = TRIAL_SHARE * 60 * (self.settings.minutes or math.inf)
             with Progress("measuring precision and threads"):
-                precision = fastest_setting(step, seconds) if alone else "bf16"
-            self.settings = dataclasses.replace(self.settings, precision=precision)
+                precision = self._within(seconds, lambda: fastest_setting(step, seconds)) if alone else "bf16"
+            self.settings = dataclasses.replace(self.settings, precision=precision or "no")
 
-    def _measure_losses(self) -> None:
+    def _measure_losses(self) -> bool:
         """Add the losses of the averaged weights to `losses`; the batches are the same at every call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
         self.losses = {name: [*self.losses.get(name, [])[:1], value] for name, value in found.items()}
+        return True
 
     def _report(self, losses: dict[str, Tensor], report: Callable[[dict[str, float]], None]) -> None:
         """Report the losses of a step, if it is time."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
+from superres.errors import BudgetError
 from superres.system.progress import say
 
 TRIAL_SECONDS = 2.0
@@ -21,29 +24,32 @@ def fastest_setting(step: Callable[[str], object], most: float = math.inf) -> st
 
     `step` computes a step in the given precision and changes nothing. All threads that torch uses now are tried, and
     one: processors without bf16 arithmetic emulate it, and small networks are faster on one thread. After `most`
-    seconds, no further setting is tried.
+    seconds, no further setting is tried. If the time of a surrounding `budget` ends a step, its setting is left out.
     """
     before, found, started = torch.get_num_threads(), dict[tuple[str, int], float](), time.monotonic()
-    for threads in sorted({before, 1}, reverse=True):
-        torch.set_num_threads(threads)
-        for precision in ("no", "bf16"):
+    with suppress(BudgetError):
+        for threads, precision in itertools.product(sorted({before, 1}, reverse=True), ("no", "bf16")):
             if found and time.monotonic() - started > most:
                 break
-            first = _seconds(step, precision)
-            hopeless = found and first > HOPELESS * min(found.values()) and first > TRIAL_SECONDS
-            if hopeless or first > most:
-                found[precision, threads] = first
+            torch.set_num_threads(threads)
+            best, first = min(found.values(), default=math.inf), _seconds(step, precision)
+            found[precision, threads], end = first, time.monotonic() + TRIAL_SECONDS
+            if first > most or (first > HOPELESS * best and first > TRIAL_SECONDS):
                 continue
-            times, end = list[float](), time.monotonic() + TRIAL_SECONDS
-            while not times or time.monotonic() < end:
-                times.append(_seconds(step, precision))
-            found[precision, threads] = min(times)
-    best = min(found, key=found.__getitem__)
-    torch.set_num_threads(best[1])
-    others = [f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != best]
-    say(f"the fastest of {len(found)} settings: {_name(*best)}, {found[best]:.2g} s per step; others: "
+            timed = False
+            while not timed or time.monotonic() < end:
+                found[precision, threads] = min(found[precision, threads], _seconds(step, precision))
+                timed = True
+    if not found:
+        torch.set_num_threads(before)
+        say("no time to try precision and threads: float32 and all threads are used")
+        return "no"
+    chosen = min(found, key=found.__getitem__)
+    torch.set_num_threads(chosen[1])
+    others = [f"{_name(*setting)} {seconds:.2g} s" for setting, seconds in found.items() if setting != chosen]
+    say(f"the fastest of {len(found)} settings: {_name(*chosen)}, {found[chosen]:.2g} s per step; others: "
         f"{', '.join(others) or 'none, for lack of time'}")
-    return best[0]
+    return chosen[0]
 
 
 def _seconds(step: Callable[[str], object], precision: str) -> float:
