@@ -21,7 +21,6 @@ from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
 from superres.cli.info import info
 from superres.cli.options import HelpfulCommand, decoding_command
-from superres.cli.plan import plan
 from superres.cli.space import space
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
@@ -62,7 +61,6 @@ decoding_command(app, TRANSLATION)(translate)
 app.command(cls=HelpfulCommand)(tune)
 app.command(cls=HelpfulCommand)(info)
 app.command(cls=HelpfulCommand)(space)
-app.command(cls=HelpfulCommand)(plan)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):
     app.add_typer(group, name=name)
