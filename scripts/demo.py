@@ -23,7 +23,6 @@ from superres.pipeline.base import fastest_exact
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
-from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels, read_image
@@ -132,7 +131,6 @@ def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
         yield f"{name:11}  {variant.meaning}"
 
 
-@training_paused()
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to64",

@@ -99,17 +99,6 @@ def _seed() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Locks of this test run: a user's training neither delays a test nor adds a line to its output."""
-    from superres.system import training_lock
-
-    folder = tmp_path_factory.mktemp("locks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_lock, "cache_folder", lambda: folder)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _costs() -> Iterator[None]:
     """Costs of adaptive block sizes: fixed ones, so that no decode depends on the machine or on its other work.
 

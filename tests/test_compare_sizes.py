@@ -14,7 +14,6 @@ import compare_sizes
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
-from superres.system import training_lock
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.training import trainer as training
 from superres.training.settings import TrainConfig
@@ -26,11 +25,10 @@ ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 
 
 @pytest.fixture
 def sizes(tmp_path, monkeypatch):
-    """The script with networks of a few thousand weights, a clock that shows one second per step, and its own locks.
+    """The script with networks of a few thousand weights, and a clock that shows one second per step.
 
     Runs compute in float32 with all threads: the fastest setting, which depends on the load, may differ between two.
     """
-    monkeypatch.setattr(training_lock, "cache_folder", lambda: tmp_path / "cache")
     module = importlib.reload(compare_sizes)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setattr(module, "DECODED", 1)

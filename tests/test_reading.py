@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from superres.batch.manifest import read_rows
@@ -16,16 +15,9 @@ from superres.checkpoint import read_config, read_training
 from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
 from superres.system.reading import parse_json, read_json
-from superres.training.continuous import Rounds
 from superres.training.recipes import Recipe
 from superres.training.settings import TrainConfig
 from superres.training.trainer import SavedState
-
-
-class Faces:
-    """No pictures, for the report of a run."""
-
-    hr = lr = np.zeros((0, 8, 8, 3), np.uint8)
 
 
 def manifest_rows(path):
@@ -37,7 +29,6 @@ READERS = {
     "recipe.json": Recipe.read, "config.json": lambda path: read_config(path.parent),
     "training.jsonl": lambda path: read_training(path.parent),
     "state.json": lambda path: read_json(path, SavedState.from_dict, ConfigError, "choose a new run folder"),
-    "report.jsonl": lambda path: Rounds(path.parent, Faces()),
     "run.json": lambda path: _read_run(Job(str(path.parent), "files", 1, ())),
     "plan/000000.jsonl": lambda path: read_part(Job(str(path.parent.parent), "files", 1, ()), 0),
     "manifest.jsonl": manifest_rows,

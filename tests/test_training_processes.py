@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pytest
 import torch
 from ports import own_port
-from training_runs import ONE_HEAD, forked, train, train_together
+from training_runs import ONE_HEAD, forked, train, train_and_die, train_together
 
-from superres.checkpoint import load_checkpoint
+from superres.checkpoint import load_checkpoint, read_tensors
 from superres.errors import ConfigError
+from superres.training import trainer as training
 from superres.training.data import ImageBatches
 
 
@@ -49,6 +51,20 @@ def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, a
     assert [step for step, *_ in curve(runs / name)] == list(range(2, 17, 2))
     np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-9)
     torch.testing.assert_close(weights(runs / name), weights(runs / alone))
+
+
+def test_a_run_killed_while_it_saves_equals_an_uninterrupted_one_to_the_bit(runs, tmp_path):
+    # At the second save: while a file is written, and between the two renames.
+    for owner, name, call in ((training.__name__, "save_file", 5), ("os", "replace", 3)):
+        process = forked(train_and_die, tmp_path, owner, name, call)
+        process.join(1800)
+        assert process.exitcode == -signal.SIGKILL
+    assert json.loads((next(tmp_path.glob("*state*/state.json"))).read_text())["step"] > 0
+    train(tmp_path)
+    for name in ("model", "averaged", "optimizer"):
+        one, other = (read_tensors(folder / "state" / f"{name}.safetensors") for folder in (tmp_path, runs / "alone"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
 
 
 def test_a_batch_that_cannot_be_shared_equally_is_refused():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -15,9 +17,7 @@ import numpy as np
 import torch
 from fakes import SMALL
 
-from superres.system import training_lock
-from superres.training import continuous, recipes, trainer
-from superres.training.corpora import Stage
+from superres.training import trainer
 from superres.training.data import ImageBatches
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -26,13 +26,12 @@ TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
 TOGETHER = TrainConfig(stage="heads", steps=16, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
 ONE_HEAD = replace(TOGETHER, head_loss="random-head")
-ENDLESS = TrainConfig(stage="heads", endless=True, batch_size=2, warmup_steps=5, precision="no", ema_decay=0.9)
 
 
 def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
     """Call a function of this module in a process that is forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([continuous.__name__])
+    context.set_forkserver_preload([trainer.__name__])
     process = context.Process(target=function, args=arguments)
     process.start()
     return process
@@ -64,35 +63,16 @@ def train_together(folder: Path, environment: dict[str, str]) -> None:
         (folder / "facts.json").write_text(json.dumps(facts))
 
 
-def hurry(replaced: Callable[[object, str, object], None] = setattr) -> None:
-    """Let trainers save and report often, and draw nothing; `replaced` sets an attribute."""
-    replaced(trainer, "SAVE_SECONDS", 0.2)
-    replaced(trainer, "plot_history", lambda *_: None)
-    replaced(recipes, "Trainer", functools.partial(trainer.Trainer, report_steps=2))
+def train_and_die(folder: Path, module: str, name: str, call: int) -> None:
+    """Train in `folder`, save after every step, and kill this process at a call of the module's function `name`."""
+    owner = sys.modules[module]
+    work, calls = getattr(owner, name), itertools.count(1)
 
+    def killing(*arguments: object, **options: object) -> object:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*arguments, **options)
 
-def endless(folder: Path, output: Path) -> Stage:
-    """Return the stage of an endless run on `folder / "faces.npz"`."""
-    return Stage(ENDLESS, folder / "faces.npz", output, folder / "dev.npz", folder / "start")
-
-
-def train_a_round(folder: Path, output: Path) -> None:
-    """Train without an end until the first round is scored."""
-    path = output / "report.jsonl"
-    continuous.train_continuously(endless(folder, output), 0.01,
-                                  lambda: path.exists() and path.read_text().count("\n") == 2, lambda _: None)
-
-
-def train_on(folder: Path, output: Path, last: int) -> None:
-    """Train without an end until the first record at or after step `last`."""
-    path = output / "state" / "state.json"
-    steps = [json.loads(path.read_text())["step"] if path.exists() else 0]
-    continuous.train_continuously(endless(folder, output), 1e9, lambda: steps[-1] >= last,
-                                  lambda record: steps.append(record["step"]))
-
-
-def train_on_alone(folder: Path, output: Path, last: int) -> None:
-    """Train as `train_on` does, in a process of its own that no one else pauses."""
-    training_lock.cache_folder = lambda: output.parent / "cache"
-    hurry()
-    train_on(folder, output, last)
+    setattr(owner, name, killing)
+    trainer.SAVE_SECONDS = -1.0
+    train(folder)

@@ -34,7 +34,6 @@ from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text, write_result
-from superres.system.training_lock import training_paused
 
 BUSY = "import os, sys; os.nice(int(sys.argv[1])); print(flush=True)\nwhile True: pass"
 WORKER = """
@@ -158,7 +157,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(list(rows[0]), cells)
 
 
-@training_paused()
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each workload.")] = 5,
     output: Annotated[Path | None, typer.Option(help="Also write the measurements to this file, as JSON.")] = None,

@@ -29,7 +29,6 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 
 if TYPE_CHECKING:
@@ -134,7 +133,6 @@ def peers_markdown(sizes: dict[str, list[Row]]) -> str:
          number_text(row["over_generate"], 2)] for row in rows]) for size, rows in sizes.items()) + "\n"
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for a folder per engine, peers.json and peers.md.")],

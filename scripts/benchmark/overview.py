@@ -34,7 +34,6 @@ from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import figure_png, write_result
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
 from translators import ours, seconds, theirs
@@ -107,7 +106,6 @@ def text_rows(data: Path, count: int) -> list[Row]:
             for name, way in compared.items()]
 
 
-@training_paused()
 def measure(
     output: Annotated[Path, typer.Argument(help="JSON file for the measurements.")],
     faces: Annotated[Path, typer.Option(help="Faces with the truth: .npz, folder of images or CelebA root.")],

@@ -45,7 +45,6 @@ from superres.pipeline.base import Pipeline
 from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.progress import Progress
-from superres.system.training_lock import training_paused
 from superres.tasks import translation
 
 Report = dict[str, Any]
@@ -464,7 +463,6 @@ class Task(str, Enum):
     text = "text"
 
 
-@training_paused()
 def main(
     task: Annotated[Task, typer.Argument(help="What to decode.")],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for proposers.json and proposers.md.")],

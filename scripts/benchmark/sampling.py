@@ -20,7 +20,6 @@ from superres.evaluation import pictures as scores
 from superres.evaluation.sampling import draw_samples
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
@@ -94,7 +93,6 @@ def coupled_sampling_markdown(report: dict[str, Any]) -> str:
     return f"# Coupled sampling\n\n{heading}\n\n{markdown_table(['', *columns], rows)}\n"
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],

@@ -29,7 +29,6 @@ from superres.pipeline.export import export_ctranslate2
 from superres.pipeline.translator import Translator
 from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
-from superres.system.training_lock import training_paused
 from superres.tasks.translation import TextPairs, read_pairs
 
 if TYPE_CHECKING:
@@ -119,7 +118,6 @@ def markdown(rows: Sequence[dict[str, Any]], sentences: int, threads: int) -> st
     return f"{sentences} sentences, threads: {threads}.\n\n{markdown_table(header, cells)}\n"
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Parallel text PATH.en and PATH.de, or a test set of sacreBLEU.")],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for translators.json and translators.md.")],

@@ -27,7 +27,6 @@ from superres.errors import SuperresError
 from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
 from superres.system.machine import cpu_name, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
-from superres.system.training_lock import training_paused
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = "native", "native-int8"
@@ -112,7 +111,6 @@ def table(rows: list[dict[str, Any]], names: list[str]) -> str:
         "microseconds per iteration.\n")
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz of faces.")],
     output: Annotated[Path, typer.Option(help="Folder for variants.json and variants.md.")],

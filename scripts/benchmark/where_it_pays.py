@@ -45,7 +45,6 @@ from superres.pipeline.base import pick_device
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result, write_results
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
@@ -256,7 +255,6 @@ def read_sources(data: Path | None, limit: int, task: FaceTask) -> np.ndarray:
                      for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))])
 
 
-@training_paused()
 def main(
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
     data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,

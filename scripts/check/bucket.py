@@ -35,7 +35,6 @@ import psutil
 from batch import make_checkpoint, make_faces
 from superres.batch.manifest import latest_rows
 from superres.system.places import files_in, read_place, write_place
-from superres.system.training_lock import training_paused
 
 RUN = [sys.executable, "-m", "superres", "upscale"]
 HERE = Path(__file__).resolve().parent
@@ -290,7 +289,6 @@ def rates(place: str) -> str:
     return f"{min(found):.2f} to {max(found):.2f}, median {statistics.median(found):.2f}, over {len(found)} parts"
 
 
-@training_paused()
 def speed(work: Path, arguments: argparse.Namespace) -> bool:
     """Time runs on one node and on two, in turns."""
     folder, options, _ = prepare(work, arguments)
@@ -311,7 +309,6 @@ def speed(work: Path, arguments: argparse.Namespace) -> bool:
     return True
 
 
-@training_paused()
 def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     """Time runs from disc to disc and from bucket to bucket, in turns."""
     folder, options, _ = prepare(work, arguments)

@@ -22,7 +22,6 @@ from superres import DecodeConfig, SuperresError
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr
 from superres.pipeline.upscaler import Upscaler
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import area_reduce, image_key
 
@@ -51,7 +50,6 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     }
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],
     limit: Annotated[int | None, typer.Option(help="Images to check. [default: all]", show_default=False)] = None,

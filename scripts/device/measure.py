@@ -34,7 +34,6 @@ from superres.nn.engines.cuda_graph import GraphModel
 from superres.pipeline.auto import face_task
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 
 GRAPHS = ("graph", "graph-bf16")
@@ -247,7 +246,6 @@ class Warnings(logging.Handler):
             self.messages.append(record.getMessage())
 
 
-@training_paused()
 def main(
     part: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}.")],
     data: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],

@@ -19,7 +19,10 @@ from superres.errors import InvalidInputError
 from superres.pipeline.auto import face_task
 from superres.system.output import prepare_folder
 from superres.tasks.face_data import read_faces
-from superres.training.continuous import SCORED, Rounds
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+
+from continuous import SCORED, Rounds
 
 
 def main(
@@ -37,11 +40,7 @@ def main(
     except tarfile.TarError as error:
         raise InvalidInputError(f"the parts are no complete archive ({error}); give all of run.tar.gz.*") from error
     rounds = Rounds(output, read_faces(dev, face_task(reference), "valid", SCORED), reference)
-    if not rounds.rows:
-        rounds.start(lambda: False)
-    scores = rounds.score(output / "checkpoint", lambda: False)
-    if scores is None:
-        raise InvalidInputError(f"{output}/checkpoint was not scored; run the command again")
+    scores = rounds.score(output / "checkpoint")
     rounds.add(scores, {"step": read_training(output / "checkpoint")[-1]["steps"]})
     raise typer.Exit(1 if rounds.worse(scores) else 0)
 

@@ -34,7 +34,6 @@ from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
 from superres.system.output import prepare_folder
 from superres.system.progress import say
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
 from superres.training.recipes import Recipe
@@ -112,7 +111,6 @@ def table2(
     _finish(table, ladder, views=1)
 
 
-@training_paused()
 def measure(table: Table, series: Mapping[str, Series], pipelines: Mapping[str, Pipeline], ladder: Path) -> None:
     """Measure the series of all networks given, their test data, and their curves."""
     for name, one in series.items():
@@ -169,7 +167,6 @@ def table3(
 
 
 @app.command()
-@training_paused()
 def lookahead(
     output: Annotated[Path, typer.Option(help="Folder for lookahead.json, lookahead.md and lookahead.png.")],
     text: Annotated[Path, typer.Option(help="Parallel text: PATH.en and PATH.de.")],
@@ -205,7 +202,6 @@ class Task(str, Enum):
 
 
 @app.command()
-@training_paused()
 def speculative(
     task: Annotated[Task, typer.Argument(help="What to decode.")],
     output: Annotated[Path, typer.Option(help="Folder for speculative.json, speculative.md and speculative.png.")],

@@ -27,7 +27,6 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.training.recipes import Stage, train_stage
 from superres.training.settings import TrainConfig
@@ -74,7 +73,6 @@ def train_variant(
     return folder / "checkpoint"
 
 
-@training_paused()
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
     """Decode with each proposer that uses heads, or without heads with each proposer that needs no resource.
 

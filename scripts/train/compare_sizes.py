@@ -5,7 +5,7 @@ time is the processor time of all threads, which does not count while other proc
 30 minutes last about 15. All are trained with Muon, as `celeba-8to32` is. The learning rate is constant, and the
 averaged weights are scored after every turn. The folder OUTPUT then has sizes.json, sizes.md and sizes.png, and a run
 folder per size. The same command resumes a comparison that was killed, and with N times the minutes and N times the
-turns it continues a finished one. Training pauses while another process measures times.
+turns it continues a finished one.
 
     python scripts/train/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
     python scripts/train/compare_sizes.py --data faces64.npz --dev dev64.npz --output runs/sizes64 --preset face-64
@@ -27,6 +27,7 @@ import torch
 import typer
 from scipy.optimize import curve_fit
 
+from continuous import run_folder
 from superres.config import PRESETS, DecodeConfig, ModelConfig, reader_of, require
 from superres.errors import ConfigError, SuperresError
 from superres.nn.engines import step_model
@@ -34,10 +35,8 @@ from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
 from superres.system.reading import read_json
-from superres.system.training_lock import times_are_measured, training_paused, training_turn
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
-from superres.training.continuous import run_folder
 from superres.training.data import ImageBatches
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -98,17 +97,14 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
             continue
         end = 60 * minutes * turn / turns
         while trainer.seconds < end:  # not if that was reached before a kill, so that the same weights are scored
-            with training_turn(lambda: False):
-                trainer.run(lambda trainer=trainer, end=end: trainer.seconds >= end or times_are_measured())
-        with training_turn(lambda: False):
-            bits = bits_per_dim(trainer.averaged.eval(), source, target)
+            trainer.run(lambda trainer=trainer, end=end: trainer.seconds >= end)
+        bits = bits_per_dim(trainer.averaged.eval(), source, target)
         record = trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
         trainer.save()
         print(f"{name}, turn {turn} of {turns}: {record['images']} pictures, {record['bits_per_dim']:.3f} bits/dim",
               file=sys.stderr)
 
 
-@training_paused()
 def decoding_seconds(trainers: dict[str, Trainer], pairs: FacePairs, rounds: int) -> dict[str, float]:
     """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds."""
     upscalers = {name: Upscaler(trainer.averaged, name, device="cpu", engine="native")

@@ -13,7 +13,6 @@ from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.errors import ConfigError
 from superres.system.output import prepare_folder
 from superres.system.terminal import echo, echo_json
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import require_faces
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ def text_work(checkpoint: str, device: str, engine: str, data: Path | None) -> W
     return text_workload(translator, SENTENCES if data is None else read_pairs(data, translator.languages).source)
 
 
-@training_paused()
 def _measure(
     work: Workload, sizes: tuple[int, ...], repeats: int, output: Path | None, busy: bool, as_json: bool,
 ) -> None:

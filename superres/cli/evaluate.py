@@ -24,7 +24,6 @@ from superres.config import (
 from superres.pipeline.options import SETTINGS, combined
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
-from superres.system.training_lock import training_paused
 from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
 
@@ -59,7 +58,6 @@ evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 
 
 @opt.decoding_command(evaluate_app, FACES)
-@training_paused()
 def images(
     context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = None, samples: Samples = 1, batch_size: opt.BatchSize = 16, device: opt.Device = "auto",
@@ -122,7 +120,6 @@ def report_likelihood(context: typer.Context) -> None:
 
 
 @opt.decoding_command(evaluate_app, TRANSLATION)
-@training_paused()
 def text(
     context: typer.Context, data: Pairs, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
     greedy: Greedy = True, beam: Beam = BEAM.size, length_penalty: opt.LengthPenalty = BEAM.length_penalty,
@@ -149,7 +146,6 @@ def text(
     _show({**report, "device": translator.device.type}, report_lines(report), as_json)
 
 
-@training_paused()
 def tune(
     context: typer.Context, data: TunedData, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: TunedLimit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,

@@ -30,12 +30,9 @@ from superres.tasks.translation import parse_languages
 from superres.training.settings import TrainConfig
 
 BEAM = BeamConfig()
-FOREVER_RATE = 3e-4  # learning rate of an endless run; it stays constant after the warm-up
-FOREVER_EMA = 0.9995  # decay of the averaged weights of an endless run: an average over about 2,000 steps
-# Settings of training that get an option: in every command, in the stages, and in the stages that train heads.
-ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share",
-           "input_noise")
-STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps", "schedule")
+# Settings of training that get an option: in all stages, and in those that train heads.
+STAGE = ("minutes", "steps", "batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing",
+         "crop_share", "input_noise", "warmup_steps", "schedule")
 HEADS = ("freeze_base", "head_positions", "head_target")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
 """Entries of a record by the unit of the progress."""
@@ -49,12 +46,8 @@ Dev = Annotated[Path | None, Option(metavar="PATH", help="Faces or text to score
 Start = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
 Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
 Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
-ScoredDev = Annotated[Path, Option(metavar="PATH", help="Faces to score after every round, the same in every run.")]
 MaybeStart = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose weights, without its heads, the "
                                           "recipe starts from. [default: random weights]")]
-StartName = Annotated[Path, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
-MaybeOwn = Annotated[Path | None, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train "
-                                         "decode', for half of each batch.")]
 Own = Annotated[Path, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/train/recipes.")]
 More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages that "
@@ -63,7 +56,6 @@ PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop a
                                               "continues.")]
 HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
                                          "[default: as in --start]")]
-RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
 Crops = Annotated[Path | None, Option(metavar="PATH", help="Faces with larger pictures, for random crops. [default: "
                                       "--data]")]
 Drawn = Annotated[list[Path] | None, Option(metavar="PATH", help="Pictures that an earlier stage of a cascade drew, "
@@ -89,30 +81,25 @@ Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent context
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
 
-def training_command(
-    *names: str, called: str | None = None, **defaults: object,
-) -> Callable[[opt.Command], opt.Command]:
+def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
     """Return a decorator that registers a command with options for the training settings `names`.
 
-    The command reads these options with `train_config`. `defaults` replaces defaults of settings.
+    The command reads these options with `train_config`.
     """
     about = settings_of(TrainConfig)
 
     def register(function: opt.Command) -> opt.Command:
-        options = [opt.option_of(name, about[name], defaults.get(name, getattr(TrainConfig, name))) for name in names]
-        train_app.command(called, cls=opt.HelpfulCommand)(opt.with_options(function, options))
+        options = [opt.option_of(name, about[name], getattr(TrainConfig, name)) for name in names]
+        train_app.command(cls=opt.HelpfulCommand)(opt.with_options(function, options))
         return function
 
     return register
 
 
-def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainConfig:
-    """Return the training settings of a command, or raise ConfigError.
-
-    Settings without an option are `fixed` or have their default.
-    """
+def train_config(context: typer.Context, stage: str) -> TrainConfig:
+    """Return the training settings of a command, or raise ConfigError; those without an option have their default."""
     given = {name: context.params[name] for name in settings_of(TrainConfig) if name in context.params}
-    return TrainConfig.from_dict({"stage": stage, **fixed, **given})
+    return TrainConfig.from_dict({"stage": stage, **given})
 
 
 @training_command(*STAGE, "label_smoothing", "teacher")
@@ -199,38 +186,6 @@ def distil(
     """
     _train(context, "distil", data=data, own=own, output=output, dev=dev, start=start, limit=limit, crops=crops,
            drawn=tuple(drawn or ()), head_layer=head_layer)
-
-
-@training_command(*ENDLESS, called="continue", optimizer="muon", learning_rate=FOREVER_RATE)
-def continue_run(
-    context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
-    start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
-    limit: Limit = None, crops: Crops = None, drawn: Drawn = None,
-) -> None:
-    """Train base and heads of a checkpoint further, without an end.
-
-    Training uses only idle time of the processor, and pauses while 'superres benchmark' and other commands measure
-    times. After every round, the averaged weights are scored on the first 200 faces of --dev. DIR/best holds the best
-    round that beats the bundled checkpoint. Stop with Ctrl-C; the same command continues, after a kill, too.
-    """
-    from superres.system.training_lock import lowest_priority
-
-    lowest_priority()  # before torch starts its threads
-
-    from superres.checkpoint import find_checkpoint
-    from superres.training.continuous import train_continuously
-    from superres.training.corpora import Stage
-
-    # On its own pictures no token is true, and without a teacher the heads' loss would change p1.
-    stage, teacher = ("heads", None) if own is None else ("distil", str(start))
-    settings = train_config(context, stage, endless=True, ema_decay=FOREVER_EMA, teacher=teacher)
-    run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops,
-                drawn=tuple(drawn or ()))
-    with Training({"training": (None, "s")}) as shown, signals.deferred():
-        best = train_continuously(run, 60 * round_minutes, signals.stopping, shown.show)
-    found = "no round has beaten the reference yet" if best is None else \
-        f"{best} beats the reference, use it with --checkpoint {best}"
-    say(f"{output}: stopped and saved; {found}; the same command continues")
 
 
 @train_app.command(cls=opt.HelpfulCommand)

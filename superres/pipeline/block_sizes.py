@@ -27,9 +27,6 @@ from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
 from superres.system.progress import Progress
 from superres.system.reading import read_json
-from superres.system.training_lock import training_paused
-
-PATIENCE = 5.0  # longest time that a first decode waits for training to pause, in seconds
 
 
 class BlockSizes:
@@ -105,7 +102,7 @@ class BlockSizes:
             costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
             if len(costs) == largest and min(costs) > 0:
                 return costs
-        with training_paused(PATIENCE), Progress("measuring the cost of block sizes"):
+        with Progress("measuring the cost of block sizes"):
             costs, steady = self.measure(self.model, source, chosen, largest, padding, proposer)
         if steady:
             with suppress(OSError, OutputError):  # without a cache, the next process measures again
