@@ -81,74 +81,35 @@ def test_a_damaged_study_is_one_line(sqlite, column, value):
         sqlite.study("study")
 
 
-def test_a_newer_schema_is_left_alone(sqlite):
+def test_another_schema_is_left_alone(sqlite):
     with sqlite.writing() as connection:
         connection.execute(schema.schema.update().values(version=schema.VERSION + 1))
     for create in (False, True):
-        with pytest.raises(StoreError, match=r"has schema \d+, newer than this program's \d+; install"):
+        with pytest.raises(StoreError, match=r"has schema \d+, this program's is \d+; use"):
             Store(sqlite.location, create=create)
 
 
-def test_an_older_schema_is_brought_up_to_date_in_one_step_or_not_at_all(store, monkeypatch):
-    study, _ = add_study(store)
-    vote_through(store, study)
-    votes = read_votes(store, study)
-    failing = [True]
-
-    def step(connection):
-        connection.exec_driver_sql("ALTER TABLE survey_study ADD COLUMN note VARCHAR(20)")
-        if failing:
-            raise ConfigError("the step fails")
-
-    now = schema.VERSION
-    monkeypatch.setattr(schema, "VERSION", now + 1)
-    monkeypatch.setattr(schema, "MIGRATIONS", {now: step})
-    with pytest.raises(StoreError, match=rf"has schema {now}, older than this program's; run superres survey migrate"):
-        Store(store.address)
-    with pytest.raises(ConfigError):
-        Store(store.address, create=True)
-    failing.clear()
-    new = Store(store.address, create=True)
-    assert new.migrated == (now, now + 1)
-    assert read_votes(new, new.study("study")) == votes
-    assert Store(store.address, create=True).migrated == (now + 1, now + 1)
-    new.close()
-
-
-def test_raters_of_an_older_store_can_withdraw_and_no_other_vote_can_be_deleted(store):
+def test_raters_can_withdraw_and_no_other_vote_can_be_deleted(store):
     study, _ = add_study(store)
     for rater in ("one", "two"):
         vote_through(store, study, rater)
-    dialect = "postgresql" if "postgresql" in str(store.address) else "sqlite"
-    with store.writing() as connection:  # as version 1 has it
-        if dialect == "sqlite":
-            connection.exec_driver_sql("DROP TRIGGER survey_vote_no_delete")
-        for column in ("withdrawn", "erased", "panel"):
-            connection.exec_driver_sql(f"ALTER TABLE survey_rater DROP COLUMN {column}")
-        connection.execute(schema.schema.update().values(version=1))
-        if dialect == "sqlite":
-            connection.exec_driver_sql("CREATE TRIGGER survey_vote_no_delete BEFORE DELETE ON survey_vote "
-                                       "BEGIN SELECT RAISE(ABORT, 'survey_vote is append-only'); END")
-    old = Store(store.address, create=True)
-    assert old.migrated == (1, schema.VERSION)
-    before = read_votes(old, study)
+    before = read_votes(store, study)
     gone, kept = pseudonym(study.salt, "one"), pseudonym(study.salt, "two")
-    found = withdraw(old, study, gone)
+    found = withdraw(store, study, gone)
     assert found.votes == sum(vote["rater"] == gone for vote in before) > 0
-    assert read_votes(old, study) == [vote for vote in before if vote["rater"] == kept]
-    assert withdrawals(old, study) == [found]
-    with old.reading() as connection:
+    assert read_votes(store, study) == [vote for vote in before if vote["rater"] == kept]
+    assert withdrawals(store, study) == [found]
+    with store.reading() as connection:
         names = list(connection.scalars(select(schema.rater.c.pseudonym)))
     assert kept in names
     assert gone not in names
-    with pytest.raises(StoreError, match="only ever added"), old.writing() as connection:
+    with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
         connection.execute(text("DELETE FROM survey_vote"))
-    assert len(read_votes(old, study)) == len(before) - found.votes
+    assert len(read_votes(store, study)) == len(before) - found.votes
     with pytest.raises(ConfigError, match="has no rater"):
-        withdraw(old, study, gone)
-    vote_through(old, study, "one")  # as a new rater
-    assert len(read_votes(old, study)) == len(before)
-    old.close()
+        withdraw(store, study, gone)
+    vote_through(store, study, "one")  # as a new rater
+    assert len(read_votes(store, study)) == len(before)
 
 
 def test_files_that_are_no_store_are_refused_and_none_is_made_by_reading(tmp_path):

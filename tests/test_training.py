@@ -87,16 +87,6 @@ def test_a_run_is_not_resumed_with_other_settings_or_another_start_or_other_data
     assert "\n" not in str(caught.value)
 
 
-def test_run_from_before_a_setting_or_a_digest_existed_resumes(tmp_path):
-    begun(tmp_path, 2)
-    path = tmp_path / "state" / "state.json"
-    state = json.loads(path.read_text())
-    del state["settings"]["distance_weight"], state["model"]["head_layer"], state["start_digest"], state["data_digest"]
-    state["settings"]["head_decay"] = 1.0  # a former setting
-    path.write_text(json.dumps(state))
-    assert trainer(tmp_path, count=4, start="0123").step == 2
-
-
 def test_damaged_state_is_named(tmp_path):
     begun(tmp_path, 1)
     for file in ("optimizer.safetensors", "model.safetensors", "state.json"):
@@ -180,10 +170,6 @@ def test_frozen_heads_stage_leaves_p1_identical_to_the_bit(base, tmp_path):
 def test_a_layer_that_p1_has_already_becomes_its_part_of_the_new_one(kind, tmp_path):
     network = replace(TINY, identity_p1=False, head_layer=kind)
     save_checkpoint(random_model(network), tmp_path / "base")
-    path = tmp_path / "base" / "config.json"
-    document = json.loads(path.read_text())
-    document["model"].pop("one_head_layer", None)  # from before there was the setting
-    path.write_text(json.dumps(document))
     before = load_checkpoint(tmp_path / "base")
     assert before.heads.count == 1
     settings = replace(HEADS, head_target="tokens")

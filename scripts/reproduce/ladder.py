@@ -16,7 +16,6 @@ from superres.config import require
 from superres.system.output import markdown_table
 from superres.system.progress import say
 from superres.training.recipes import Recipe, train_recipe
-from superres.training.settings import TrainConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +29,6 @@ DIGESTS = ("start_digest", "data_digest")
 """Entries of a training record in which networks may not differ; nor may they in settings other than VARIED."""
 VARIED = ("freeze_base", "head_loss", "head_target", "head_positions")
 """Settings of training in which the networks may differ."""
-DEFAULTS = TrainConfig(steps=1).to_dict()
-"""Values of the settings that are newer than a network."""
 QUICK: dict[str, Any] = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "snapshots": 2, "head_positions": 8}
 """Settings of every rung of a ladder that only shows that all works."""
 
@@ -99,7 +96,7 @@ def _check_alike(role: str, one: str, records: Records, common: Sequence[str]) -
     require(len(rows) == len(others), f"{role} was trained in {len(rows)} stages and {one} in {len(others)}; train "
                                       "them in one ladder")
     for row, other in zip(rows, others, strict=True):
-        here, there = (DEFAULTS | {name: stage.get(name) for name in common} | stage.get("settings", {})
+        here, there = ({name: stage.get(name) for name in common} | stage.get("settings", {})
                        for stage in (row, other))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
                      if name not in VARIED and here[name] != there.get(name)]

@@ -138,8 +138,11 @@ def lowest_priority() -> None:
         os.nice(19)
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):  # Linux gives every session a fair share, whatever the priority of its processes
-        Path("/proc/self/autogroup").write_text("19")
+    # Linux may give every session a fair share, whatever the priority of its processes. A session that is not this
+    # process's own has other programs, too.
+    with suppress(OSError, AttributeError):
+        if os.getsid(0) == os.getpid():
+            Path("/proc/self/autogroup").write_text("19")
 
 
 @contextmanager

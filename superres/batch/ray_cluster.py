@@ -49,10 +49,10 @@ class Cluster:
     """
 
     address: str
-    workers: int | None = None
-    checkpoint: str = "celeba-8to32"
-    device: str = "auto"
-    engine: str = "auto"
+    workers: int | None
+    checkpoint: str
+    device: str
+    engine: str
 
 
 class Worker:

@@ -17,7 +17,6 @@ from superres.config import DecodeConfig
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import FORMATS
-from superres.tasks.photos import CENTRE
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import face_sheet
 
@@ -153,11 +152,7 @@ class RunSettings:
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, as text; exact tokens do not depend on an adaptive block size."""
-        # A setting that is newer than the row has its default.
-        config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
-        # Outputs that are older than the setting `crop` are from the centre, and `checkpoint` determines their start.
-        older = {"crop": CENTRE, "start": self.task.source, "sheet": False}
-        there = {"checkpoint": row.checkpoint, **config, **older, **(row.options or {})}
+        there = {"checkpoint": row.checkpoint, **(row.config or {}), **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
 

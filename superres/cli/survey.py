@@ -373,13 +373,12 @@ def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
 
 @survey_app.command(cls=SurveyCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
-    """Create a store, or update a store of an older version, and rewrite its files without what was deleted."""
+    """Create a store, or rewrite the files of a store without what was deleted."""
     from superres.survey.store import Store
 
     opened = Store(store, create=True)
     opened.clean()
-    before, after = opened.migrated
-    say(f"{opened.location} has schema {after}" + (f", updated from {before}" if before != after else " already"))
+    say(f"{opened.location} is a store without what was deleted")
 
 
 @survey_app.command(cls=SurveyCommand)

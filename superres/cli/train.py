@@ -198,7 +198,7 @@ def ngrams(
     The n-grams are in the tokens of --checkpoint.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.statistics import count_targets
+    from superres.training.counts import count_targets
 
     prepare_folder(output.parent)
     table = count_targets(checkpoint, data, order, limit, least, most)
@@ -217,7 +217,7 @@ def shortlist(
     which sentences are unlike the text.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.statistics import learn_shortlists
+    from superres.training.counts import learn_shortlists
 
     prepare_folder(output.parent)
     lists = learn_shortlists(checkpoint, data, limit, domain)

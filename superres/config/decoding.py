@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from superres.config.settings import (
     EXPERTS,
@@ -94,8 +94,6 @@ class DecodeConfig(Config):
     Each field describes its setting completely (see `superres.config.settings`). A new setting needs its field here,
     the code that uses it, and a check below if its range alone does not define the valid values.
     """
-
-    retired: ClassVar[dict[str, Any]] = {"budget": 8, "noise": "gumbel"}
 
     block_size: int | None = setting(
         None, "Tokens proposed per step; 1 decodes greedily.", "K", least=1,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast
+from typing import Any, Literal, TypeVar, Union, cast
 
 from superres.errors import ConfigError, plain, shown
 
@@ -147,9 +147,6 @@ class Config:
     The dictionary form has exactly the fields of the class.
     """
 
-    retired: ClassVar[dict[str, Any]] = {}
-    """Former settings that older files name, and the value that each of them must have there."""
-
     def __post_init__(self) -> None:
         for name, about in _all_settings(type(self)).items():
             value = getattr(self, name)
@@ -165,8 +162,6 @@ class Config:
         """Return the settings in `values`, or raise ConfigError."""
         fields = dataclasses.fields(cls)
         require(isinstance(values, dict), f"{cls.__name__} needs an object of settings, not {shown(values)}")
-        values = {name: value for name, value in values.items()
-                  if name not in cls.retired or value != cls.retired[name]}
         unknown = sorted(set(values) - {about.name for about in fields})
         require(not unknown, f"unknown setting {', '.join(map(plain, unknown[:3]))} in {cls.__name__}; "
                              f"known: {', '.join(about.name for about in fields)}")

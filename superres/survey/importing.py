@@ -46,9 +46,6 @@ from superres.system.reading import parse_json, read_file
 MAX_STUDY_BYTES, MAX_VOTES_BYTES, MAX_VOTES, MAX_CELL_BYTES = 2**24, 2**28, 1_000_000, 2**16
 """Largest size of the file of settings, of the file of votes, and of one of its texts; and largest number of votes."""
 
-LATER_SETTINGS = ("fill", "adaptive", "panel_params")
-"""Settings that older exports lack."""
-
 ROUNDING_MS = 0.001
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -105,7 +102,7 @@ class Row(Ballot):
     chosen_method: str
     response_ms: float = Field(ge=0)
     page_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
-    panel: Annotated[str, _checked(_check_panel)] = ""  # older exports have no such column
+    panel: Annotated[str, _checked(_check_panel)]
     consent_version: str = Field(pattern=r"^[0-9a-f]{12}$")
     consented: Time
     issued: Time
@@ -151,9 +148,9 @@ class Document(BaseModel):
     settings: dict[str, JsonValue]
     methods: dict[Name, dict[str, JsonValue]]
     comparisons: list[ComparisonEntry] = Field(min_length=1, max_length=1000)
-    votes: int | None = None  # older exports do not say how many there are
+    votes: int
     exclusions: list[RuleEntry] = Field(max_length=10_000)
-    withdrawals: list[WithdrawalEntry] = Field([], max_length=100_000)
+    withdrawals: list[WithdrawalEntry] = Field(max_length=100_000)
     columns: dict[str, dict[str, str]]
 
 
@@ -229,7 +226,7 @@ def _read_document(path: Path) -> tuple[Document, StudySettings]:
         json.dumps(value, ensure_ascii=False).encode()  # a ValueError for surrogates
         document = _validated(Document, value)
         lacking = [field.name for field in dataclasses.fields(StudySettings)
-                   if field.name not in (*document.settings, *LATER_SETTINGS)]
+                   if field.name not in document.settings]
         _require(not lacking, f"settings lack {', '.join(lacking)}")
         settings = StudySettings.from_dict(document.settings)
         names = [entry.name for entry in document.comparisons]
@@ -304,7 +301,7 @@ def _parquet_rows(data: bytes) -> Iterator[Any]:
 
 def _check_rows(rows: Sequence[Row], document: Document, settings: StudySettings) -> None:
     """Raise ValueError if two fields of the votes or of the study contradict each other."""
-    _require(document.votes in (None, len(rows)), f"it has {len(rows)} votes, and {document.votes} were exported")
+    _require(document.votes == len(rows), f"it has {len(rows)} votes, and {document.votes} were exported")
     methods = {entry.name: (entry.method_a, entry.method_b) for entry in document.comparisons}
     methods.update(dict.fromkeys((GOLD, PRACTICE), (RIGHT, WRONG)))
     facts: dict[tuple[object, ...], object] = {}

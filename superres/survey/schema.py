@@ -1,10 +1,8 @@
-"""Tables of a survey's store, and the migrations of older stores."""
+"""Tables of a survey's store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -88,36 +86,6 @@ def _append_only(table: str, dialect: str) -> list[str]:
     return []
 
 
-def _protect(connection: sa.Connection, table: sa.Table) -> None:
-    """Create the triggers of a table, or replace older ones."""
-    if connection.dialect.name == "sqlite":
-        for event in ("update", "delete"):
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {table.name}_no_{event}")
-    for statement in _append_only(table.name, connection.dialect.name):
-        connection.exec_driver_sql(statement)
-
-
-def _add_columns(connection: sa.Connection, *columns: sa.Column[Any]) -> None:
-    for column in columns:
-        kind = column.type.compile(connection.dialect)
-        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind}")
-
-
-def _allow_withdrawal(connection: sa.Connection) -> None:
-    """Upgrade a store to version 2, in which raters can withdraw."""
-    _add_columns(connection, rater.c.withdrawn, rater.c.erased)
-    _protect(connection, vote)
-
-
-def _keep_panels(connection: sa.Connection) -> None:
-    """Upgrade a store to version 3, which keeps what a panel's link says of a rater."""
-    _add_columns(connection, rater.c.panel)
-
-
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _allow_withdrawal, 2: _keep_panels}
-"""Function n upgrades a store from version n to n + 1."""
-
-
 def version_of(connection: sa.Connection) -> int:
     """Return the version of the store's schema; 0 if the store has no schema."""
     if not sa.inspect(connection).has_table(schema.name):
@@ -125,16 +93,10 @@ def version_of(connection: sa.Connection) -> int:
     return int(connection.scalar(sa.select(schema.c.version)) or 0)
 
 
-def migrate(connection: sa.Connection) -> tuple[int, int]:
-    """Create or upgrade the schema in the transaction of `connection`; return the versions before and after."""
-    before = version_of(connection)
-    if before == 0:
-        metadata.create_all(connection)
-        for table in (vote, exclusion):
-            _protect(connection, table)
-    for version in range(before or VERSION, VERSION):
-        MIGRATIONS[version](connection)
-    if before < VERSION:
-        connection.execute(schema.delete())
-        connection.execute(schema.insert().values(version=VERSION))
-    return before, VERSION
+def create(connection: sa.Connection) -> None:
+    """Create the tables in the transaction of `connection`."""
+    metadata.create_all(connection)
+    for table in (vote, exclusion):
+        for statement in _append_only(table.name, connection.dialect.name):
+            connection.exec_driver_sql(statement)
+    connection.execute(schema.insert().values(version=VERSION))

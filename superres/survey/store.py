@@ -61,9 +61,8 @@ def utc_now(offset: timedelta = timedelta()) -> str:
 class Store:
     """A store of studies, opened from an SQLite file or a SQLAlchemy database URL.
 
-    `create` creates a missing store, and upgrades the schema of an older one. `location` is the file or URL for
-    messages, without the password, and `migrated` the versions of the schema before and after opening. Raise StoreError
-    if the store is missing, cannot be reached, or has a newer or older schema than this program.
+    `create` creates a missing store. `location` is the file or URL for messages, without the password. Raise StoreError
+    if the store is missing, cannot be reached, or has another schema than this program's.
     """
 
     def __init__(self, url: str | Path, create: bool = False) -> None:
@@ -85,14 +84,14 @@ class Store:
                 connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
         with self.reading(writes=create) as connection:
             found = schema.version_of(connection)
-            if found > schema.VERSION:
-                raise StoreError(f"the store {self.location} has schema {found}, newer than this program's "
-                                 f"{schema.VERSION}; install a newer superres")
-            if found < schema.VERSION and not create:
-                what = "holds no survey" if found == 0 else f"has schema {found}, older than this program's"
+            if found not in (0, schema.VERSION):
+                raise StoreError(f"the store {self.location} has schema {found}, this program's is {schema.VERSION}; "
+                                 "use the superres that made it")
+            if not found and not create:
                 remedy = command_line("migrate", store=self.location)
-                raise StoreError(f"the store {self.location} {what}; run {remedy}")
-            self.migrated = schema.migrate(connection) if create else (found, found)
+                raise StoreError(f"the store {self.location} holds no survey; run {remedy}")
+            if not found:
+                schema.create(connection)
 
     def close(self) -> None:
         """Close all connections."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -56,8 +57,8 @@ def outcome(
     return lines if figures else lines[1:]
 
 
-def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = "images") -> None:
-    """Plot the losses (nats per token) and development scores of a run against `unit` seen, as a PNG."""
+def plot_history(history: list[dict[str, float]], file: Path | BinaryIO, unit: str = "images") -> None:
+    """Plot the losses (nats per token) and development scores of a run against `unit` seen, as a PNG in `file`."""
     from matplotlib.figure import Figure  # a slow import that only training needs
 
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -76,4 +77,4 @@ def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = 
     axes.set_ylabel("nats per token; bits on dev")
     if axes.lines:
         axes.legend()
-    figure.savefig(path, dpi=100)
+    figure.savefig(file, dpi=100)

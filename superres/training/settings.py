@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from superres.config import Config, documented, require, setting
 
@@ -43,8 +43,6 @@ class TrainConfig(Config):
       expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails exact
       acceptance, which the divergence of two wide distributions hardly notices.
     """
-
-    retired: ClassVar[dict[str, Any]] = {"head_decay": 1.0}
 
     stage: Literal["base", "heads", "distil"] = "base"
     minutes: float | None = setting(None, "Minutes of training in all, over all resumed runs.", "M")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -155,19 +155,17 @@ def build_optimizers(model: nn.Module, settings: TrainConfig) -> list[torch.opti
 
 @dataclass(frozen=True)
 class SavedState(Config):
-    """The position and settings of a run, in its `state.json`; older states have no digests."""
-
-    unknown: ClassVar[str] = "unknown"
+    """The position and settings of a run, in its `state.json`."""
 
     model: ModelConfig
     settings: TrainConfig
     history: list[dict[str, float]]
+    start_digest: str | None
+    data_digest: str
+    ending: float
+    losses: dict[str, list[float]]
     step: int = setting(REQUIRED, least=0, most=2**53)
     seconds: float = setting(REQUIRED, least=0)
-    start_digest: str | None = unknown
-    data_digest: str | None = unknown
-    ending: float = setting(0.0, least=0)
-    losses: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
 
 class Trainer:
@@ -496,7 +494,7 @@ class Trainer:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
         for name, now in self.origin.items():
-            if (before := getattr(saved, name)) not in (SavedState.unknown, now):
+            if (before := getattr(saved, name)) != now:
                 options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}[name]
                 raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, {now} "
                                       "now); repeat the first or choose a new run folder")
