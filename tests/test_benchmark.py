@@ -23,6 +23,7 @@ from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation.benchmark import (
     benchmark_markdown,
+    decode_costs,
     image_workload,
     run_benchmark,
     step_floor,
@@ -154,6 +155,22 @@ def test_the_text_command_prints_json(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["unit"] == "sentence"
     assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
+
+
+def test_a_benchmark_prints_lines_between_its_rounds_and_none_during_one(upscaler, sources, capsys):
+    work, during = image_workload(upscaler, sources), []
+
+    def decode(variant, batch):
+        lines.append(capsys.readouterr().err)
+        run = work.decode(variant, batch)
+        during.append(capsys.readouterr().err)
+        return run
+
+    lines = []
+    decode_costs(replace(work, decode=decode), 1, 2)
+    rounds = [line.split(": ", 1)[1] for line in "".join(lines).splitlines()]
+    assert rounds == [f"decoding, batch 1: {name}" for name in ("warm-up", "round 1 of 2", "round 2 of 2")]
+    assert not any(during[len(work.variants):])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "a", "-1", "1.5"])

@@ -18,7 +18,7 @@ from superres.nn.engines.native import build
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
-from superres.training import trainer
+from superres.training import recipes, trainer
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
@@ -234,6 +234,20 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
     error = capsys.readouterr().err
     assert str(path) in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["decode"], ["base", "--steps", "1"], ["heads", "--start", "celeba-8to32", "--steps",
+                                                                          "1"], ["ladder"]], ids=lambda words: words[0])
+def test_paths_are_checked_before_any_work(words, recipe, data, tmp_path, capsys, monkeypatch):
+    for owner, name in ((Upscaler, "load"), (recipes, "build_model")):
+        monkeypatch.setattr(owner, name, lambda *_: pytest.fail("work was done"))
+    words = ["train", *words, *([str(recipe)] if words == ["ladder"] else [])]
+    for options, message in (
+            (["--data", str(tmp_path / "nowhere"), "--output", str(tmp_path / "run")], "nowhere does not exist"),
+            (["--data", str(data), "--output", str(data)], "cannot write to the folder")):
+        assert run([*words, *options]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
