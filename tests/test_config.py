@@ -29,18 +29,6 @@ def test_settings_survive_json(config):
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize(("kind", "name", "value", "other"), [
-    (DecodeConfig, "noise", "gumbel", "quantile"), (DecodeConfig, "budget", 8, 9),
-    (TrainConfig, "head_decay", 1.0, 0.8),
-])
-def test_a_former_setting_is_read_from_older_files_if_it_means_what_is_done_now(kind, name, value, other):
-    given = {"steps": 3} if kind is TrainConfig else {}
-    assert kind.from_dict({**given, name: value}) == kind(**given)
-    assert name not in kind(**given).to_dict()
-    with pytest.raises(ConfigError, match=f"unknown setting {name}"):
-        kind.from_dict({**given, name: other})
-
-
 IMPOSSIBLE = [
     *((kind, "colour", 1) for kind in (ModelConfig, DecodeConfig, TrainConfig)),
     *((ModelConfig, name, value) for name in ("width", "vocabulary", "decoder_layers", "prediction_heads",
