@@ -159,11 +159,11 @@ def create(
                 "shuffled if intact pictures answer it")
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     known = read_obvious(obvious)
-    opened = Store(store, create=True)
-    require_free(opened, study)
-    compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
-                                settings.interpolation)
-    echo(create_study(opened, study, settings, compared, scale, known))
+    with Store.for_new_study(store) as opened:
+        require_free(opened, study)
+        compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
+                                    settings.interpolation)
+        echo(create_study(opened, study, settings, compared, scale, known))
 
 
 def _settings(context: typer.Context) -> StudySettings:
@@ -323,8 +323,8 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
     from superres.survey.importing import import_study
     from superres.survey.store import Store
 
-    opened = Store(store, create=True)
-    say(f"study {import_study(opened, file, name).name} is in {opened.location}")
+    with Store.for_new_study(store) as opened:
+        say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
 @survey_app.command(cls=SurveyCommand)

@@ -20,9 +20,9 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from superres.errors import StoreError
+from superres.errors import InvalidInputError, StoreError
 from superres.survey import voting
-from superres.survey.credentials import digest
+from superres.survey.credentials import digest, require_filled
 from superres.survey.export import export_study
 from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.rate_limit import EnrolmentLimit
@@ -156,7 +156,12 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
-    def get_study() -> dict[str, Any]:
+    def get_study(request: Request) -> dict[str, Any]:
+        try:  # the page sends its own parameters
+            for name in (*settings.id_params, *settings.panel_params):
+                require_filled(f"the value of {name}", request.query_params.get(name, ""))
+        except InvalidInputError as error:
+            raise RefusedError(422, str(error)) from None
         shown = ("title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params",
                  "panel_params")
         return {
