@@ -75,8 +75,8 @@ LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
 Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-Layout = Annotated[str, Option(metavar="[votes|arena|pick-a-pic]", help="Columns: all that is known of each vote; "
-                               "model_a, model_b and winner, as Arena-Rank reads them; or those of Pick-a-Pic v2.")]
+Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each vote; or model_a, "
+                               "model_b and winner, as Arena-Rank reads them.")]
 ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
                                     f".{', .'.join(FORMATS)}.")]
 AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]

@@ -9,6 +9,7 @@ study, and its export, to whoever has the owner's token.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -28,7 +29,7 @@ from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.report import study_report
 from superres.survey.store import Store
-from superres.survey.study import Study
+from superres.survey.study import Study, StudySettings
 from superres.survey.voting import STRICT, Panel, RefusedError, Vote
 from superres.system.asgi import with_headers
 from superres.system.output import scratch_folder
@@ -157,11 +158,7 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
-        try:  # the page sends its own parameters
-            for name in (*settings.id_params, *settings.panel_params):
-                require_filled(f"the value of {name}", request.query_params.get(name, ""))
-        except InvalidInputError as error:
-            raise RefusedError(422, str(error)) from None
+        _check_link(settings, request.query_params)  # which the page passes on
         shown = ("title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params",
                  "panel_params")
         return {
@@ -198,6 +195,15 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         return {"saved": True, "correct": voting.save_vote(store, study, session, vote)}
 
     return app
+
+
+def _check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
+    """Raise RefusedError if a panel did not fill in a parameter of its link."""
+    try:
+        for name in (*settings.id_params, *settings.panel_params):
+            require_filled(f"the value of {name}", values.get(name, ""))
+    except InvalidInputError as error:
+        raise RefusedError(422, str(error)) from None
 
 
 def results_app(store: Store, study: Study) -> FastAPI:
