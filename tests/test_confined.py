@@ -22,6 +22,7 @@ from hostile_pictures import many_scans
 from PIL import Image, ImageCms
 from test_pipeline import FAST
 
+from superres.cli.main import run
 from superres.errors import InvalidInputError
 from superres.pipeline.upscaler import Upscaler
 from superres.system import confined
@@ -231,6 +232,16 @@ def test_pictures_that_take_too_long_or_too_much_memory_fail_alone(tmp_path, mon
     upscaler = Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu", engine="plain")
     with pytest.raises(InvalidInputError, match=r"b\.jpg cannot be decoded: it takes over 1 seconds"):
         upscaler(tmp_path / "in" / "b.jpg")
+
+
+@pytest.mark.parametrize(("limit", "value", "told"), [("MOST_MEMORY", 10**8, "cannot be read"),
+                                                      ("MOST_SECONDS", 0.1, "takes over 0.1 seconds")])
+def test_info_of_a_picture_that_takes_too_much_ends_with_one_line(limit, value, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(untrusted, limit, value)
+    Image.new("RGB", (7000, 7000)).save(tmp_path / "a.png", compress_level=1)
+    assert run(["info", str(tmp_path / "a.png")]) == 2
+    assert told in (message := capsys.readouterr().err)
+    assert message.count("\n") == 1
 
 
 def test_every_field_of_a_picture_comes_through():

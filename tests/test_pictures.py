@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -195,6 +196,11 @@ def profile(gamma, primaries=SRGB, space=None):
     return head + struct.pack(">I4sII4sII", 2, b"wtpt", 156, 20, b"kTRC", 176, 16) + white + curve
 
 
+def parameters(kind, *values):
+    """A parametric curve of ICC."""
+    return b"para\0\0\0\0" + struct.pack(">HH", kind, 0) + np.rint(np.array(values) * 65536).astype(">i4").tobytes()
+
+
 LINEAR, GREY = profile(1.0), profile(1.0, space="GRAY")
 P3 = PRIMARIES[12]
 
@@ -275,3 +281,44 @@ def test_inks_follow_their_profile():
     for file in (inks.tiffsave_buffer(compression="deflate"), inks.jpegsave_buffer(Q=100)):
         assert read(file).has_profile
         np.testing.assert_allclose(read(file).rgb, libvips(file), rtol=0, atol=4)
+
+
+DARK = np.linspace(0, 3000, HEIGHT * WIDTH).astype(int).reshape(HEIGHT, WIDTH, 1)
+"""Levels of 16 bits, of which 8 bits would keep twelve."""
+
+
+@pytest.mark.parametrize("colours", [0, 2, 6])
+@pytest.mark.parametrize("kind", ["png", "tiff", "tiff, planes"])
+@pytest.mark.parametrize("icc", [LINEAR, matrix_profile(P3, CURVES[13])], ids=["linear", "wide"])
+def test_a_profile_is_applied_to_all_sixteen_bits(colours, kind, icc):
+    count = {0: 1, 2: 3, 6: 4}[colours]
+    samples = np.concatenate([np.repeat(DARK, min(count, 3), axis=2) * [1, 2, 3][: min(count, 3)],
+                              np.full_like(DARK, 65535)], axis=2)[..., :count]
+    if kind == "png":
+        data = png(samples, 16, colours, chunk(b"iCCP", b"a\0\0" + zlib.compress(icc)))
+    else:
+        data = tiff(samples, 16, 2 if colours else 1, extra=(2,) if colours == 6 else (), planes="planes" in kind,
+                    more=[(34675, 7, icc)])
+    found = read(data)
+    assert found.has_profile
+    if icc == LINEAR:
+        expected = encoded(samples[..., :3] / 65535)
+        assert len(np.unique(np.rint(expected))) > 50
+        np.testing.assert_allclose(found.rgb, np.broadcast_to(expected, found.rgb.shape), rtol=0, atol=0.6)
+    if colours:  # libvips leaves greys as they are
+        np.testing.assert_allclose(found.rgb, libvips(data), rtol=0, atol=1)
+
+
+@pytest.mark.parametrize(("curve", "light"), [
+    (b"curv\0\0\0\0" + struct.pack(">I", 0), lambda x: x),
+    (b"curv\0\0\0\0" + struct.pack(">IH", 1, 512), lambda x: x**2),
+    (b"curv\0\0\0\0" + struct.pack(">I3H", 3, 0, 16384, 65535), lambda x: np.interp(x, [0, 0.5, 1], [0, 0.25, 1])),
+    (parameters(1, 2, 1.25, -0.25), lambda x: np.maximum(1.25 * x - 0.25, 0) ** 2),
+    (parameters(2, 2, 0.75, 0, 0.25), lambda x: (0.75 * x) ** 2 + 0.25),
+    (parameters(4, 2, 1, 0, 0.5, 0.25, 0, 0.1), lambda x: np.where(x < 0.25, 0.5 * x + 0.1, x**2))])
+def test_every_form_of_a_curve_is_that_of_the_standard(curve, light):
+    samples = samples_of(16, 1)
+    head = GREY[:128] + struct.pack(">I4sII4sII", 2, b"wtpt", 156, 20, b"kTRC", 176, len(curve)) + GREY[156:176]
+    data = png(samples, 16, 0, chunk(b"iCCP", b"a\0\0" + zlib.compress(head + curve)))
+    assert read(data).has_profile
+    np.testing.assert_allclose(read(data).rgb[..., :1], encoded(light(samples / 65535)), rtol=0, atol=0.6)

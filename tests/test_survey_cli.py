@@ -57,6 +57,19 @@ def survey(*words):
     return run(["survey", *map(str, words)])
 
 
+@pytest.mark.parametrize("words", [
+    ("import", "missing.csv"), ("create", "s", "--method-a", "ours", "--method-b", "photos"),
+    ("create", "a/b", "--method-a", "ours", "--method-b", "theirs")])
+def test_a_command_that_fails_makes_no_store_and_leaves_one_that_exists(words, here):
+    assert survey(*words, "--store", "new.db") == 2
+    assert not list(here.glob("new.db*"))
+    assert survey("migrate", "--store", "old.db") == 0
+    assert survey(*words, "--store", "old.db") == 2
+    assert survey("migrate", "--store", "old.db") == 0
+    assert not list(here.glob("new.db*"))
+    assert (here / "old.db").exists()
+
+
 def create(*words):
     return survey("create", "study", "--trials", 5, "--gold", 1, "--repeats", 1, "--practice", 1, *words)
 

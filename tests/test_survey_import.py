@@ -403,7 +403,7 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay(sqlite, tmp_path):
     study, _ = add_study(sqlite, methods=methods, count=3, trials=21, gold=0, repeats=0, practice=0, adaptive=False,
                          question="=HYPERLINK(1)")
     vote_through(sqlite, study)
-    for layout in ("votes", "arena", "pick-a-pic"):
+    for layout in ("votes", "arena"):
         path = tmp_path / f"{layout}.csv"
         export_study(sqlite, study, path, layout)
         rows = list(csv.DictReader(path.open(newline="")))

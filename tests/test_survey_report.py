@@ -63,9 +63,8 @@ def test_the_report_counts_what_was_voted(sqlite, voted):
         assert comparison["preference"] == pytest.approx((counts[0] + counts[2] / 2) / len(own))
         assert comparison["preference_decided"] == pytest.approx(counts[0] / (counts[0] + counts[1]))
         assert comparison["fool_rate"]
-        for kind in ("two_way", "votes", "rater", "image", "pigeonhole"):
-            low, high = comparison["intervals"][kind]
-            assert 0 <= low <= comparison["preference"] <= high <= 1
+        low, high = comparison["intervals"]["two_way"]
+        assert 0 <= low <= comparison["preference"] <= high <= 1
     left = [record["choice"] == "left" for record in main if record["choice"] != "unsure"]
     assert result["sides"]["share"] == sum(left) / len(left)
     assert (result["gold"]["count"], result["repeats"]["count"]) == (10, 15)
@@ -84,20 +83,18 @@ def test_studies_without_votes_and_with_a_single_one_have_reports(sqlite):
     assert comparison["intervals"]["wilson"] is not None
 
 
-def test_below_five_raters_there_are_no_strengths_p_values_or_resampled_intervals(sqlite):
+def test_below_five_raters_there_are_no_strengths_and_p_values(sqlite):
     study, _ = add_study(sqlite, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=0, practice=0)
     for raters in range(1, 6):
         vote_through(sqlite, study, f"rater{raters}", choosing(sqlite, lambda *_: "a"))
         report = study_report(sqlite, study)
         result, text = report["result"], report_markdown(report)
-        reason = f"p-values, strengths and resampled intervals need at least 5 raters, not {raters}"
+        reason = f"p-values and strengths need at least 5 raters, not {raters}"
         for part in (result, *result["comparisons"]):
             assert part["withheld"] == (reason if raters < 5 else None)
         assert (result["strengths"] is None) == (result["sides"]["p_binomial"] is None) == (raters < 5)
         for comparison in result["comparisons"]:
             assert (comparison["p_binomial"] is None) == (raters < 5)
-            for kind in ("votes", "rater", "image", "pigeonhole"):
-                assert (comparison["intervals"][kind] is None) == (raters < 5)
             assert comparison["intervals"]["wilson"] is not None
         assert ("### Strengths" in text) == (raters == 5)
         assert (reason[1:] in text) == (raters < 5)
@@ -173,25 +170,20 @@ def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlit
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_other_programs_read_the_counted_votes_in_their_own_columns(sqlite, voted, tmp_path, file_format):
+def test_arena_rank_reads_the_counted_votes(sqlite, voted, tmp_path, file_format):
     exclude(sqlite, voted, "same-side>0.95", "one key only")
     counted = study_report(sqlite, voted)["result"]
     (arena,) = export_study(sqlite, voted, tmp_path / f"arena.{file_format}", "arena")
-    (pick,) = export_study(sqlite, voted, tmp_path / f"pick.{file_format}", "pick-a-pic")
     reading = {"csv": lambda path: list(csv.DictReader(path.open())),
                "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
                "parquet": lambda path: parquet.read_table(path).to_pylist()}[file_format]
-    battles, pairs = reading(arena), reading(pick)
+    battles = reading(arena)
     assert list(battles[0]) == ["model_a", "model_b", "winner"]
-    assert len(battles) == len(pairs) == counted["votes"]
+    assert len(battles) == counted["votes"]
     values = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5}
     for comparison in counted["comparisons"]:
         own = [values[row["winner"]] for row in battles if row["model_a"] == comparison["method_a"]]
         assert fmean(own) == pytest.approx(comparison["preference"])
-    for row in pairs:
-        labels = [float(row["label_0"]), float(row["label_1"])]
-        assert sum(labels) == 1
-        assert row["best_image_uid"] == ("tie" if 0.5 in labels else row[f"image_{labels.index(1)}_uid"])
     with pytest.raises(ConfigError, match=r"must end in \.csv, \.jsonl, \.parquet"):
         export_study(sqlite, voted, tmp_path / "votes.xls")
 

@@ -195,6 +195,10 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
     study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
     with TestClient(survey_app(sqlite, study, EnrolmentLimit(0, 0)), base_url="http://test/") as client:
         for value in UNFILLED:
+            for name in ("PROLIFIC_PID", "SESSION_ID"):
+                answer = client.get("api/study", params={"OTHER": value, name: value})  # as the page loads
+                assert answer.status_code == 422
+                assert f"this link has {value.strip()} where the value of {name} belongs" in answer.json()["error"]
             for rater, panel, what in ((value, {}, "a participant id"),
                                        ("me", {"SESSION_ID": value}, "the value of SESSION_ID")):
                 answer = client.post("api/raters", json={
@@ -205,6 +209,7 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
                 assert "It is not your fault; please tell the people who sent you" in error
                 assert "docs/survey.md" in error
         for rater in FILLED:
+            assert client.get("api/study", params={"PROLIFIC_PID": rater, "OTHER": "undefined"}).status_code == 200
             answer = client.post("api/raters", json={"rater": rater, "consent": study.settings.consent_version,
                                                      "panel": {"SESSION_ID": rater, "OTHER": "undefined"}})
             assert answer.status_code == 200, rater

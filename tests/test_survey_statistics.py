@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from superres.errors import ConfigError
 from superres.survey.statistics import (
     Votes,
-    cluster_bootstrap,
     davidson,
     fit_davidson,
     intraclass_correlation,
     krippendorff_alpha,
     plan_votes,
     two_way,
-    votes_bootstrap,
     wilson,
 )
 
@@ -42,21 +39,6 @@ def crossed(rng, raters, images, rater_sd, image_sd):
 
 def width(interval):
     return interval[1] - interval[0]
-
-
-def test_the_votes_bootstrap_is_scipys(rng):
-    drawn = votes(rng.choice([0, 0.5, 1], 300, p=[0.4, 0.1, 0.5]), np.zeros(300, int), np.arange(300))
-    theirs = stats.bootstrap((drawn.values,), np.mean, confidence_level=0.9, n_resamples=10_000, method="percentile",
-                             rng=rng).confidence_interval
-    assert votes_bootstrap(drawn, rng) == pytest.approx(tuple(theirs), abs=0.004)
-
-
-def test_clusters_that_always_agree_count_as_one_vote_each(rng):
-    answers = rng.integers(0, 2, 40)
-    once = votes(answers, np.arange(40), np.arange(40))
-    often = votes(np.repeat(answers, 25), np.repeat(np.arange(40), 25), np.arange(1000))
-    assert cluster_bootstrap(often, often.raters, rng) == pytest.approx(votes_bootstrap(once, rng), abs=0.02)
-    assert width(votes_bootstrap(often, rng)) < 0.3 * width(cluster_bootstrap(often, often.raters, rng))
 
 
 def test_two_way_variance_is_that_of_cameron_gelbach_and_miller_by_hand():
@@ -178,7 +160,7 @@ def test_the_simulation_covers_the_known_preference(simulate):
     found = simulate("coverage", studies=20, raters=12, votes=20, images=40)
     rows = {row["interval"]: float(row["coverage"]) for row in found["rows"]}
     assert rows["two-way clustered"] >= 80
-    assert rows["two-way clustered"] > rows["votes only (paper)"]
+    assert rows["two-way clustered"] > rows["Wilson, of independent votes"]
 
 
 def test_simulated_raters_vote_over_http_too(simulate):

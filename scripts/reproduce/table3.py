@@ -151,16 +151,14 @@ def table3_markdown(report: Report) -> str:
     table = []
     for row in ROWS:
         ours: dict[str, Any] = found.get(row.name, {})
-        intervals = ours.get("intervals", {})
         table.append([f"**{row.criterion}, k = {row.block_size}**", percent(ours.get("preference")),
-                      interval_text(intervals.get("votes")), interval_text(intervals.get("two_way")),
-                      p_text(ours.get("p_two_way")),
+                      interval_text(ours.get("intervals", {}).get("two_way")), p_text(ours.get("p_two_way")),
                       *(str(ours.get(key, "-")) for key in ("votes", "raters", "images"))])
         low, high = row.interval
         table.append([f"{row.criterion}, k = {row.block_size}, paper", f"{row.preference:.1f}",
-                      f"({low:.1f}, {high:.1f})", *["-"] * 5])
-    header = ["fine-tuned over regular", "% for fine-tuned", "votes only (as the paper)", "two-way", "p two-way",
-              "votes", "raters", "images"]
+                      f"({low:.1f}, {high:.1f})", *["-"] * 4])
+    header = ["fine-tuned over regular", "% for fine-tuned", "two-way", "p two-way", "votes",
+              "raters", "images"]
     missing = [row.name for row in ROWS if row.name not in found]
     level = f"{100 * report['level']:g}%"
     networks = [f"{name}: {_network(report['methods'].get(name, {}))}" for name in dict.fromkeys(

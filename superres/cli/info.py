@@ -13,8 +13,8 @@ from superres.cli.options import DEFAULTS, AsJson
 from superres.errors import plain
 from superres.pipeline.options import as_option
 from superres.system.terminal import echo, echo_json
-from superres.tasks.image_files import read_origin
 from superres.tasks.metadata import SOFTWARE
+from superres.tasks.untrusted import read_origin
 
 PictureFile = Annotated[Path | None, Argument(metavar="FILE", help="PNG, JPEG, WebP or TIFF picture to describe "
                                               "instead of the machine: whether it is marked as drawn by a model, and "

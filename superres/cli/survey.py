@@ -75,8 +75,8 @@ LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
 Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-Layout = Annotated[str, Option(metavar="[votes|arena|pick-a-pic]", help="Columns: all that is known of each vote; "
-                               "model_a, model_b and winner, as Arena-Rank reads them; or those of Pick-a-Pic v2.")]
+Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each vote; or model_a, "
+                               "model_b and winner, as Arena-Rank reads them.")]
 ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
                                     f".{', .'.join(FORMATS)}.")]
 AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
@@ -159,11 +159,11 @@ def create(
                 "shuffled if intact pictures answer it")
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     known = read_obvious(obvious)
-    opened = Store(store, create=True)
-    require_free(opened, study)
-    compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
-                                settings.interpolation)
-    echo(create_study(opened, study, settings, compared, scale, known))
+    with Store.for_new_study(store) as opened:
+        require_free(opened, study)
+        compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
+                                    settings.interpolation)
+        echo(create_study(opened, study, settings, compared, scale, known))
 
 
 def _settings(context: typer.Context) -> StudySettings:
@@ -323,8 +323,8 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
     from superres.survey.importing import import_study
     from superres.survey.store import Store
 
-    opened = Store(store, create=True)
-    say(f"study {import_study(opened, file, name).name} is in {opened.location}")
+    with Store.for_new_study(store) as opened:
+        say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
 @survey_app.command(cls=SurveyCommand)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,19 @@ def plain_text(cell: str) -> str:
 def export_study(store: Store, study: Study, path: Path, layout: str = "votes") -> list[Path]:
     """Write a study's votes to `path`, one row per vote, in the format that its ending names, and return the files.
 
-    `layout` is a name in `LAYOUTS`. With "votes", `<stem>.study.json` and `<stem>.columns.md` are written beside the
-    file; the others have counted votes of raters who are not excluded only, in the columns that other programs read.
+    With the `layout` "votes", `<stem>.study.json` and `<stem>.columns.md` are written beside the file; "arena" has
+    counted votes of raters who are not excluded only, in the columns that Arena-Rank reads.
 
     Raises:
         ConfigError: the layout or the ending is unknown, or the format's library is not installed.
         OutputError: a file cannot be written.
     """
-    require_choice("--layout", layout, list(LAYOUTS))
+    require_choice("--layout", layout, ["votes", "arena"])
     file_format = path.suffix.lstrip(".")
     require(file_format in FORMATS, f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
-    if layout != "votes":
-        columns, row_of = LAYOUTS[layout]
-        write_result(path, _encode(_counted(store, study, row_of), file_format, columns))
+    if layout == "arena":
+        columns = dict.fromkeys(("model_a", "model_b", "winner"), str)
+        write_result(path, _encode(_arena_rows(store, study), file_format, columns))
         return [path]
     exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
@@ -82,40 +82,13 @@ def study_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}.study.json")
 
 
-def _counted(store: Store, study: Study, row_of: RowOf) -> list[Record]:
+def _arena_rows(store: Store, study: Study) -> list[Record]:
     """Return a row per counted vote of raters who are not excluded."""
     records = read_votes(store, study)
     excluded = excluded_raters(records, read_exclusions(store, study))
-    return [row_of(study, record) for record in records if record["kind"] == MAIN and record["rater"] not in excluded]
-
-
-def _arena_row(_: Study, record: Record) -> Record:
-    return {"model_a": record["method_a"], "model_b": record["method_b"],
-            "winner": f"model_{record['chosen']}" if record["chosen"] else "tie"}
-
-
-def _pick_a_pic_row(study: Study, record: Record) -> Record:
-    best = record["chosen"] and record[f"sha256_{record['chosen']}"]
-    labels = {"a": (1.0, 0.0), "b": (0.0, 1.0), "": (0.5, 0.5)}[record["chosen"]]
-    return {
-        "are_different": int(record["sha256_a"] != record["sha256_b"]), "best_image_uid": best or "tie",
-        "caption": study.settings.question, "created_at": record["voted"], "has_label": 1,
-        "image_0_uid": record["sha256_a"], "image_1_uid": record["sha256_b"], "label_0": labels[0],
-        "label_1": labels[1], "model_0": record["method_a"], "model_1": record["method_b"],
-        "ranking_id": record["pair"], "user_id": record["rater"]}
-
-
-RowOf = Callable[[Study, Record], Record]
-LAYOUTS: dict[str, tuple[dict[str, type], RowOf]] = {
-    "votes": ({}, lambda _, record: record),
-    "arena": (dict.fromkeys(("model_a", "model_b", "winner"), str), _arena_row),
-    "pick-a-pic": ({
-        "are_different": int, "best_image_uid": str, "caption": str, "created_at": str, "has_label": int,
-        "image_0_uid": str, "image_1_uid": str, "label_0": float, "label_1": float, "model_0": str, "model_1": str,
-        "ranking_id": int, "user_id": str}, _pick_a_pic_row),
-}
-"""Types of the columns, and the row of a vote, by layout: all that the store has; the columns that Arena-Rank reads;
-and those of Pick-a-Pic v2 that a study has."""
+    return [{"model_a": record["method_a"], "model_b": record["method_b"],
+             "winner": f"model_{record['chosen']}" if record["chosen"] else "tie"}
+            for record in records if record["kind"] == MAIN and record["rater"] not in excluded]
 
 
 def _encode(rows: Sequence[Record], file_format: str, kinds: Mapping[str, type]) -> bytes:

@@ -36,15 +36,13 @@ ANYTIME_NOTE = (
     "fixed before. "
 )
 INTERVALS_NOTE = (
-    "Use the two-way interval: it treats raters and images as random samples. The votes-only interval is the paper's "
-    "(bootstrap over votes). It assumes independent votes and is too narrow if raters or images differ. The pigeonhole "
-    "interval resamples raters and images at once and is conservative. \"Can't tell\" counts as half a vote for each "
-    "side; the column decided, Wilson's interval and the binomial test leave it out."
+    "Use the two-way interval: it treats raters and images as random samples. Wilson's interval assumes independent "
+    "votes, as the paper's bootstrap does, and is too narrow if raters or images differ. \"Can't tell\" counts as half "
+    "a vote for each side; the column decided, Wilson's interval and the binomial test leave it out."
 )
 
 PLOTTED_INTERVALS = (
-    ("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("votes", "votes only (paper)", -0.22, 1.5, "C1"),
-    ("anytime", "any time (these pictures)", 0.22, 1.5, "C2"),
+    ("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("anytime", "any time (these pictures)", 0.22, 1.5, "C2"),
 )
 """Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
 
@@ -202,24 +200,22 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
         rows.append([
             c["name"], percent(c.get("preference")), interval_text(intervals.get("two_way")),
             percent(known.get("preference")), interval_text(known.get("interval")),
-            *(interval_text(intervals.get(kind)) for kind in ("votes", "pigeonhole")),
-            percent(c.get("preference_decided")), str(c["votes"]), str(c["raters"]), str(known.get("raters", 0)),
-            str(c["images"])])
+            percent(c.get("preference_decided")), interval_text(intervals.get("wilson")),
+            str(c["votes"]), str(c["raters"]), str(known.get("raters", 0)), str(c["images"])])
     header = ["a vs b", "% for a", f"two-way {_level(report)}", "raters' mean", f"any-time {_level(report)}",
-              "votes only (paper)", "pigeonhole", "decided", "votes", "raters", "finished", "images"]
+              "decided", "Wilson", "votes", "raters", "finished", "images"]
     return _section(heading, header, rows, note)
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
     rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"] if c.get("withheld"))
     for c in analysis["comparisons"]:
-        intervals, times = c.get("intervals", {}), c.get("response_ms")
+        times = c.get("response_ms")
         rows.append([
-            c["name"], *(interval_text(intervals.get(kind)) for kind in ("rater", "image", "wilson")),
-            p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
+            c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
             *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation", "agreement")),
             str(c["unsure"]), number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000, 1)])
-    return _section("Details", ["a vs b", "raters resampled", "images resampled", "Wilson", "p two-way", "p binomial",
+    return _section("Details", ["a vs b", "p two-way", "p binomial",
                                 "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
                                 "tie parameter", "median s"], rows,
                     "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "

@@ -101,7 +101,7 @@ def _comparison(
         "withheld": reason,
         "preference": votes.preference,
         "preference_decided": a / (a + b) if a + b else None,
-        "intervals": statistics.intervals(votes, np.random.default_rng((seed, 2)), level),
+        "intervals": statistics.intervals(votes, level),
         "tie_parameter": unsure / math.sqrt(a * b) if a and b else None,
         "standard_error": both and both["standard_error"],
         "degrees_of_freedom": both and both["degrees_of_freedom"],

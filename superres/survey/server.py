@@ -9,6 +9,7 @@ study, and its export, to whoever has the owner's token.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -20,15 +21,15 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from superres.errors import StoreError
+from superres.errors import InvalidInputError, StoreError
 from superres.survey import voting
-from superres.survey.credentials import digest
+from superres.survey.credentials import digest, require_filled
 from superres.survey.export import export_study
 from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.report import study_report
 from superres.survey.store import Store
-from superres.survey.study import Study
+from superres.survey.study import Study, StudySettings
 from superres.survey.voting import STRICT, Panel, RefusedError, Vote
 from superres.system.asgi import with_headers
 from superres.system.output import scratch_folder
@@ -156,7 +157,8 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
-    def get_study() -> dict[str, Any]:
+    def get_study(request: Request) -> dict[str, Any]:
+        _check_link(settings, request.query_params)  # which the page passes on
         shown = ("title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params",
                  "panel_params")
         return {
@@ -193,6 +195,15 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         return {"saved": True, "correct": voting.save_vote(store, study, session, vote)}
 
     return app
+
+
+def _check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
+    """Raise RefusedError if a panel did not fill in a parameter of its link."""
+    try:
+        for name in (*settings.id_params, *settings.panel_params):
+            require_filled(f"the value of {name}", values.get(name, ""))
+    except InvalidInputError as error:
+        raise RefusedError(422, str(error)) from None
 
 
 def results_app(store: Store, study: Study) -> FastAPI:

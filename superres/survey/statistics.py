@@ -1,4 +1,4 @@
-"""Statistics of paired choices: intervals that treat votes, raters, images or both as random, strengths, and plans.
+"""Statistics of paired choices: the interval that treats raters and images as random, strengths, and plans.
 
 A vote is 1 for method a, 0 for method b, and 0.5 for "can't tell". Votes of one rater or on one image are correlated.
 An interval that ignores this is far too narrow (Clark 1973, "The language-as-fixed-effect fallacy"), so reports lead
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse, stats
+from scipy import stats
 from scipy.sparse.csgraph import connected_components
 
 from superres.config import require
@@ -26,13 +26,11 @@ Interval = tuple[float, float]
 LEVEL = 0.9
 """Confidence level of the paper's intervals (Stern et al. 2018, Table 3)."""
 
-RESAMPLES = 10_000
-PIGEONHOLE_RESAMPLES = 2_000
 RATER_RESAMPLES = 500
 
 FEW_RATERS = 5
-"""Below this number of raters there is no forecast, p-value, strength or resampled interval. Resampling few raters
-gives intervals that are far too narrow, down to a width of zero."""
+"""Below this number of raters there is no forecast, p-value or strength: resampling few raters gives intervals of
+strengths that are far too narrow, down to a width of zero."""
 
 REGULARISATION = 0.01
 """Precision of a normal prior on strengths, which keeps them finite if one method always won."""
@@ -69,51 +67,9 @@ class Votes:
 
 
 def withheld(raters: int) -> str | None:
-    """Return why a report of so many raters has no strengths, p-values and resampled intervals; None if it has them."""
+    """Return why a report of so many raters has no strengths and p-values; None if it has them."""
     return None if raters >= FEW_RATERS else (
-        f"p-values, strengths and resampled intervals need at least {FEW_RATERS} raters, not {raters}")
-
-
-def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
-    """Return the percentile bootstrap interval over votes, as in the paper's Table 3; too narrow for correlated votes.
-
-    The counts of the values 0, 0.5 and 1 among n votes drawn with replacement have a multinomial distribution.
-    """
-    values, counts = np.unique(votes.values, return_counts=True)
-    total = counts.sum()
-    return _percentiles(rng.multinomial(total, counts / total, RESAMPLES) @ values / total, level)
-
-
-def cluster_bootstrap(votes: Votes, clusters: Ints, rng: np.random.Generator, level: float = LEVEL) -> Interval:
-    """Return the percentile bootstrap interval over clusters (Field and Welsh 2007, JRSS B 69:369-390).
-
-    `clusters` is `votes.raters` or `votes.images`.
-    """
-    sums, sizes = np.bincount(clusters, votes.values), np.bincount(clusters)
-    weights = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), RESAMPLES)
-    return _percentiles((weights @ sums) / (weights @ sizes), level)
-
-
-def pigeonhole_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
-    """Return the percentile interval of resampling raters and images at once (Owen 2007, Ann. Appl. Stat. 1:386-411).
-
-    The weight of a vote is the product of the draws of its rater and of its image. The interval is conservative.
-    """
-    # csr_array sums entries of the same rater and image.
-    sums, sizes = (sparse.csr_array((entries, (votes.raters, votes.images)), votes.counts)
-                   for entries in (votes.values, np.ones(len(votes.values))))
-    draws = []
-    for _ in range(PIGEONHOLE_RESAMPLES // 100):  # in chunks, to bound the memory for large studies
-        by_rater, by_image = (rng.multinomial(n, np.full(n, 1 / n), 100).astype(np.float64) for n in votes.counts)
-        total = np.einsum("bi,bi->b", by_rater @ sizes, by_image)
-        summed = np.einsum("bi,bi->b", by_rater @ sums, by_image)
-        draws.append(summed[total > 0] / total[total > 0])
-    return _percentiles(np.concatenate(draws), level)
-
-
-def _percentiles(draws: Floats, level: float) -> Interval:
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+        f"p-values and strengths need at least {FEW_RATERS} raters, not {raters}")
 
 
 def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
@@ -145,19 +101,11 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
             "design_effect": variance / (float(votes.values.var()) / len(votes.values))}
 
 
-def intervals(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> dict[str, Interval | None]:
-    """Return all intervals by name; None where there are too few raters or images, or where no vote is decided."""
-    both, (raters, images) = two_way(votes, level), votes.counts
-    enough = raters >= FEW_RATERS
+def intervals(votes: Votes, level: float = LEVEL) -> dict[str, Interval | None]:
+    """Return the two-way interval, and Wilson's of decided votes; None with too few raters, images or votes."""
+    both = two_way(votes, level)
     for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
-    return {
-        "two_way": both["interval"] if both else None,
-        "votes": votes_bootstrap(votes, rng, level) if enough else None,
-        "rater": cluster_bootstrap(votes, votes.raters, rng, level) if enough else None,
-        "image": cluster_bootstrap(votes, votes.images, rng, level) if enough and images > 1 else None,
-        "pigeonhole": pigeonhole_bootstrap(votes, rng, level) if enough and both else None,
-        "wilson": wilson(for_a, decided, level) if decided else None,
-    }
+    return {"two_way": both["interval"] if both else None, "wilson": wilson(for_a, decided, level) if decided else None}
 
 
 def wilson(successes: float, trials: float, level: float = LEVEL) -> Interval:

@@ -73,6 +73,7 @@ class Store:
         self.location = str(file) if is_sqlite else address.render_as_string(hide_password=True)
         if is_sqlite and not self.location.startswith("file:") and not create and not Path(self.location).is_file():
             raise StoreError(f"no survey store {self.location}; make one with superres survey create, or give --store")
+        self._new_file = Path(self.location) if create and is_sqlite and not Path(self.location).exists() else None
         try:
             self._engine = _engine(address)
         except (ImportError, NoSuchModuleError) as error:
@@ -96,6 +97,18 @@ class Store:
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    @classmethod
+    @contextmanager
+    def for_new_study(cls, url: str | Path) -> Iterator[Store]:
+        """Open a store, or create it; a file that was created is removed again if the context ends without a study."""
+        store = cls(url, create=True)
+        try:
+            yield store
+        finally:
+            if store._new_file is not None and not store.studies():
+                store.close()
+                store._new_file.unlink(missing_ok=True)
 
     @contextmanager
     def reading(self, writes: bool = False) -> Iterator[Connection]:

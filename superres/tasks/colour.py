@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageCms
 
+Deep = npt.NDArray[np.uint16]
+Floats = npt.NDArray[np.float32]
 _SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
 SRGB = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 PRIMARIES = {1: SRGB, 9: (0.3127, 0.3290, 0.708, 0.292, 0.17, 0.797, 0.131, 0.046),
@@ -53,17 +55,8 @@ def profile_of(info: Mapping[Any, Any]) -> bytes | None:
 @functools.lru_cache(maxsize=16)
 def matrix_profile(colours: tuple[float, ...], curve: tuple[float, ...]) -> bytes:
     """Return an ICC profile with the chromaticities of white, red, green and blue, and one parametric curve."""
-    xyz = [np.array([x / y, 1, (1 - x - y) / y]) for x, y in zip(colours[::2], colours[1::2], strict=True) if y > 0]
-    if len(xyz) != 4:
-        raise ValueError("cHRM has a y of 0")
-    white, primaries = xyz[0], np.stack(xyz[1:], axis=1)
-    try:
-        primaries = primaries * np.linalg.solve(primaries, white)
-    except np.linalg.LinAlgError:
-        raise ValueError("cHRM's primaries lie on a line") from None
-    adapted = np.linalg.inv(_BRADFORD) @ np.diag(_BRADFORD @ _D50 / (_BRADFORD @ white)) @ _BRADFORD @ primaries
     tags = {b"wtpt": b"XYZ \0\0\0\0" + _fixed(_D50)}
-    for name, column in zip((b"r", b"g", b"b"), adapted.T, strict=True):
+    for name, column in zip((b"r", b"g", b"b"), _primaries(colours).T, strict=True):
         tags[name + b"XYZ"] = b"XYZ \0\0\0\0" + _fixed(column)
         tags[name + b"TRC"] = b"para\0\0\0\0" + struct.pack(">HH", 0 if len(curve) == 1 else 3, 0) + _fixed(curve)
     table, body = struct.pack(">I", len(tags)), b""
@@ -73,6 +66,20 @@ def matrix_profile(colours: tuple[float, ...], curve: tuple[float, ...]) -> byte
     head = struct.pack(">I4xI4s4s4s12x4s28x", 132 + len(table) - 4 + len(body), 0x04200000, b"mntr", b"RGB ", b"XYZ ",
                        b"acsp") + _fixed(_D50)
     return head.ljust(128, b"\0") + table + body
+
+
+def _primaries(colours: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Return XYZ of red, green and blue in the columns of [3, 3], adapted to D50."""
+    xyz = [np.array([x / y, 1, (1 - x - y) / y]) for x, y in zip(colours[::2], colours[1::2], strict=True) if y > 0]
+    if len(xyz) != 4:
+        raise ValueError("cHRM has a y of 0")
+    white, primaries = xyz[0], np.stack(xyz[1:], axis=1)
+    try:
+        primaries = primaries * np.linalg.solve(primaries, white)
+    except np.linalg.LinAlgError:
+        raise ValueError("cHRM's primaries lie on a line") from None
+    adapted = np.linalg.inv(_BRADFORD) @ np.diag(_BRADFORD @ _D50 / (_BRADFORD @ white)) @ _BRADFORD @ primaries
+    return np.asarray(adapted)
 
 
 def _fixed(values: npt.ArrayLike) -> bytes:
@@ -119,14 +126,89 @@ def _is_near(changed: npt.NDArray[np.uint8], before: npt.NDArray[np.uint8]) -> b
     return bool((np.abs(changed.astype(int) - before) <= 1).all())
 
 
-def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert an opaque image to sRGB; without a profile, Lab is CIELAB of D50, and other colours are sRGB's."""
-    if image.mode not in _SPACES.values():
-        image = image.convert("L" if image.mode == "1" else "RGB")
-    if image.mode == "LAB":
+def to_srgb(pixels: Image.Image | Deep, profile: bytes | None) -> Image.Image:
+    """Convert opaque pixels to sRGB; without a profile, Lab is CIELAB of D50, and other colours are sRGB's.
+
+    The profile of 16-bit pixels is applied to all bits if it has curves and primaries; one with tables, to 8.
+    """
+    if isinstance(pixels, np.ndarray):
+        mode = "L" if pixels.shape[-1] == 1 else "RGB"
+        if profile and transform(profile, mode) and (curves := curves_of(profile)):
+            return Image.fromarray(_encode(pixels, *curves))
+        pixels = _to_eight_bits(pixels)
+    if pixels.mode not in _SPACES.values():
+        pixels = pixels.convert("L" if pixels.mode == "1" else "RGB")
+    if pixels.mode == "LAB":
         profile = profile or _lab().tobytes()
-    change = transform(profile, image.mode) if profile else None
-    return change(image) if change else image.convert("RGB")
+    change = transform(profile, pixels.mode) if profile else None
+    return change(pixels) if change else pixels.convert("RGB")
+
+
+@functools.lru_cache(maxsize=16)
+def curves_of(profile: bytes) -> tuple[Floats, Floats] | None:
+    """Return the light of the 16-bit levels, [1 or 3, 65536], and the matrix from it to sRGB's light, [3, 1 or 3].
+
+    None for a profile that has no such curves and primaries, or others beside them.
+    """
+    try:
+        tags = {}
+        for number in range(struct.unpack(">I", profile[128:132])[0]):
+            name, at, size = struct.unpack(">4sII", profile[132 + 12 * number : 144 + 12 * number])
+            tags[name] = profile[at : at + size]
+        if profile[20:24] != b"XYZ " or any(name.startswith((b"A2B", b"D2B")) for name in tags):
+            return None
+        if b"kTRC" in tags:
+            return _curve(tags[b"kTRC"])[None], np.ones((3, 1), np.float32)
+        curves = np.stack([_curve(tags[name + b"TRC"]) for name in (b"r", b"g", b"b")])
+        xyz = [np.array(struct.unpack(">3i", tags[name + b"XYZ"][8:20])) / 65536 for name in (b"r", b"g", b"b")]
+        return curves, np.linalg.solve(_primaries(SRGB), np.stack(xyz, axis=1)).astype(np.float32)
+    except (KeyError, ValueError, struct.error):
+        return None
+
+
+def _curve(tag: bytes) -> Floats:
+    """Return a curve of ICC at all 16-bit levels: a gamma, a table, or parameters of types 0 to 4."""
+    levels = np.linspace(0, 1, 65536)
+    if tag[:4] == b"curv":
+        points = np.frombuffer(tag[12:], ">u2", struct.unpack(">I", tag[8:12])[0])
+        if len(points) < 2:
+            return np.asarray(levels ** (points[0] / 256 if len(points) else 1.0), np.float32)
+        return np.interp(levels, np.linspace(0, 1, len(points)), points / 65535).astype(np.float32)
+    kind = struct.unpack(">H", tag[8:10])[0]
+    if tag[:4] != b"para" or kind > 4:
+        raise ValueError("unknown curve")
+    gamma, *rest = np.frombuffer(tag[12:], ">i4", (1, 3, 4, 5, 7)[kind]) / 65536
+    a, b = rest[:2] or (1.0, 0.0)
+    slope, start, above, below = 0.0, -b / a, 0.0, 0.0
+    if kind == 2:
+        above = below = rest[2]
+    if kind > 2:
+        slope, start, above, below = [*rest[2:], 0.0, 0.0][:4]
+    curved = np.maximum(a * levels + b, 0) ** gamma + above
+    return np.where(levels >= start, curved, slope * levels + below).clip(0, 1).astype(np.float32)
+
+
+def _encode(values: Deep, curves: Floats, matrix: Floats) -> npt.NDArray[np.uint8]:
+    """Return 16-bit levels as sRGB, uint8 [H, W, 3]; a grey level stands for three equal ones."""
+    shares = [curve[values[..., number % values.shape[-1]]] for number, curve in enumerate(curves)]
+    levels, result = _srgb_levels(), np.empty((*values.shape[:-1], 3), np.uint8)
+    for number, weights in enumerate(matrix * np.float32(65535)):
+        light = sum((weight * share for weight, share in zip(weights, shares, strict=True)), np.float32(0.5))
+        result[..., number] = levels[np.clip(light, 0, 65535).astype(np.uint16)]
+    return result
+
+
+@functools.cache
+def _srgb_levels() -> npt.NDArray[np.uint8]:
+    """Return sRGB's 8-bit levels by light in 65535ths."""
+    light = np.linspace(0, 1, 65536)
+    curved = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return np.asarray(np.rint(255 * curved), np.uint8)
+
+
+def _to_eight_bits(values: Deep) -> Image.Image:
+    levels = ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
 
 
 @functools.cache

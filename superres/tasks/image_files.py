@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 
 from superres.errors import InvalidInputError, first_line
-from superres.system.reading import parse_json, require_regular
+from superres.system.reading import parse_json
 from superres.tasks import exif
 from superres.tasks.colour import srgb_profile
 from superres.tasks.metadata import SOFTWARE, marked, origin, tiff_info
@@ -96,15 +94,14 @@ class DrawnImage(Image.Image):
         super().save(fp, format, **{**marks, **params})
 
 
-def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_origin(file: IO[bytes], label: str) -> dict[str, Any]:
     """Return what a PNG, JPEG, WebP or TIFF file says of its picture's origin, as a JSON object.
 
     "mark" is the term of IPTC's digital source type, "tool" the program that wrote the picture, and "settings" the
-    record of superres; each is None if the file has none. InvalidInputError if it cannot be read.
+    record of superres; each is None if the file has none. InvalidInputError, with `label`, if it cannot be read.
     """
     try:
-        require_regular(Path(path))
-        with warnings.catch_warnings(), Image.open(path, formats=ORIGIN_FORMATS) as image:
+        with warnings.catch_warnings(), Image.open(file, formats=ORIGIN_FORMATS) as image:
             warnings.simplefilter("ignore")  # Pillow's, of large pictures and unusual metadata
             of_file = tiff_info(image.fp)  # before the pixels are loaded
             if image.format == "PNG" and image.width * image.height <= MAX_PIXELS:
@@ -112,10 +109,9 @@ def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
             info: dict[Any, Any] = {**image.info, **of_file}
             found = {"format": image.format, "width": image.width, "height": image.height}
     except UnidentifiedImageError:
-        raise InvalidInputError(f"{path} is not a picture in {', '.join(ORIGIN_FORMATS)}; give one of them") from None
+        raise InvalidInputError(f"{label} is not a picture in {', '.join(ORIGIN_FORMATS)}; give one of them") from None
     except Exception as error:  # Pillow raises errors of many types for damaged files
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InvalidInputError(f"{path} cannot be read ({reason}); check the path and the file") from error
+        raise InvalidInputError(f"{label} cannot be read ({first_line(error)}); check the file") from error
     said, given = origin(info.get("xmp")), info.get("exif") or exif.Block()
     tags = (exif.read_block(given) if isinstance(given, bytes) else given).directories[exif.MAIN]
     description = tags.get(exif.DESCRIPTION, (0, b""))[1].rstrip(b"\0")

@@ -10,6 +10,7 @@ import bisect
 import functools
 import io
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ MISSING = {
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIF")
 MOST_METADATA = 16_000_000  # bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of a JPEG, without those inside the data of a scan
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 Part: TypeAlias = "bytes | tuple[int, int]"
 """Bytes, or the start and the end of a range of a file."""
 
@@ -233,6 +236,28 @@ def split_jpeg(file: IO[bytes]) -> Split:
     if profile:
         split.read("colour profile", _joined, profile)
     return split
+
+
+def has_all_scans(file: IO[bytes]) -> bool:
+    """Return whether a JPEG file has scans of all coefficients of all components, to their lowest bit."""
+    file.seek(0)
+    data, place = file.read(), 0
+    missing, is_progressive = {(-1, 0)}, False  # component and coefficient
+    while found := _MARKER.search(data, place):
+        code, place = found[1][0], found.end()
+        if code in _JPEG_FRAMES:
+            is_progressive = code in (0xC2, 0xCA)
+            missing = {(one, number) for one in data[place + 8 : place + 8 + 3 * data[place + 7] : 3]
+                       for number in range(64)}
+        elif code == 0xDA:
+            end = place + 3 + 2 * int.from_bytes(data[place + 2 : place + 3], "big")
+            if end + 3 > len(data):
+                return False
+            first, last, bits = data[end : end + 3] if is_progressive else (0, 63, 0)
+            if bits & 15 == 0:
+                missing -= {(one, number) for one in data[place + 3 : end : 2] for number in range(first, last + 1)}
+        place += int.from_bytes(data[place : place + 2], "big") if code not in (0x01, 0xD8, 0xD9) else 0
+    return not missing
 
 
 def _says_colours(code: int, data: bytes) -> bool:

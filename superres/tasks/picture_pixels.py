@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile
 
-from superres.tasks.picture_files import split_jpeg, split_png
+from superres.tasks.colour import Deep
+from superres.tasks.picture_files import has_all_scans, split_jpeg, split_png
 
 Alpha = npt.NDArray[np.uint8]
-MOST_BYTES = 400_000_000
+Colours: TypeAlias = "Image.Image | Deep"
+"""Colours of a strip: an image without opacity, or uint16 [H, W, 1 or 3], grey or RGB."""
+MOST_BYTES = 800_000_000
 """Memory for a picture's pixels while it is decoded and converted."""
 _CHANNEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of Pillow's modes; others have 4
 _DECODER_BYTES = {"WEBP": 16, "AVIF": 11, "HEIF": 8}
 """Bytes per pixel of decoding, as measured: canvases, planes, copies and Pillow's image."""
+_MOST_DEEP_PIXELS = 25_000_000  # of a PNG that is decoded twice, for its high and its low bytes
+_WANT_LOW_BYTES = frozenset({"transparency", "icc_profile", "gamma", "cicp"})
 _TAILS = b"\xff\xd9", 64 * b"\xaa\x55" + b"\xff\xd9"
 """Ends for a JPEG without one. Both give the same pixels only if the file has all of them."""
 
@@ -51,11 +56,11 @@ class PixelSource:
         return self.image.format in ("BMP", "DIB") and self.image.mode == "RGBA" and (
             self.image.getextrema()[3:] == ((0, 0),))
 
-    def rows(self, top: int, bottom: int) -> tuple[Image.Image, Alpha | None]:
-        """Return a strip as an image without opacity, and its opacity, uint8 [H, W]; None where all is opaque."""
+    def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
+        """Return a strip's colours, and its opacity, uint8 [H, W]; None where all is opaque."""
         strip, transparency = self.image.crop((0, top, self.size[0], bottom)), self.image.info.get("transparency")
         if strip.mode.startswith("I"):
-            return _from_sixteen_bits(strip, transparency)
+            return _sixteen_bits(strip, transparency)
         if strip.mode in ("La", "RGBa", "PA"):
             strip = strip.convert("LA" if strip.mode == "La" else "RGBA")
         if strip.mode in ("LA", "RGBA"):
@@ -80,26 +85,27 @@ def _opacity(is_clear: npt.NDArray[np.bool_]) -> Alpha:
     return np.asarray(np.where(is_clear, 0, 255), np.uint8)
 
 
-def _from_sixteen_bits(strip: Image.Image, transparency: int | None) -> tuple[Image.Image, Alpha | None]:
-    """Scale grey levels 0..65535 to 0..255; Pillow's own conversion would clip all levels above 255 to white."""
+def _sixteen_bits(strip: Image.Image, transparency: int | None) -> tuple[Deep, Alpha | None]:
+    """Return grey levels 0..65535; Pillow's own conversion to 8 bits would clip all levels above 255 to white."""
     grey = np.asarray(strip)
     if strip.mode == "I" and (grey.min() < 0 or grey.max() > 65535):
         raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
-    alpha = None if transparency is None else _opacity(grey == transparency)
-    return Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)), alpha
+    return grey.astype(np.uint16)[..., None], None if transparency is None else _opacity(grey == transparency)
 
 
 class PngSource(PixelSource):
-    """The pixels of a PNG file, of which 16-bit colours may have a transparent one."""
+    """The pixels of a PNG file; those of 16 bits are decoded whole if they have a profile or a transparent colour."""
 
     def __init__(self, file: IO[bytes]) -> None:
         split = split_png(file)
         image = split.open(file, "PNG")
         super().__init__(image, split.notes)
         self.low: ImageFile.ImageFile | None = None
-        if image.tile and image.tile[0].args == "RGB;16B" and "transparency" in image.info:
+        kind = image.tile[0].args if image.tile else ""
+        is_wanted = not _WANT_LOW_BYTES.isdisjoint(image.info) and image.width * image.height <= _MOST_DEEP_PIXELS
+        if kind in ("RGB;16B", "RGBA;16B") and is_wanted:
             self.low = split.open(file, "PNG")  # Pillow keeps one byte of a colour: here the low one
-            self.low.tile = [image.tile[0]._replace(args="RGB;16L")]
+            self.low.tile = [image.tile[0]._replace(args=kind[:-1] + "L")]
 
     def needed_bytes(self) -> int:
         """As the base class; the low bytes of 16-bit colours are an image of their own."""
@@ -111,31 +117,23 @@ class PngSource(PixelSource):
         if self.low is not None:
             self.low.load()
 
-    def _transparent(self, strip: Image.Image, key: Any, top: int, bottom: int) -> Alpha:  # noqa: ANN401
+    def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
+        """As the base class."""
         if self.low is None:
-            return super()._transparent(strip, key, top, bottom)
-        low = self.low.crop((0, top, self.size[0], bottom))
-        high, low_key = [level >> 8 for level in key], [level & 255 for level in key]
-        is_clear = (np.asarray(strip) == high).all(axis=-1) & (np.asarray(low) == low_key).all(axis=-1)
-        return _opacity(is_clear)
+            return super().rows(top, bottom)
+        high, low = (np.asarray(image.crop((0, top, self.size[0], bottom))) for image in (self.image, self.low))
+        colours, key = high[..., :3] * np.uint16(256) + low[..., :3], self.image.info.get("transparency")
+        if high.shape[-1] == 4:
+            return colours, high[..., 3]
+        return colours, None if key is None else _opacity((colours == np.array(key)).all(axis=-1))
 
 
 class JpegSource(PixelSource):
-    """The pixels of a JPEG file.
-
-    If it would need more than `MOST_BYTES`, which only a progressive file can, because its coefficients are kept while
-    it is decoded, it is decoded at half its size, and each pixel is doubled.
-    """
+    """The pixels of a JPEG file; those of a progressive one take more memory, as its coefficients are kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.split, self.file = split_jpeg(file), file
         super().__init__(self.split.open(file, "JPEG"), self.split.notes)
-        self.is_halved = self.needed_bytes() > MOST_BYTES
-        self._draft(self.image)
-
-    def _draft(self, image: Image.Image) -> None:
-        if self.is_halved:
-            image.draft(None, (self.size[0] // 2, self.size[1] // 2))
 
     def needed_bytes(self) -> int:
         """As the base class, or with the coefficients of a progressive file, two bytes each."""
@@ -144,8 +142,7 @@ class JpegSource(PixelSource):
         kept = 0
         if "progressive" in image.info or image.info["layers"] < len(layers):
             kept = 2 * pixels * sum(layers) // max(max(layers), 1)
-        decoded = pixels * _CHANNEL_BYTES.get(image.mode, 4) // (4 if getattr(self, "is_halved", False) else 1)
-        return decoded + max(kept, 3 * pixels)
+        return pixels * _CHANNEL_BYTES.get(image.mode, 4) + max(kept, 3 * pixels)
 
     def load(self) -> None:
         """Decode the pixels, also if the file lacks nothing but its end."""
@@ -156,13 +153,12 @@ class JpegSource(PixelSource):
             self._drop_half_marker()
             for tail in _TAILS:
                 self.image = self.split.open(self.file, "JPEG", tail)
-                self._draft(self.image)
                 self.image.load()
                 digest = hashlib.sha256()
                 for top in range(0, self.image.height, 64):
                     digest.update(self.image.crop((0, top, self.image.width, top + 64)).tobytes())
                 found.add(digest.digest())
-            if len(found) > 1:
+            if len(found) > 1 or not has_all_scans(self.file):
                 raise error
             self.notes.append("the JPEG's end marker is missing; all pixels are there")
 
@@ -170,11 +166,3 @@ class JpegSource(PixelSource):
         start, end = cast("tuple[int, int]", self.split.parts.pop())
         self.file.seek(end - 1)
         self.split.parts.append((start, end - (self.file.read(1) == b"\xff")))
-
-    def rows(self, top: int, bottom: int) -> tuple[Image.Image, Alpha | None]:
-        """As the base class, with doubled pixels if the file is decoded at half its size."""
-        if not self.is_halved:
-            return super().rows(top, bottom)
-        strip = self.image.crop((0, top // 2, self.image.width, (bottom + 1) // 2))
-        strip = strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.NEAREST)
-        return strip.crop((0, 0, self.size[0], bottom - top)), None

@@ -18,7 +18,7 @@ from PIL import Image
 
 from superres.tasks.metadata import ignored, tiff_info
 from superres.tasks.picture_files import MOST_METADATA, FileView, Part
-from superres.tasks.picture_pixels import Alpha, PixelSource
+from superres.tasks.picture_pixels import Alpha, Colours, PixelSource
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _STRIP_BYTES, _PLANAR, _PREDICTOR = 273, 274, 277, 279, 284, 317
@@ -132,11 +132,13 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
     formats, key = set(whole(_FORMAT, 1)), (photometric, bits[0])
     is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
     extra = _NATIVE.get(key, ())
-    if is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA) in extra):
-        source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
-    elif is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (
+    source: PixelSource
+    is_native = is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA) in extra)
+    if is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (is_native and bits[0] < 16) and not (
             is_tiled and whole(_PREDICTOR, 1) != (1,) and planes < samples):
         source = RowSource(directory, key, samples, planes)
+    elif is_native:  # of 16-bit colours, Pillow keeps 8 bits
+        source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
     else:
         kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
         names = [kinds[one] for one in sorted(formats) if one in kinds]
@@ -192,8 +194,8 @@ class RowSource(PixelSource):
         for image in self.images:
             image.load()
 
-    def rows(self, top: int, bottom: int) -> tuple[Image.Image, Alpha | None]:
-        """Return a strip as an image without opacity, and its opacity, uint8 [H, W]; None where all is opaque."""
+    def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
+        """As the base class."""
         strips = [np.asarray(image.crop((0, top, image.width, bottom))) for image in self.images]
         values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], self.samples)
         if self.has_differences:
@@ -211,6 +213,8 @@ class RowSource(PixelSource):
                 break
         if self.photometric == 0:
             colours = most - colours
+        if most > 255 and mode != "CMYK":
+            return (colours * np.uint32(65535) // np.uint32(most)).astype(np.uint16), alpha
         layers = [Image.fromarray(layer) for layer in np.moveaxis(_to_eight_bits(colours, most), -1, 0).copy()]
         return Image.merge(mode, layers), alpha
 

@@ -10,12 +10,14 @@ from typing import IO, Any
 
 from superres.errors import InvalidInputError
 from superres.system.confined import Confined, Values, limit
+from superres.tasks import image_files
 from superres.tasks.pictures import MAX_PIXELS, Picture, check_file, read_picture
 
 MOST_BYTES = 500_000_000  # of a file
 MOST_MEMORY = 2_000_000_000  # bytes that decoding a picture may take, beyond those of its file
 MOST_SECONDS = 10.0  # of processor time that decoding a picture may take
 READER = Confined("superres.tasks.untrusted:decode")
+ORIGINS = Confined("superres.tasks.untrusted:describe")
 
 
 def read_untrusted(
@@ -26,17 +28,27 @@ def read_untrusted(
 
     Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much memory.
     """
-    label = str(file) if label is None else label
+    fields = _answer(READER, file, str(file) if label is None else label, seconds, max_pixels=max_pixels,
+                     background=background, least=least)
+    return Picture(**{**fields, "notes": tuple(fields["notes"])})
+
+
+def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `superres.tasks.image_files.read_origin` does, read in a process as `read_untrusted` reads."""
+    return _answer(ORIGINS, path, str(path))
+
+
+def _answer(
+    reader: Confined, file: str | os.PathLike[str] | IO[bytes], label: str, seconds: float | None = None,
+    **options: Any,  # noqa: ANN401 -- of the reader's function
+) -> dict[str, Any]:
     content = _content(file, label)
     try:
-        (values,) = READER(
-            content=content, memory=MOST_MEMORY + len(content), seconds=MOST_SECONDS if seconds is None else seconds,
-            label=label, max_pixels=max_pixels, background=background, least=least)
+        (values,) = reader(content=content, memory=MOST_MEMORY + len(content), label=label,
+                           seconds=MOST_SECONDS if seconds is None else seconds, **options)
     except ValueError as error:
         raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Picture(**fields)
+    return dict(values)
 
 
 def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
@@ -64,3 +76,9 @@ def decode(content: bytes, memory: int, seconds: float, **options: Any) -> Itera
             raise ValueError(f"it takes over {memory // 10**6:,} MB of memory") from error
         raise
     yield {field.name: getattr(picture, field.name) for field in dataclasses.fields(picture)}
+
+
+def describe(content: bytes, memory: int, seconds: float, label: str) -> Iterator[Values]:
+    """Yield what `content` says of its picture's origin, in a process that `ORIGINS` starts."""
+    limit(memory, seconds)
+    yield image_files.read_origin(io.BytesIO(content), label)

@@ -1,245 +1,286 @@
-"""The survey in real Chromium: a study from the bundled checkpoint, voted on by keyboard and by mouse."""
+"""The survey in Chromium, as a rater, a rater who comes back, and an owner walk through it: votes, layout, WCAG AA."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from browser_tools import check_wcag
 from PIL import Image
 from skimage import data
-from survey_tools import add_study, wait_for_pair
+from survey_tools import add_study, vote_through, wait_for_pair
 
 from simulations.serving import serving
-from superres.cli.main import run
 from superres.survey.credentials import link_key
+from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
-from superres.survey.store import Store
+from superres.survey.study import StudySettings
 
-PATIENCE_MS = 120_000
+TARGET = 44
+"""Smallest side of a control, in CSS pixels; a checkbox is as large as its label, which can be clicked too."""
+SMALL_TARGETS = """least => [...document.querySelectorAll('button, input, a, summary')].map(
+    element => [element.id || element.outerHTML, (element.closest('label') ?? element).getBoundingClientRect()])
+    .filter(([, box]) => box.width && (box.width < least || box.height < least)).map(([name]) => name)"""
+GREY = "rgb(128, 128, 128)"
+
+PATIENCE = 180_000
+SCREENS = pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 
 
-def watch_for_errors(page, errors):
-    """Collect errors of scripts and of the console, but not the browser's own lines about refused requests."""
-    def told(message):
-        if message.type == "error" and "Failed to load resource" not in message.text:
-            errors.append(message.text)
+def add_faces(store, name="faces", **settings):
+    """Store a study that compares a face with its blurred versions, and shows all that a study can show."""
+    face = Image.fromarray(data.astronaut()[:210, 140:350])
+    sharp = {f"{side}": np.asarray(face.crop((0, 0, side, side)).resize((32, 32))) for side in range(150, 210, 10)}
+    blurred = {key: np.asarray(Image.fromarray(value).resize((8, 8)).resize((32, 32))) for key, value in sharp.items()}
+    made = [Method("bicubic", blurred, {}), Method("camera", sharp, {})]
+    compared = compare_methods(made[:1], made[1:])
+    options = StudySettings(**{"trials": 6, "gold": 0, "repeats": 0, "practice": 1, "allow_unsure": True,
+                               "completion_code": "C0DE", "completion_url": "https://example.org/", **settings})
+    return store.create_study(name, options, [compared[0][0]], {}, make_pairs(compared, options))
 
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", told)
+
+class Screens:
+    """A page of a fresh profile, and the assertions that hold for each of its screens."""
+
+    def __init__(self, page, folder, width, scheme):
+        self.page, self.folder, self.width = page, folder, width
+        self.colour = "rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 20, 20)"
+
+    def check(self, name, colour=None):
+        """Assert WCAG AA, that nothing scrolls sideways, that targets are large, and the background's colour."""
+        page = self.page
+        page.screenshot(path=self.folder / f"survey-{name}-{self.width}.png", full_page=True)
+        check_wcag(page, name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= self.width
+        assert page.evaluate(SMALL_TARGETS, TARGET) == []
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (colour or self.colour)
+
+    def says(self, text):
+        self.page.locator("#message", has_text=text).wait_for()
+
+    def agree(self, rater=None):
+        if rater is not None:
+            self.page.fill("#rater", rater)
+        self.page.check("#agree")
+        self.page.click("#begin")
+
+    def vote(self, first, keys):
+        """Vote from the pair `first` on by keys."""
+        for position, key in enumerate(keys, first):
+            wait_for_pair(self.page, position)
+            self.page.keyboard.press(key)
 
 
 @pytest.fixture
-def page(browser):
-    """A page of a fresh profile that has asked no other host than this one for anything."""
-    context = browser.new_context(viewport={"width": 1000, "height": 800}, device_scale_factor=1)
-    context.set_default_timeout(PATIENCE_MS)
-    opened = context.new_page()
-    asked, errors = [], []
-    opened.on("request", lambda request: asked.append(request.url))
-    watch_for_errors(opened, errors)
+def look(browser, screenshots):
+    """Open a page for a screen; at the end no script has failed, and no other host was asked for anything."""
+    contexts, failed, asked = [], [], []
+
+    def opened(width=1000, scheme="light", height=844):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme,
+                                      has_touch=width < 600, is_mobile=width < 600)
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        page.on("console", lambda message: failed.append(message.text) if message.type == "error"
+                and "Failed to load resource" not in message.text else None)  # refusals are tested on purpose
+        return Screens(page, screenshots, width, scheme)
+
     yield opened
-    context.close()
+    for context in contexts:
+        context.close()
     assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
-    assert errors == []
+    assert failed == []
 
 
-def agree(page):
-    page.check("#agree")
-    page.click("#begin")
+LAYOUT = """() => ['left', 'right'].map((side) => {
+    const box = document.getElementById(`${side}-picture`).getBoundingClientRect();
+    return [box.x, box.y, box.width, document.documentElement.scrollHeight];
+})"""
+PIXELS = """() => {
+    const image = document.getElementById('left-picture');
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    return [getComputedStyle(image).imageRendering, ...context.getImageData(0, 0, 256, 256).data];
+}"""
 
 
-def start(page, address, rater="me"):
-    page.goto(address)
-    page.fill("#rater", rater)
-    agree(page)
-
-
-def choices(store, study):
-    return [(record["choice"], record["input"]) for record in read_votes(store, study)]
-
-
-def test_votes_by_keyboard_and_by_mouse_and_held_keys_are_one_vote(page, sqlite):
-    study, _ = add_study(sqlite, trials=6, gold=0, repeats=0, practice=1, allow_unsure=True, completion_code="C0DE")
-    with serving(sqlite, study) as address:
-        start(page, address)
-        ways = [lambda: page.keyboard.press("ArrowLeft"), lambda: page.keyboard.press("f"),
-                lambda: [page.keyboard.down("j") for _ in range(5)], lambda: page.keyboard.press("ArrowRight"),
-                lambda: page.dblclick("#left"), lambda: page.click("#right-picture"),
-                lambda: page.keyboard.press("Space")]
-        for position, way in enumerate(ways, 1):
-            wait_for_pair(page, position)
-            way()
-        page.wait_for_selector("#done:not([hidden])")
-        assert page.inner_text("#code") == "C0DE"
-    assert choices(sqlite, study) == [("left", "key"), ("left", "key"), ("right", "key"), ("right", "key"),
-                                    ("left", "pointer"), ("right", "pointer"), ("unsure", "key")]
-    for record in read_votes(sqlite, study):
-        assert record["display_px"] == 32  # 16 pixels, twice as wide
-        assert record["pixel_ratio"] == 1
-        assert (record["viewport_width"], record["viewport_height"]) == (1000, 800)
-        assert record["response_ms"] > 0
-
-
-def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, sqlite):
-    study, _ = add_study(sqlite)
-    with serving(sqlite, study, "/lab") as address:
-        start(page, address)
-        for position in (1, 2):
-            wait_for_pair(page, position)
-            page.keyboard.press("f")
-        wait_for_pair(page, 3)
-        page.goto("about:blank")
-        page.goto(address)
-        page.click("#continue")
-        wait_for_pair(page, 3)
-        page.goto(address)
-        page.click("#other")
-        page.fill("#rater", "another")
-        agree(page)
-        wait_for_pair(page, 1)
-    assert len(choices(sqlite, study)) == 2
-
-
-def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(page, browser, sqlite):
-    study, _ = add_study(sqlite)
-    link = f"?participant=me&link_key={link_key(study.salt, 'me')}"
-    with serving(sqlite, study) as address:
-        page.goto(f"{address}?PROLIFIC_PID=me&STUDY_ID=x")
-        page.wait_for_selector("#agree")
-        assert not page.is_visible("#rater")
-        agree(page)
-        wait_for_pair(page, 1)
-        page.keyboard.press("f")
-        wait_for_pair(page, 2)
-        page.reload()
-        wait_for_pair(page, 2)  # resumes by itself
-        elsewhere = browser.new_context(viewport={"width": 1000, "height": 800})
-        other = elsewhere.new_page()
-        for query in ("?participant=me", link):
-            other.goto(address + query)
-            agree(other)
-            if query != link:
-                other.wait_for_selector("#message >> text=started already")
-        wait_for_pair(other, 2)
-        assert [vote["panel"] for vote in read_votes(sqlite, study)] == ['{"STUDY_ID": "x"}']
-        elsewhere.close()
-        page.keyboard.press("f")
-        page.wait_for_selector("#message >> text=opened elsewhere")
-    assert len(choices(sqlite, study)) == 1
-
-
-def test_a_page_that_is_asked_to_wait_goes_on_by_itself(page, sqlite):
-    study, _ = add_study(sqlite)
-    limit = EnrolmentLimit(per_address=600)
-    while not limit.take("127.0.0.1"):
-        pass
-    with serving(sqlite, study, limit=limit) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-
-
-PHONE = {"viewport": {"width": 390, "height": 664}, "device_scale_factor": 3, "is_mobile": True, "has_touch": True}
-
-
-def layout(page):
-    """Boxes of both pictures, what the whole page needs, and which labels are seen."""
-    return page.evaluate("""() => {
-        const [a, b] = ['left', 'right'].map((side) => {
-            const box = document.getElementById(`${side}-picture`).getBoundingClientRect();
-            return {x: box.x, y: box.y, width: box.width, height: box.height};
-        });
-        return {a, b, page: [document.documentElement.scrollWidth, document.documentElement.scrollHeight],
-                window: [innerWidth, innerHeight],
-                labels: document.getElementById('left').innerText + '|' + document.getElementById('right').innerText};
-    }""")
-
-
-def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, sqlite, screenshots):
-    study, _ = add_study(sqlite, scale=16, trials=4, gold=0, repeats=0, practice=1, allow_unsure=True)  # 256 pixels
-    context = browser.new_context(**PHONE)
-    context.set_default_timeout(PATIENCE_MS)
-    page, errors = context.new_page(), []
-    watch_for_errors(page, errors)
-    with serving(sqlite, study) as address:
-        page.goto(address)
-        page.wait_for_selector("#agree")
-        page.screenshot(path=screenshots / "survey-start-390.png")
-        page.fill("#rater", "phone")
-        page.check("#agree")
-        page.tap("#begin")
-        for position, side in enumerate(("left-picture", "right-picture", "left", "unsure", "right"), 1):
-            wait_for_pair(page, position)
-            shown = layout(page)
-            assert shown["a"]["y"] + shown["a"]["height"] < shown["b"]["y"]  # stacked
-            assert shown["a"]["width"] == shown["b"]["width"] >= 160
-            assert shown["a"]["x"] == shown["b"]["x"]
-            assert shown["a"]["width"] % 16 == 0  # whole pixels
-            assert shown["page"][0] <= shown["window"][0]
-            assert shown["page"][1] <= shown["window"][1]  # both pictures are seen at once
-            assert shown["labels"] == "Upper|Lower"  # no keys on a phone
-            page.screenshot(path=screenshots / "survey-trial-390.png")
-            page.tap(f"#{side}")
-        page.wait_for_selector("#done:not([hidden])")
-        page.screenshot(path=screenshots / "survey-done-390.png")
-    context.close()
-    assert errors == []
-    assert choices(sqlite, study) == [(side, "pointer") for side in ("left", "right", "left", "unsure", "right")]
-    assert {record["display_px"] for record in read_votes(sqlite, study)} == {shown["a"]["width"]}
-
-
-@pytest.mark.parametrize(("size", "fill", "widths"), [
-    ((1400, 900), False, [256]), ((1400, 900), True, range(512, 700, 16)), ((320, 320), True, [112])])
-def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(page, sqlite, size, fill, widths, screenshots):
+@pytest.mark.parametrize(("size", "fill", "widths", "is_stacked"), [
+    ((1400, 900), False, [256], False), ((1400, 900), True, range(512, 700, 16), False),
+    ((320, 320), True, [112], False), ((390, 664), True, range(160, 390, 16), True)])
+def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite, size, fill, widths, is_stacked):
     study, _ = add_study(sqlite, scale=16, practice=0, fill=fill)
+    screens = look(size[0], height=size[1])
+    page = screens.page
     with serving(sqlite, study) as address:
-        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
-        start(page, address)
+        page.goto(address)
+        screens.agree("me")
         wait_for_pair(page, 1)
-        shown = layout(page)
-        page.screenshot(path=screenshots / f"survey-trial-{size[0]}.png")
-        pixels = page.evaluate("""() => {
-            const image = document.getElementById('left-picture');
-            const canvas = document.createElement('canvas');
-            [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-            const context = canvas.getContext('2d');
-            context.drawImage(image, 0, 0);
-            return [getComputedStyle(image).imageRendering, ...context.getImageData(0, 0, 256, 256).data];
-        }""")
-    assert shown["a"]["y"] == shown["b"]["y"]
-    assert shown["a"]["width"] == shown["b"]["width"]
-    assert shown["a"]["width"] in widths
-    assert shown["page"][0] <= size[0]
-    assert shown["page"][1] <= size[1] or size[1] < 400
-    assert pixels[0] == "pixelated"
-    received = np.array(pixels[1:]).reshape(256, 256, 4)
+        (left, top, width, height), (right, bottom, other, _) = page.evaluate(LAYOUT)
+        kind, *pixels = page.evaluate(PIXELS)
+    assert (left == right, top + width < bottom, top == bottom) == (is_stacked, is_stacked, not is_stacked)
+    assert width == other
+    assert width in widths
+    assert height <= size[1] or size[1] < 400  # both pictures are seen at once
+    assert kind == "pixelated"
+    received = np.array(pixels).reshape(256, 256, 4)
     assert np.array_equal(received, received[::16, ::16].repeat(16, 0).repeat(16, 1))
 
 
-def test_a_study_of_the_bundled_checkpoint_from_creation_to_export(page, memory_folder, tmp_path, capsys):
-    picture, store = data.astronaut(), memory_folder / "survey.db"
-    for number in range(8):
-        Image.fromarray(picture[number:number + 200, 130:330]).save(tmp_path / f"{number}.png")
-    words = ["survey", "create", "whole", "--store", store, "--images", tmp_path, "--trials", 4, "--practice", 1,
-             "--gold", 1, "--repeats", 1, "--method-a", "name=k10,accept=distance,epsilon=2", "--method-a", "bicubic",
-             "--method-b", "camera"]
-    assert run([str(word) for word in words]) == 0
-    opened = Store(store)
-    study = opened.study("whole")
-    with serving(opened, study) as address:
-        start(page, address)
-        for position in range(1, 8):
+def practise(screens, address):
+    """Go from the consent to the first pair that counts."""
+    page = screens.page
+    page.goto(f"{address}?PROLIFIC_PID=%7B%7B%25PROLIFIC_PID%25%7D%7D")
+    screens.says("This link has {{%PROLIFIC_PID%}} where the value of PROLIFIC_PID belongs")
+    screens.check("unfilled")
+    page.goto(address)
+    screens.agree(" ")
+    screens.says("Please type your participant id.")
+    screens.check("start")
+    screens.agree("me")
+    wait_for_pair(page, 1)
+    screens.check("practice", GREY)  # whatever the theme
+    screens.vote(1, ["ArrowLeft"])
+    screens.says("Practice: your choice was")
+    wait_for_pair(page, 2)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    focused = page.evaluate("(() => { const style = getComputedStyle(document.activeElement);"
+                            " return [document.activeElement.id, style.outlineStyle, style.outlineColor]; })()")
+    assert focused == ["right", "solid", "rgb(0, 0, 0)"]
+    screens.check("feedback", GREY)
+
+
+@SCREENS
+def test_a_rater_from_the_consent_to_the_end_on_every_screen(look, sqlite, width, scheme):
+    study, _ = add_faces(sqlite)
+    screens, down = look(width, scheme), []
+    page = screens.page
+    # From the first page on: a page that is open might send one more request past a new route.
+    page.route("**/api/votes", lambda route: route.abort() if down else route.continue_())
+    with serving(sqlite, study) as address:
+        practise(screens, address)
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector("#continue")
+        screens.check("again")
+        page.click("#continue")
+        wait_for_pair(page, 2)
+        down.append(True)
+        page.keyboard.press("j")
+        screens.says("The server does not respond. No vote is lost")
+        screens.check("no-server", GREY)
+        down.clear()
+        press = page.tap if width < 600 else page.click
+        for position, way in enumerate((
+                lambda: [page.keyboard.down("f") for _ in range(5)], lambda: press("#right-picture"),
+                lambda: page.dblclick("#left"), lambda: page.keyboard.press("Space"), lambda: press("#unsure")), 3):
             wait_for_pair(page, position)
-            page.keyboard.press("ArrowRight")
+            way()
         page.wait_for_selector("#done:not([hidden])")
-    assert choices(opened, study) == [("right", "key")] * 7
-    opened.close()
-    capsys.readouterr()
-    assert run(["survey", "report", "whole", "--store", str(store), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["result"]["votes"] == 4
-    assert report["methods"]["k10"]["config"]["block_size"] == 10
-    assert report["methods"]["k10"]["mean_accepted_block_size"] > 5
-    assert run(["survey", "export", "whole", "--store", str(store), "--output", str(tmp_path / "votes.csv")]) == 0
-    assert (tmp_path / "votes.csv").read_text().count("\n") == 8
+        screens.check("done")
+        page.goto(f"{address}not/here")
+        assert page.title() == "Page not found"
+        screens.check("missing")
+        page.click("text=Open the start page")
+        page.wait_for_selector("#agree")  # and its style was found from below as well
+    votes = read_votes(sqlite, study)
+    assert [(vote["choice"], vote["input"]) for vote in votes] == [
+        ("left", "key"), ("right", "key"), ("left", "key"), ("right", "pointer"), ("left", "pointer"),
+        ("unsure", "key"), ("unsure", "pointer")]
+    assert {(vote["viewport_width"], vote["pixel_ratio"]) for vote in votes} == {(width, 1)}
+    assert all(vote["response_ms"] > 0 and vote["display_px"] >= 32 for vote in votes)
+
+
+def test_a_rater_comes_back_by_a_link_and_another_browser_or_person_does_not(look, sqlite):
+    study, _ = add_faces(sqlite, trials=3, practice=0)
+    limit = EnrolmentLimit(per_address=3600)
+    while not limit.take("127.0.0.1"):
+        pass
+    first, other = look(), look(390)
+    page, elsewhere = first.page, other.page
+    with serving(sqlite, study, "/lab", limit=limit) as address:
+        page.goto(f"{address}?PROLIFIC_PID=me&STUDY_ID=x")
+        page.wait_for_selector("#agree")
+        assert not page.is_visible("#rater")
+        first.agree()  # and the page waits by itself while many people start
+        first.vote(1, "f")
+        wait_for_pair(page, 2)
+        page.reload()
+        wait_for_pair(page, 2)  # resumes by itself
+        elsewhere.goto(f"{address}?participant=me")
+        other.agree()
+        other.says("This participant id has started already;")
+        other.check("refused")
+        elsewhere.goto(f"{address}?participant=me&link_key={link_key(study.salt, 'me')}")
+        other.agree()
+        wait_for_pair(elsewhere, 2)
+        page.keyboard.press("f")
+        first.says("opened elsewhere")
+        other.vote(2, "jj")
+        for _ in range(2):
+            elsewhere.wait_for_selector("#done:not([hidden])")
+            assert elsewhere.inner_text("#code") == "C0DE"
+            elsewhere.reload()  # a rater who has finished finds the last page again
+        page.goto(address)
+        first.agree("another")
+        first.vote(1, "f")
+        page.goto(address)
+        page.click("#other")
+        first.agree("a third")
+        wait_for_pair(page, 1)
+    assert sorted(vote["panel"] for vote in read_votes(sqlite, study)) == ["", *['{"STUDY_ID": "x"}'] * 3]
+
+
+def test_a_window_that_is_too_small_is_told_its_size_before_anything_is_asked(look, sqlite):
+    study, _ = add_faces(sqlite, minimum_viewport=(2000, 2000))
+    screens = look(390, "dark")
+    with serving(sqlite, study, "/lab") as address:
+        screens.page.goto(address)
+        screens.page.wait_for_selector("#small:not([hidden])")
+        assert "needs 2000 × 2000 pixels, and this window has 390 × 844." in screens.page.inner_text("#size")  # noqa: RUF001
+        assert not screens.page.is_visible("#agree")
+        screens.check("small")
+
+
+@SCREENS
+def test_all_screens_of_the_owner(look, sqlite, width, scheme):
+    study, token = add_faces(sqlite, name="my faces", repeats=4)
+    screens = look(width, scheme)
+    page = screens.page
+    with serving(sqlite, study) as address:
+        page.goto(f"{address}results/")
+        page.fill("#owner", "wrong")
+        page.press("#owner", "Enter")
+        page.locator("#message:has-text('That is not the token of this study')").wait_for()
+        screens.check("owner")
+        page.fill("#owner", token)
+        page.press("#owner", "Enter")
+        page.wait_for_selector("#report:not([hidden])")
+        assert page.inner_text("#sentences").strip() == "bicubic or camera: no votes yet."
+        screens.check("no-votes")
+        for number in range(6):
+            vote_through(sqlite, study, f"rater{number}")
+        page.reload()
+        page.fill("#owner", token)
+        page.press("#owner", "Enter")
+        page.locator("#summary:has-text('36 votes of 6 raters in my faces')").wait_for()
+        page.wait_for_function("() => document.getElementById('plot').complete")
+        assert page.evaluate("document.getElementById('plot').naturalWidth") == (900 if width > 600 else 420)
+        command = page.locator("#warnings code").first.inner_text()
+        assert " ".join(command.split()).startswith("superres survey exclude 'my faces' 'repeats<0.5' --reason ")
+        assert not page.is_visible("#sections table")  # the experts' figures open on request
+        page.locator("summary").press("Enter")
+        screens.check("experts")
+        page.locator("#sections .wide").nth(1).focus()
+        if width < 600:
+            page.keyboard.press("ArrowRight")
+            page.wait_for_function("() => document.querySelectorAll('#sections .wide')[1].scrollLeft > 0")
+        page.goto(f"{address}results/nothing")
+        assert page.title() == "Page not found"
+        page.click("text=Open the start page")
+        page.wait_for_selector("#owner")

@@ -36,10 +36,7 @@ def simulated_votes(
     return Votes.of(values.astype(float).tolist(), [f"{n:06d}" for n in own], [f"{n:06d}" for n in seen])
 
 
-INTERVALS = {
-    "two_way": "two-way clustered", "pigeonhole": "two-way pigeonhole", "rater": "raters resampled",
-    "image": "images resampled", "votes": "votes only (paper)", "wilson": "Wilson",
-}
+INTERVALS = {"two_way": "two-way clustered", "wilson": "Wilson, of independent votes"}
 """Names of the intervals in the table, by their names in the report."""
 
 
@@ -49,7 +46,7 @@ def drawn_studies(
     """Yield the intervals of `studies` studies whose votes are drawn directly."""
     for number in range(studies):
         rng = np.random.default_rng([seed, number])
-        yield intervals(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
+        yield intervals(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd))
 
 
 def voted_studies(

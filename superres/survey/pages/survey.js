@@ -231,7 +231,12 @@ function onKey(event) {
 }
 
 async function main() {
-  study = (await ask("api/study")).value;
+  const {status, value} = await ask(`api/study${window.location.search}`);
+  if (status !== 200) {
+    byId("loading").hidden = true;
+    return say(value.error);
+  }
+  study = value;
   document.title = study.title;
   byId("title").textContent = study.title;
   byId("consent").textContent = study.consent;
