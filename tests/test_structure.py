@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from pathlib import Path
@@ -15,14 +14,6 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.state import DecodeState
 
 PACKAGE = Path(__file__).parent.parent / "superres"
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-UNTIMED = {
-    "batch", "build_hook", "build_native", "check_wheel", "cost_model", "draw_decode", "draw_dev", "draw_faces",
-    "draw_page", "exactness", "face_crops", "ladder", "layer_kernel", "lookahead", "mosaics", "native",
-    "native_kernels", "pages", "prepare", "prepare_celeba", "receive", "series", "simulate_votes", "speculative",
-    "store_with_faults", "stress_demo", "survey", "table1", "table2", "table3", "train", "which_proposer",
-}
-"""Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")
 
 
@@ -70,11 +61,3 @@ def test_the_algorithm_is_on_one_screen():
     assert sum(len(inspect.getsource(step).splitlines()) for step in steps) <= 45
     state = vars(DecodeState(2, 12, 3, 3, 0, torch.device("cpu")))
     assert sum(isinstance(value, torch.Tensor) for value in state.values()) <= 12
-
-
-@pytest.mark.parametrize("path", sorted(path for path in SCRIPTS.rglob("*.py") if path.parent.name != "simulations"),
-                         ids=lambda path: path.stem)
-def test_scripts_that_time_decoding_pause_training(path):
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
-    paused = [one.name for one in functions if "training_paused()" in map(ast.unparse, one.decorator_list)]
-    assert bool(paused) == (path.stem not in UNTIMED)

@@ -28,7 +28,6 @@ from superres.interfaces import Peers
 from superres.pipeline.translator import Translator
 from superres.system.machine import Timer
 from superres.system.output import short_digest
-from superres.system.training_lock import training_paused
 from superres.tasks.translation import read_pairs
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -75,7 +74,6 @@ def tokens_of(decoded: list[Decoded]) -> str:
     return short_digest(json.dumps([[made.tokens.tolist(), made.traces[0].accepted] for made in decoded]).encode())
 
 
-@training_paused()
 def main(
     data: Annotated[Path, typer.Argument(help="Parallel text PATH.en and PATH.de.")],
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_TRANSLATOR,
