@@ -299,6 +299,9 @@ def draw(panels: Sequence[Panel], columns: int, size: tuple[float, float]) -> by
             for note, point in zip(line.notes, line.points, strict=False):
                 axes.annotate(note, point, (4, 3), textcoords="offset points", fontsize=7)
         axes.set(**panel.settings)
+        if panel.settings.get("xscale") == "log":
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, fontsize="small")
