@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 import proposers
+import which_proposer
 from cost_model import expected_tokens
-from pages import fill_page
-from proposers import Variant, compare_proposers, parse_proposers, proposers_markdown, summary_markdown
+from proposers import Variant, compare_proposers, parse_proposers
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
@@ -41,7 +40,6 @@ from superres.training.trainer import REPORT_STEPS
 
 LINES = sentences(6).source
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-PAGE = Path(__file__).parents[1] / "docs" / "proposers.md"
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
 
 
@@ -228,7 +226,7 @@ def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_p
 # The benchmark
 
 
-def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_path):
+def test_every_proposer_of_text_is_measured_beside_its_prediction(folder):
     names = parse_proposers("all")
     assert names == list(PROPOSERS)
     report = compare_proposers(text_workload(load(folder, "cpu"), LINES), names, batch=2, count=2, most=5)
@@ -246,12 +244,6 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_pa
     assert json.loads(json.dumps(report)) == report
     assert by_name["draft", "greedy"]["extra_bytes"] > by_name["ngram", "greedy"]["extra_bytes"] > 0
     assert by_name["draft", "greedy"]["alpha"] > 0.5
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text())
-    fill_page(page, "proposers: translation", summary_markdown(report))
-    assert summary_markdown(report) in page.read_text()
-    with pytest.raises(InvalidInputError, match="has no table between"):
-        fill_page(page, "proposers: nothing", "")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "speculative"])
@@ -304,11 +296,12 @@ def test_the_script_compares_proposers(folder, capsys, tmp_path):
     out = tmp_path / "out"
     proposers.main(proposers.Task.text, out, data, str(folder), "heads,lookup", count=8, temperature=0.7, block_size=3,
                    device="cpu", busy=True)
-    report = json.loads((out / "proposers.json").read_text())
-    assert report["temperature"] == 0.7
-    assert min(row["block_size"] for row in report["rows"]) <= 3
-    assert (out / "proposers.md").read_text() == proposers_markdown(report)
-    assert proposers_markdown(report) in capsys.readouterr().out
+    document = json.loads((out / "proposers-text.json").read_text())
+    assert document["conditions"]["temperature"] == 0.7
+    assert min(row["block_size"] for row in document["rows"]["comparison"]["values"]["rows"]) <= 3
+    assert proposers.views(document)["fastest"] in capsys.readouterr().out
+    which_proposer.main([out / "proposers-text.json"], out)
+    assert "| text | greedy | 1 |" in (out / "which-proposer.md").read_text()
     with pytest.raises(ConfigError, match=r"--proposers takes all, or names from heads, jacobi.* not 'left'"):
         parse_proposers("heads,left")
 

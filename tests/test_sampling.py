@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import TOKENS, FakeUpscaler
+from fakes import FakeUpscaler
 
-from sampling import EPSILONS, coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.config import DecodeConfig
 from superres.evaluation.pictures import psnr, ssim
 from superres.evaluation.sampling import (
@@ -22,7 +21,6 @@ from superres.evaluation.sampling import (
 )
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce, enlarge, image_key
-from superres.tasks.sheets import contact_sheet
 
 ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(block_size=4, temperature=0.9)
@@ -91,21 +89,3 @@ def test_samples_are_scored_next_to_greedy_and_the_first_is_not_drawn_again(pair
     assert report["methods"]["greedy"]["consistency_rmse"] == 0
     assert report["diversity_rmse"] > 0
     assert all(name in samples_table(report) for name in (*report["methods"], "3 samples"))
-
-
-def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pairs):
-    upscaler = FakeUpscaler()
-    report, pictures = evaluate_coupled_sampling(
-        pairs, upscaler, DecodeConfig(temperature=(0.9, 0.7, 0.7), seed=5), batch_size=3)
-    assert json.loads(json.dumps(report, allow_nan=False)) == {**report, "temperature": [0.9, 0.7, 0.7]}
-    assert list(report["ways"]) == ["sequential", *(f"epsilon {epsilon}" for epsilon in EPSILONS)]
-    sampled = [options for options in upscaler.called if options.is_sampling]
-    assert {(o.seed, o.temperature) for o in sampled} == {(5, (0.9, 0.7, 0.7))}
-    assert {(o.block_size, o.epsilon) for o in sampled if o.accept == "distance"} == {(10, e) for e in EPSILONS}
-    fast = report["ways"]["epsilon 8"]
-    assert fast["speed_up"] == pytest.approx(10)
-    assert fast["mean_accepted_block_size"] == TOKENS / 308
-    assert (fast["equal_tokens"], fast["psnr_to_sequential"]) == (1, None)
-    assert list(pictures) == ["input", "greedy", "sequential", "epsilon 2", "epsilon 4", "epsilon 8"]
-    assert contact_sheet(pictures).shape == (16 + 3 * 128, 6 * 128, 3)
-    assert "| epsilon 8 | 9.97 | 309.0 |" in coupled_sampling_markdown(report)

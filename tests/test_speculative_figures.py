@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, TINY, ngram_rows, random_model
@@ -13,7 +12,8 @@ from PIL import Image
 
 import tables
 from cost_model import expected_tokens, improvement_factor
-from speculative import PAPER_ALPHA, QUICK_GAMMAS, TIMED, alpha_markdown, best_gammas, errors, interval, ratio, verdict
+from measurements import values
+from speculative import PAPER_ALPHA, QUICK_GAMMAS, TIMED, alpha_table, best_gammas, cells_of, errors, is_positive
 from superres.checkpoint import save_checkpoint
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import ConfigError
@@ -40,17 +40,18 @@ def test_the_command_measures_and_predicts(folder, tmp_path, capsys):
     drafts = [str(folder.with_name(name)) for name in ("same", "other")]
     tables.speculative(tables.Task.images, tmp_path, checkpoint=str(folder), draft=drafts, rows=2, is_quick=True,
                        device="cpu")
-    report = json.loads((tmp_path / "speculative.json").read_text())
-    names = [row["draft"] for row in report["alpha"]]
+    document = json.loads((tmp_path / "speculative-images.json").read_text())
+    alphas = values(document, "alpha of ")
+    names = list(alphas)
     assert names[:4] == ["unigram", "bigram", "lookup", "heads"]
-    same, other = (row for row in report["alpha"] if row["draft"].startswith("draft of"))
-    assert same["alpha"] == pytest.approx([1, 1], abs=1e-6)
-    assert same["share"] == 1 > other["share"] > 0
-    assert max(other["alpha"]) < 1
-    for row in report["alpha"]:
+    same, other = names[4:]
+    assert alphas[same]["alpha"] == pytest.approx([1, 1], abs=1e-6)
+    assert alphas[same]["share"] == 1 > alphas[other]["share"] > 0
+    assert max(alphas[other]["alpha"]) < 1
+    for row in alphas.values():
         for mean, (low, high) in zip(row["alpha"], row["intervals"], strict=True):
             assert 0 <= low <= mean <= high <= 1
-    cells = {(cell["draft"], cell["temperature"], cell["gamma"]): cell for cell in report["cells"]}
+    cells = {(cell["draft"], cell["temperature"], cell["gamma"]): cell for cell in cells_of(document)}
     assert cells.keys() == {(name, temperature, gamma) for name in names for temperature in TIMED
                             for gamma in (*QUICK_GAMMAS, "adaptive")}
     for (_, _, gamma), cell in cells.items():
@@ -60,30 +61,18 @@ def test_the_command_measures_and_predicts(folder, tmp_path, capsys):
             assert cell["predicted_tokens"] == pytest.approx(expected_tokens(cell["alpha"], gamma))
             c = cell["predicted_c"]
             assert c is None or cell["paper_speed_up"] == pytest.approx(improvement_factor(cell["alpha"], gamma, c))
-    assert cells[same["draft"], 0.0, 3]["tokens"] > 3.9
-    assert cells[same["draft"], 1.0, 3]["operations"] == pytest.approx(7 / cells[same["draft"], 1.0, 3]["tokens"])
-    page = (tmp_path / "speculative.md").read_text()
+    assert cells[same, 0.0, 3]["tokens"] > 3.9
+    assert cells[same, 1.0, 3]["operations"] == pytest.approx(7 / cells[same, 1.0, 3]["tokens"])
+    page = (tmp_path / "speculative-images.md").read_text()
     assert page in capsys.readouterr().out
     assert "T5-small" not in page  # translates
-    assert Image.open(tmp_path / "speculative.png").size == (1200, 450)
+    assert Image.open(tmp_path / "speculative-images.png").size == (1200, 450)
 
 
 def test_two_drafts_of_one_size_are_refused(folder, tmp_path):
     draft = str(folder.with_name("same"))
     with pytest.raises(ConfigError, match=r"two drafts have as many weights: .*draft of 100.0 %; leave one "):
         tables.speculative(tables.Task.images, tmp_path, checkpoint=str(folder), draft=[draft, draft], is_quick=True)
-
-
-def test_an_interval_covers_the_mean_of_rows_as_often_as_it_says():
-    rng, covered = np.random.default_rng(0), 0
-    for _ in range(200):
-        count = rng.integers(20, 60, 40).astype(float)
-        mean, samples = ratio(rng.binomial(count.astype(int), 0.7).astype(float), count)
-        low, high = interval(samples)
-        assert low <= mean <= high
-        covered += low <= 0.7 <= high
-    assert 0.88 < covered / 200 < 0.99
-    assert [verdict(bounds) for bounds in ([0.1, 0.2], [-0.1, 0.2], [-0.2, -0.1])] == ["yes", "undecided", "no"]
 
 
 def cell(gamma, speed_up, predicted, **more):
@@ -106,8 +95,9 @@ def test_the_best_gamma_and_the_errors_are_those_of_the_cells():
 
 
 def test_the_papers_rates_are_beside_ours_for_translation():
-    row = {"draft": "lookup", "share": 0.0, "temperatures": [0.0, 1.0], "alpha": [0.2, 0.1], "sharper": 0.1,
+    row = {"share": 0.0, "temperatures": [0.0, 1.0], "alpha": [0.2, 0.1], "sharper": 0.1,
            "intervals": [[0.1, 0.3], [0.0, 0.2]], "sharper_interval": [0.05, 0.15]}
-    shown = alpha_markdown({"task": "translation", "alpha": [row]})
+    shown = alpha_table({"conditions": {"task": "translation"}, "rows": {"alpha of lookup": {"values": row}}})
     assert all(f"paper: {name}" in shown for name in PAPER_ALPHA)
-    assert "| lookup | 0.0 | 0.200 +-0.100 | 0.100 +-0.100 | +0.100 (+0.050 to +0.150) | yes |" in shown
+    assert "| lookup | 0.0 | 0.200 ±0.100 | 0.100 ±0.100 | +0.100 (+0.050 to +0.150) | yes |" in shown
+    assert [is_positive(bounds) for bounds in ([0.1, 0.2], [-0.1, 0.2], [-0.2, -0.1])] == ["yes", "undecided", "no"]

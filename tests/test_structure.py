@@ -14,7 +14,6 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.state import DecodeState
 
 PACKAGE = Path(__file__).parent.parent / "superres"
-SCRIPTS = Path(__file__).parent.parent / "scripts"
 APART = ("nn", "decoding", "tasks", "survey")
 
 

@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-from PIL import Image
 from sqlalchemy import select
 from survey_tools import choosing, pictures, vote_through
 
@@ -20,7 +19,7 @@ from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import StudySettings
 from superres.training.recipes import Recipe, train_recipe
-from table3 import ROWS, match_rows, table3_markdown, write_table3
+from table3 import ROWS, match_rows, views
 
 
 def decoded(name, training="fine-tuned", revision="0123", **settings):
@@ -52,6 +51,10 @@ def reported(memory_folder):
     store.close()
 
 
+def shown(report):
+    return "\n".join(views({"rows": {"votes": {"values": report}}}).values())
+
+
 def test_the_papers_ten_rows():
     assert [row.name for row in ROWS] == [f"{criterion}-k{k}" for criterion in ("exact", "approximate")
                                           for k in (2, 4, 6, 8, 10)]
@@ -74,7 +77,7 @@ def test_method_b_must_be_greedy(reported):
     report = reported([decoded("six", block_size=6)], regular("four", block_size=4))
     assert match_rows(report) == {}
     with pytest.raises(ConfigError, match="no comparison of the study 'table3' measures a row of Table 3"):
-        table3_markdown(report)
+        shown(report)
 
 
 @pytest.mark.parametrize("b", [regular("drawn", block_size=1, temperature=0.9),
@@ -101,7 +104,7 @@ def test_other_networks_than_a_fine_tuned_and_a_regular_one_are_refused(reported
 
 
 def test_a_network_whose_training_is_not_recorded_is_named_so(reported):
-    text = table3_markdown(reported([decoded("six", None, block_size=6), Method("exact-k2", pictures(2, seed=9), {})]))
+    text = shown(reported([decoded("six", None, block_size=6), Method("exact-k2", pictures(2, seed=9), {})]))
     assert ("Methods, with the training of their heads by their own records: greedy: net@4567, frozen base; "
             "six: net@0123, unknown training; exact-k2: finished pictures of an unknown network.") in text
 
@@ -115,13 +118,13 @@ def test_a_row_is_measured_once(reported):
 def test_markdown_has_ten_rows_with_the_papers_below_ours(reported):
     report = reported([decoded("six", block_size=6, accept="distance", epsilon=2)])
     (comparison,) = report["result"]["comparisons"]
-    lines = [line for line in table3_markdown(report).splitlines() if line.startswith("| ")]
+    lines = [line for line in shown(report).splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + 1 + 20
     ours = next(i for i, line in enumerate(lines) if line.startswith("| **approximate, k = 6**"))
     assert lines[ours].startswith(f"| **approximate, k = 6** | {100 * comparison['preference']:.1f} | (")
     assert lines[ours].endswith("| 4 | 2 | 2 |")
     assert lines[ours + 1].startswith("| approximate, k = 6, paper | 56.8 | (55.4, 58.2) | -")
-    assert "Not in the study: exact-k2, exact-k4" in table3_markdown(report)
+    assert "Not in the study: exact-k2, exact-k4" in shown(report)
 
 
 IMAGES, RUNGS = 4, [  # images of --quick
@@ -196,10 +199,3 @@ def test_a_ladder_whose_networks_are_one_is_refused(ladder, tmp_path):
 def stored_pairs(store):
     with store.reading() as connection:
         return connection.execute(select(schema.pair)).all()
-
-
-def test_the_plot_has_ours_and_the_papers(reported, tmp_path):
-    paths = write_table3(reported([decoded("six", block_size=6)]), tmp_path / "tables")
-    assert [path.name for path in paths] == ["table3.json", "table3.md", "table3.png"]
-    with Image.open(paths[2]) as plot:
-        assert plot.width == 1000

@@ -1,25 +1,25 @@
-"""Table 2: what is measured, when it is measured again, and what is written."""
+"""Tables 1 and 2: the paper's figures, what one command trains and measures, and which networks may be compared."""
 
 from __future__ import annotations
 
 import json
 import runpy
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from fakes import TINY, TOKENS, FakeUpscaler, random_model
-from PIL import Image
+from fakes import TOKENS, FakeUpscaler
+from textual import learned, sentences, write_pairs
 
+import table1
+import table2
 import tables
-from ladder import check_ladder
-from series import ACCEPTED, BLOCK_SIZES, Claim
-from superres.errors import ConfigError, OutputError
-from superres.pipeline.upscaler import Upscaler
+from ladder import ACCEPTED, BLOCK_SIZES, Claim, check_ladder
+from measurements import Table, values
+from superres.checkpoint import read_training
+from superres.errors import ConfigError
+from superres.evaluation.text import bleu, bleu_difference
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
-from table2 import CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
 
 
 @pytest.fixture
@@ -28,118 +28,93 @@ def pairs():
     return FacePairs(hr, area_reduce(hr, 8, 8), np.arange(3, dtype=np.int32))
 
 
-@pytest.fixture
-def opened(pairs, tmp_path):
-    """Open the table in the same folder again and again, as a run that is resumed does."""
-    return lambda: Table2(tmp_path / "table", pairs, 2, "cpu")
+@pytest.mark.parametrize(("module", "best"), [
+    (table1, {"regular": 1.76, "distillation": 1.91, "fine-tuning": 3.01, "both": 4.95, "both, top-2": 5.67,
+              "both, top-3": 5.91}),
+    (table2, {"regular": 1.10, "approximate": 1.49, "fine-tuned": 2.23, "both": 6.79})], ids=["table1", "table2"])
+def test_the_papers_figures_are_those_of_its_tables(module, best):
+    papers = {name: one for name, one in module.SERIES.items() if one.paper}
+    assert {name: max(figure[ACCEPTED] for figure in one.paper.values()) for name, one in papers.items()} == best
+    assert all(set(one.paper) - {1} == set(BLOCK_SIZES) - {1} for one in papers.values())
+    assert [one["speed_up"] for one in table1.PAPER_SPEED.values()] == [1.00, 1.72, 2.69, 3.10, 3.31, 3.04]
 
 
-def saved(table):
-    return json.loads(table.path.read_text())
-
-
-def test_the_papers_figures_are_those_of_its_table():
-    best = {name: max(one[ACCEPTED] for one in series.paper.values())
-            for name, series in SERIES.items() if series.paper}
-    assert best == {"regular": 1.10, "approximate": 1.49, "fine-tuned": 2.23, "both": 6.79}
-    assert all(set(series.paper) - {1} == set(BLOCK_SIZES) - {1} for series in SERIES.values() if series.paper)
-
-
-def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(opened):
-    table = opened()
-    table.add("both", FakeUpscaler())
-    cells = {cell["block_size"]: cell for cell in saved(table)["series"]["both"]["cells"]}
-    assert tuple(cells) == BLOCK_SIZES
-    cell = cells[10]
-    assert (cell["config"]["accept"], cell["config"]["epsilon"]) == ("distance", 2)
+def test_a_cell_of_faces_holds_acceptance_quality_likelihood_and_time(pairs):
+    upscaler = FakeUpscaler()
+    made = {cell["block_size"]: cell for cell in table2.cells(
+        pairs, upscaler, table2.SERIES["both"].variants(upscaler.model_config.prediction_heads), 2)}
+    assert tuple(made) == BLOCK_SIZES
+    cell = made[10]
     assert (cell["mean_accepted_block_size"], cell["model_calls_per_image"]) == (TOKENS / 308, 309)
-    assert (cells[1]["speed_up"], cell["speed_up"]) == pytest.approx((1, 10))
+    assert (made[1]["speed_up"], cell["speed_up"]) == pytest.approx((1, 10))
     assert (cell["survival"], cell["equal_tokens"], cell["psnr_to_greedy"]) == ([1.0] * 10, 1, None)
     assert cell["bits_per_dim_truth"] > cell["bits_per_dim_decoded"] == 0
-    assert cell["paper_mean_accepted_block_size"] == 6.79
     assert {"psnr", "ssim", "consistency_rmse", "seconds_per_image"} <= set(cell)
 
 
-def test_a_real_network_is_measured(pairs, tmp_path):
-    upscaler = Upscaler(random_model(replace(TINY, prediction_heads=1), dtype=torch.float32), "tiny", "89abcdef", "cpu")
-    table = Table2(tmp_path, FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), 2, str(upscaler.device))
-    table.add("regular", upscaler)
-    (cell,) = saved(table)["series"]["regular"]["cells"]
-    assert (cell["block_size"], cell["model_calls_per_image"], cell["survival"]) == (1, TOKENS + 1, [1.0])
-    assert 0 < cell["bits_per_dim_decoded"] < cell["bits_per_dim_truth"]
+def test_text_is_measured_in_series_and_single_sentences_once(tmp_path, monkeypatch):
+    toy, dev, test = learned(), sentences(6), sentences(3, seed=1)
+    translator = toy[next(iter(toy))]
+    translators = {role: translator for role in ("regular", "both")}
+    monkeypatch.setattr(table1, "training_row", lambda ladder: table1.Row("training", lambda: {"rungs": []}))
+
+    def opened():
+        table = Table("table1", tmp_path / "out", table1.conditions(dev, test, 4, "cpu"))
+        table.measure(table1.rows(dev, test, translators, tmp_path, 4))
+        return table.document
+
+    document = opened()
+    top_2 = table1.cells_of(document, "both, top-2")
+    assert tuple(top_2) == (1, 2, 4)  # greedy for comparison, and what four heads allow
+    assert [one["accept"] for one in document["rows"]["both, top-2"]["settings"]["decode"]] == [
+        "exact", "top-k", "top-k"]
+    assert top_2[1]["identical_to_greedy"] == top_2[1]["speed_up"] == 1
+    assert all(cell["identical_to_greedy"] == 1 for cell in table1.cells_of(document, "regular").values())  # exact
+    single = table1.cells_of(document, "test, both")
+    assert list(single) == [1, 2, 4, 0]
+    assert single[0][ACCEPTED] is None  # beam search
+    assert "difference distilled text raises BLEU of greedy decoding" not in document["rows"]  # not among the networks
+    monkeypatch.setattr(table1, "decode_text", pytest.fail)
+    assert opened()["rows"] == document["rows"]
+    shown = table1.views(document)
+    assert "| paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / 4.95 |" in (
+        shown["accepted"])
+    assert "not measured" in shown["conclusions"]
 
 
-def test_what_is_measured_is_not_decoded_again_and_a_new_revision_is(opened):
-    opened().add("both", FakeUpscaler())
-    same, new = FakeUpscaler(), FakeUpscaler(revision="89abcdef")
-    before = saved(opened())
-    opened().add("both", same)
-    assert same.batches == []
-    assert saved(opened()) == before
-    opened().add("regular", same)
-    assert same.batches != []
-    opened().add("both", new)
-    assert new.batches != []
-    assert {name: entry["revision"] for name, entry in saved(opened())["series"].items()} == {
-        "regular": "0123abcd", "both": "89abcdef"}
-
-
-def test_a_run_that_stops_keeps_the_series_before(opened):
-    opened().add("regular", FakeUpscaler())
-    with pytest.raises(RuntimeError):
-        opened().add("approximate", FakeUpscaler(most=0))
-    assert list(saved(opened())["series"]) == ["regular"]
-
-
-def test_measurements_of_other_data_batches_or_devices_are_not_mixed(pairs, opened):
-    table = opened()
-    table.add("regular", FakeUpscaler())
-    fewer = FacePairs(pairs.hr[:2], pairs.lr[:2], pairs.ids[:2])
-    for arguments, named in (((fewer, 2, "cpu"), "images 3, not 2"), ((pairs, 3, "cpu"), "batch_size 2, not 3"),
-                             ((pairs, 2, "cuda"), "device cpu, not cuda")):
-        with pytest.raises(ConfigError, match=f"{named}.*choose another --output"):
-            Table2(table.folder, *arguments)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 3, "series": {}}'])
-def test_a_damaged_table_is_refused_in_one_line(opened, text):
-    opened().path.write_text(text)
-    with pytest.raises(ConfigError, match="cannot be read") as caught:
-        opened()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_or_batch_size_that_cannot_be_used_is_refused(pairs, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="--output"):
-        Table2(tmp_path / "file", pairs, 2, "cpu")
-    with pytest.raises(ConfigError, match="--batch-size"):
-        Table2(tmp_path, pairs, 0, "cpu")
-
-
-def test_markdown_has_the_papers_row_below_ours_and_names_what_is_missing(opened):
-    table = opened()
-    table.add("fine-tuned", FakeUpscaler())
-    lines = table2_markdown(table.document).splitlines()
-    ours = next(i for i, line in enumerate(lines) if line.startswith("| **fine-tuned** |"))
-    assert lines[ours] == ("| **fine-tuned** | 1.00 +-0.00 | 2.00 +-0.00 | 4.00 +-0.00 | 6.00 +-0.00 | 8.00 +-0.00 | "
-                           "9.97 +-0.00 |")
-    assert lines[ours + 1] == "| fine-tuned, paper | - | 1.59 | 2.11 | 2.23 | 2.17 | 2.04 |"
-    assert "fine-tuned (" not in (missing := next(line for line in lines if line.startswith("Missing: ")))
-    assert "regular (rung regular)" in missing
-    assert "both (rung fine-tuned)" in missing
-
-
-def test_views_are_a_table_and_a_plot_each(opened):
-    table = opened()
-    for name in ("regular", "both"):
-        table.add(name, FakeUpscaler())
-    paths = table.write_views()
-    assert [path.name for path in paths] == ["table2.md", *PLOTS]
-    assert {path.name for path in table.folder.iterdir()} == {"table2.json", "table2.md", *PLOTS}
-    for path in paths[1:]:
-        with Image.open(path) as image:
-            assert image.size == (900, 600)
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, capsys):
+    module, out = {"table1": table1, "table2": table2}[name], tmp_path / "out"
+    if name == "table2":
+        write_npz(pairs, tmp_path / "faces.npz")
+        data, base = ["--train", tmp_path / "faces.npz", "--data", tmp_path / "faces.npz"], ["base"]
+    else:
+        paths = [write_pairs(sentences(count, seed), tmp_path / part)
+                 for part, count, seed in (("train", 200, 2), ("val", 3, 0), ("test", 2, 1))]
+        data = [word for pair in zip(("--train", "--data", "--test"), paths, strict=True) for word in pair]
+        base = ["teacher", "base", "student"]
+    words = [str(word) for word in (name, *data, "--output", out, "--device", "cpu", "--quick")]
+    tables.app(words, standalone_mode=False)
+    document = json.loads((out / f"{name}.json").read_text())
+    assert str(tmp_path) not in (out / f"{name}.md").read_text()
+    assert set(module.SERIES) <= set(document["rows"])
+    assert {(point["role"], point["step"]) for point in values(document, "curve ").values()} == {
+        (role, step) for role in module.CHECKPOINTS for step in (1, 2)}
+    assert [row["rung"] for row in document["rows"]["training"]["values"]["rungs"]] == [*base, *module.CHECKPOINTS]
+    if name == "table2":  # a frozen base keeps its greedy pictures
+        first, second = (table2.cells_of(document, series)[1]["bits_per_dim_decoded"]
+                         for series in ("regular", "regular, sequential heads"))
+        assert first == pytest.approx(second)
+    else:
+        assert {key for key in document["rows"] if key.startswith("difference ")} == {
+            f"difference {claim.text}" for claim in table1.CLAIMS if claim.score == "bleu"}
+        bases = {one: read_training(out / "ladder" / one / "checkpoint")[-1] for one in base}
+        assert bases["teacher"]["settings"]["seed"] != bases["base"]["settings"]["seed"]
+        assert bases["base"]["settings"] == bases["student"]["settings"]
+        assert bases["base"]["data_digest"] == bases["teacher"]["data_digest"] != bases["student"]["data_digest"]
+    capsys.readouterr()
+    tables.app(words, standalone_mode=False)
+    assert capsys.readouterr().err.count("already measured") == len(document["rows"])
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -157,27 +132,6 @@ def test_the_script_names_what_is_missing_in_one_line(words, message, tmp_path, 
     assert "\n" not in caught.value.code
 
 
-def test_one_command_trains_the_ladder_and_measures_it(pairs, tmp_path, capsys):
-    write_npz(pairs, tmp_path / "faces.npz")
-    words = ["table2", "--train", str(tmp_path / "faces.npz"), "--data", str(tmp_path / "faces.npz"), "--output",
-             str(tmp_path / "out"), "--device", "cpu", "--quick"]
-    tables.app(words, standalone_mode=False)
-    printed = capsys.readouterr().out
-    assert all(part in printed for part in ("# Table 2", "## The paper's conclusions", "## Training"))
-    assert "Missing" not in printed
-    assert str(tmp_path) not in (tmp_path / "out" / "table2.md").read_text()
-    document = json.loads((tmp_path / "out" / "table2.json").read_text())
-    assert list(document["series"]) == list(SERIES)
-    assert {len(entry["cells"]) for entry in document["series"].values()} == {len(BLOCK_SIZES)}
-    assert {tuple(point["step"] for point in points) for points in document["curves"].values()} == {(1, 2)}
-    assert [row["rung"] for row in document["costs"]] == ["base", *CHECKPOINTS]
-    for role in ("regular", "sequential-regular"):  # a frozen base keeps its greedy pictures
-        assert document["series"][role.replace("sequential-regular", "regular, sequential heads")]["cells"][0][
-            "bits_per_dim_decoded"] == pytest.approx(document["series"]["regular"]["cells"][0]["bits_per_dim_decoded"])
-    tables.app(words, standalone_mode=False)
-    assert "already measured" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("ours", "other", "factor", "verdict"), [
     ((2.0, 0.1), (1.0, 0.1), 1, "holds"), ((2.0, 0.1), (1.0, 0.1), 2, "undecided"), ((2.0, 0.1), (1.2, 0.1), 2,
     "does not hold"), ((2.0, None), (1.0, None), 1, "holds"), (None, (1.0, 0.1), 1, "not measured"),
@@ -189,6 +143,22 @@ def test_a_claim_holds_beyond_the_intervals(ours, other, factor, verdict):
     assert Claim("", "", "", 2, factor).verdict(cell(ours), cell(other)) == verdict
 
 
+def test_a_difference_in_bleu_is_of_the_same_sentences_and_decides_its_claim():
+    references = [f"the {colour} dog runs through {depth} snow" for colour in ("red", "old", "small", "big")
+                  for depth in ("deep", "new", "white", "wet")]
+    good = [line.replace("deep", "thick") for line in references]
+    bad = [line.replace("snow", "rain") if "red" in line else line for line in good]
+    found = bleu_difference(good, bad, references, 200)
+    assert found["difference"] == pytest.approx(bleu(good, references)["score"] - bleu(bad, references)["score"])
+    alone = [bleu(one, references, 200)["half_width"] for one in (good, bad)]
+    assert 0 < found["half_width"] < (alone[0] ** 2 + alone[1] ** 2) ** 0.5
+    assert bleu_difference(good, good, references, 20) == {"difference": 0.0, "half_width": 0.0}
+    claim = next(one for one in table1.CLAIMS if one.score == "bleu")
+    for difference, verdict in ((-1.5, "does not hold"), (0.4, "undecided")):
+        document = {"rows": {f"difference {claim.text}": {"values": {"difference": difference, "half_width": 0.5}}}}
+        assert claim.row(table1.SERIES, document)[2:] == [f"- and - ({difference:+.2f} ±0.50)", verdict]
+
+
 def records(**changes):
     """Return the records of two networks from one base, the second one trained with other settings."""
     base = {"stage": "base", "steps": 9, "settings": {"learning_rate": 1e-3}}
@@ -197,21 +167,28 @@ def records(**changes):
     return {"regular": [base, last], "fine-tuned": [base, other]}
 
 
-def test_networks_that_differ_only_in_their_names_are_compared_and_no_others():
-    check_ladder(records())
-    with pytest.raises(ConfigError, match=r"fine-tuned was trained otherwise than regular \(seed 1, not 0\)"):
-        check_ladder(records(seed=1))
-    others = records()
-    others["fine-tuned"][0] = {**others["fine-tuned"][0], "steps": 10}
-    with pytest.raises(ConfigError, match="do not start from the same base"):
-        check_ladder(others)
-    seen = records()
-    for rows in seen.values():
+def other_base():
+    found = records()
+    found["fine-tuned"][0] = {**found["fine-tuned"][0], "steps": 10}
+    return found
+
+
+def with_heads():
+    found = records()
+    for rows in found.values():
         rows.insert(1, {**rows[0], "stage": "distil"})
-    with pytest.raises(ConfigError, match=r"base of regular was trained with heads before \(stage distil\)"):
-        check_ladder(seen)
-    with pytest.raises(ConfigError, match="has no training"):
-        check_ladder({"regular": []})
+    return found
+
+
+@pytest.mark.parametrize(("found", "message"), [
+    (records(seed=1), r"fine-tuned was trained otherwise than regular \(seed 1, not 0\)"),
+    (other_base(), "do not start from the same base"),
+    (with_heads(), r"base of regular was trained with heads before \(stage distil\)"),
+    ({"regular": []}, "has no training")])
+def test_networks_that_differ_only_in_their_names_are_compared_and_no_others(found, message):
+    check_ladder(records())
+    with pytest.raises(ConfigError, match=message):
+        check_ladder(found)
 
 
 def test_bases_of_other_text_were_trained_in_the_same_way():

@@ -18,9 +18,14 @@ from superres.decoding import cost
 from superres.decoding.graph_cache import BURST
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
-from where_it_pays import LAYERS, best_block, network_of, pays_markdown, predictions, speed_ups, whole_decodes
+from where_it_pays import LAYERS, best_block, network_of, speed_ups, views, whole_decodes
 
 SHARES = [1.0, 0.5, 0.25, 0.25]
+
+
+def document(survival, *costs):
+    return {"rows": {"survival": {"values": survival},
+                     **{f"costs {number}": {"values": row} for number, row in enumerate(costs)}}}
 
 
 def cell(costs, **more):
@@ -49,9 +54,7 @@ def test_networks_keep_their_proportions(width):
 
 def test_the_table_has_the_block_size_or_greedy():
     survival = {"exact": [1.0, 0.1], "epsilon 2": [1.0, 0.9]}
-    rows = predictions([cell([1.0, 1.6]), cell([1.0, 1.0], network_width=256, layers=6)], survival)
-    text = pays_markdown({"machine": {"cpu": "x", "gpu": None}, "checkpoint": "c@0", "images": 1, "survival": survival,
-                          "predictions": rows, "checked": []})
+    text = views(document(survival, cell([1.0, 1.6]), cell([1.0, 1.0], network_width=256, layers=6)))["expected"]
     assert "| exact | 1 | native | greedy | 1.10 (W = 2) |" in text
     assert "| epsilon 2 | 1 | native | 1.19 (W = 2) | 1.90 (W = 2) |" in text
     assert "width 128, 4 layers, 0.8 M | width 256, 6 layers, 0.8 M |" in text
@@ -69,7 +72,7 @@ def test_whole_decodes_are_compared_without_and_with_the_encoder(monkeypatch):
     survival = {"exact": [1.0, 0.8, 0.1]}
     cells = [cell([1.0, 1.2, 2.0]), cell([1.0, 1.0, 1.0], engine="plain"), cell([1.0, 1.0, 1.0], network_width=256),
              cell([1.0, 1.0, 1.0], batch=3)]
-    rows = whole_decodes(upscaler, torch.zeros(2).numpy(), predictions(cells, survival), survival, lambda _: None)
+    rows = whole_decodes(upscaler, torch.zeros(2).numpy(), document(survival, *cells))["rows"]
     assert [(row["block_size"], row["is_best"]) for row in rows] == [(1, False), (2, True), (3, False)]
     assert [row["predicted"] for row in rows] == pytest.approx([1, 1.5, 0.95])
     assert [row["decoder"] for row in rows] == pytest.approx([1, 4 / 2, 4 / 2.5])
@@ -102,19 +105,17 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
         model, "tiny", "0123", device, engine=engine))
     monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 1)
     page = tmp_path / "page.md"
-    page.write_text("Head\n\n<!-- measured -->\n\nold\n\n<!-- end -->\n")
-    (tmp_path / "pictures").mkdir()
+    page.write_text("Head\n\n<!-- table: where-blocks-pay.expected -->\n\nold\n\n<!-- end -->\n")
     monkeypatch.setattr(where_it_pays, "face_task", lambda _: FaceTask.of(config))
-    where_it_pays.main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
-    report = json.loads((tmp_path / "pays.json").read_text())
-    assert [(row["network_width"], row["batch"]) for row in report["predictions"][::2]] == [
-        (32, 1), (32, 2), (64, 1), (64, 2)]
-    assert {(row["batch"], row["criterion"]) for row in report["checked"]} == {(1, "exact"), (1, "epsilon 2")}
-    assert report["survival"]["exact"][0] == 1
-    assert (tmp_path / "pays.md").read_text() in capsys.readouterr().out
-    with Image.open(tmp_path / "pays.png") as picture:
-        assert picture.width > 600
-    tables = (tmp_path / "pays.md").read_text().strip()
-    assert page.read_text() == f"Head\n\n<!-- measured -->\n\n{tables}\n\n<!-- end -->\n"
+    where_it_pays.main(tmp_path / "out", None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
+    made = json.loads((tmp_path / "out" / "where-blocks-pay.json").read_text())
+    costs = [row["values"] for name, row in made["rows"].items() if name.startswith("costs ")]
+    assert [(row["network_width"], row["batch"]) for row in costs] == [(32, 1), (32, 2), (64, 1), (64, 2)]
+    checked = made["rows"]["checked auto"]["values"]["rows"]
+    assert {(row["batch"], row["criterion"]) for row in checked} == {(1, "exact"), (1, "epsilon 2")}
+    assert made["rows"]["survival"]["values"]["exact"][0] == 1
+    expected = views(made)["expected"]
+    assert expected in capsys.readouterr().out
+    assert page.read_text() == f"Head\n\n<!-- table: where-blocks-pay.expected -->\n\n{expected}\n\n<!-- end -->\n"
     with Image.open(tmp_path / "pictures" / "where-blocks-pay.webp") as picture:
         assert picture.width > 600

@@ -1,7 +1,7 @@
 """Measure how much other processes that keep processor cores busy slow down decoding.
 
-    python scripts/benchmark/busy.py
-    python scripts/benchmark/busy.py --rounds 10 --output busy.json
+    python scripts/benchmark/busy.py --output busy
+    python scripts/benchmark/busy.py --output busy --only greedy --rounds 1
 
 Each workload is timed alternately on an idle machine and beside busy processes, one per two cores, at priority 0 and at
 priority 19. Then four decodes run concurrently, in threads of this process and in separate processes. Their time is
@@ -12,29 +12,34 @@ The bundled checkpoints decode random sources, on which the time of a decode har
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import Columns, Document, Output, Row, Table, Values, columns_table, run, values
 from superres.config import DecodeConfig
 from superres.errors import SuperresError
 from superres.evaluation.examples import SENTENCES
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import machine
-from superres.system.output import markdown_table, number_text, write_result
+from superres.system.machine import Timer
 
+CLOCK = Timer(torch.device("cpu"))
+AT_ONCE = 4
+"""Decodes that run concurrently."""
 BUSY = "import os, sys; os.nice(int(sys.argv[1])); print(flush=True)\nwhile True: pass"
 WORKER = """
 import sys
@@ -44,7 +49,7 @@ work = busy.workloads()[{name!r}]
 work()
 print(flush=True)
 for _ in sys.stdin:
-    print(busy.seconds(work), flush=True)
+    print(busy.CLOCK.once(work), flush=True)
 """
 
 
@@ -62,13 +67,6 @@ def workloads() -> dict[str, Callable[[], object]]:
         "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2)) for text in lines[:4]],
         "32 sentences": lambda: translator(lines * 2, DecodeConfig(block_size=2)),
     }
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return the duration of a call in seconds."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 @contextmanager
@@ -98,29 +96,24 @@ def busy(priority: int | None) -> Iterator[None]:
         yield
 
 
-def beside_busy(works: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, Any]]:
-    """Time each workload alternately on an idle machine and beside busy processes; return the medians in seconds."""
-    rows = []
-    for name, work in works.items():
-        work()
-        timings: dict[int | None, list[float]] = {None: [], 0: [], 19: []}
-        for _ in range(rounds):
-            for priority, times in timings.items():
-                with busy(priority):
-                    times.append(seconds(work))
-        idle, normal, low = (statistics.median(times) for times in timings.values())
-        rows.append({"work": name, "idle": idle, "beside priority 0": normal, "beside priority 19": low,
-                     "worst over idle": max(normal, low) / idle})
-        print(f"{name}: {idle:.3f} s idle, {normal:.3f} and {low:.3f} s busy", file=sys.stderr)
-    return rows
+def beside_busy(work: Callable[[], object], rounds: int) -> Values:
+    """Time a workload on an idle machine and beside busy processes, in turns; return the medians in seconds."""
+    work()
+    timings: dict[int | None, list[float]] = {None: [], 0: [], 19: []}
+    for _ in range(rounds):
+        for priority, times in timings.items():
+            with busy(priority):
+                times.append(CLOCK.once(work))
+    idle, normal, low = (statistics.median(times) for times in timings.values())
+    return {"idle": idle, "priority 0": normal, "priority 19": low, "worst": max(normal, low) / idle}
 
 
-def in_processes(name: str, count: int, rounds: int) -> float:
-    """Return the median duration in seconds of `count` concurrent decodes in separate processes."""
+def in_processes(name: str, rounds: int) -> float:
+    """Return the median duration in seconds of concurrent decodes in separate processes."""
     here = Path(__file__).resolve().parent
     code = WORKER.format(scripts=str(here), root=str(here.parents[1]), name=name)
     with ExitStack() as stack:
-        workers = [stack.enter_context(started(code)) for _ in range(count)]
+        workers = [stack.enter_context(started(code)) for _ in range(AT_ONCE)]
 
         def together() -> None:
             for worker in workers:
@@ -132,49 +125,43 @@ def in_processes(name: str, count: int, rounds: int) -> float:
 
         for worker in workers:
             await_line(worker)
-        return statistics.median(seconds(together) for _ in range(rounds))
+        return statistics.median(CLOCK.once(together) for _ in range(rounds))
 
 
-def sharing(works: dict[str, Callable[[], object]], names: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Time four concurrent decodes in threads and in processes, and return their fair share beside it, in seconds."""
-    rows, count = [], 4
-    share = max(1.0, count / (os.cpu_count() or 1))
-    for name in names:
-        work = works[name]
-        alone = statistics.median(seconds(work) for _ in range(rounds))
-        with ThreadPoolExecutor(count) as pool:
-            threads = statistics.median(seconds(
-                lambda work=work, pool=pool: list(pool.map(lambda _: work(), range(count)))) for _ in range(rounds))
-        processes = in_processes(name, count, rounds)
-        rows.append({"work": name, "alone": alone, "threads": threads, "processes": processes, "share": share * alone})
-        print(f"{name}: {alone:.3f} s alone, four at once {threads:.3f} and {processes:.3f} s", file=sys.stderr)
-    return rows
+def sharing(name: str, work: Callable[[], object], rounds: int) -> Values:
+    """Time concurrent decodes in threads and in processes, and return their fair share beside it, in seconds."""
+    alone = statistics.median(CLOCK.once(work) for _ in range(rounds))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        threads = statistics.median(CLOCK.once(
+            lambda: list(pool.map(lambda _: work(), range(AT_ONCE)))) for _ in range(rounds))
+    return {"alone": alone, "threads": threads, "processes": in_processes(name, rounds),
+            "share": max(1.0, AT_ONCE / (os.cpu_count() or 1)) * alone}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows of measurements as a Markdown table."""
-    cells = [[value if isinstance(value, str) else number_text(value, 3) for value in row.values()] for row in rows]
-    return markdown_table(list(rows[0]), cells)
+def views(document: Document) -> dict[str, str]:
+    """Return seconds per decode on an idle and a busy machine, and of concurrent decodes."""
+    headings = {"busy": ("idle", "priority 0", "priority 19", "worst"), "at once": ("alone", "threads", "processes",
+                                                                                    "share")}
+    columns: dict[str, Columns] = {kind: {"decoding": ("work", 0), **{name: (name, 3) for name in names}}
+                                   for kind, names in headings.items()}
+    return {kind.replace(" ", "-"): columns_table(
+        ({"work": name, **found} for name, found in values(document, f"{kind}: ").items()), columns[kind])
+        for kind in headings}
 
 
 def main(
+    output: Output = Path("busy"),
     rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each workload.")] = 5,
-    output: Annotated[Path | None, typer.Option(help="Also write the measurements to this file, as JSON.")] = None,
     only: Annotated[str, typer.Option(help="Measure only workloads whose name contains this text.")] = "",
 ) -> None:
-    """Print tables of seconds per decode: on an idle and a busy machine, alone and concurrently."""
+    """Write tables of seconds per decode: on an idle and a busy machine, alone and concurrently."""
     works = {name: work for name, work in workloads().items() if only in name}
-    document = {"machine": machine(Upscaler.load().device), "busy": beside_busy(works, rounds)}
-    print(table(document["busy"]))
-    if shared := [name for name in ("greedy", "epsilon 2") if name in works]:
-        document["at once"] = sharing(works, shared, rounds)
-        print(table(document["at once"]))
-    if output is not None:
-        write_result(output, (json.dumps(document, indent=1) + "\n").encode())
+    table = Table("busy", output, {"rounds": rounds})
+    table.measure(Row(f"busy: {name}", partial(beside_busy, work, rounds)) for name, work in works.items())
+    table.measure(Row(f"at once: {name}", partial(sharing, name, works[name], rounds))
+                  for name in ("greedy", "epsilon 2") if name in works)
+    table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"busy: {error}")
+    run(main)

@@ -5,7 +5,7 @@
 
 The output has the report and plots of `superres benchmark images` for each engine, and a table of peers: Hugging Face
 transformers' GPT-2 of the same size (greedy with its cache, and assisted), and our network without a cache, like the
-implementation of the paper. Peers need the extra `peers`. Size M is a network with random weights, whose blocks always
+implementation of the paper. Peers need the `peers` extra. Size M is a network with random weights, whose blocks always
 accept at least five of six tokens.
 """
 
@@ -15,20 +15,36 @@ import dataclasses
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import (
+    Busy,
+    Checkpoint,
+    Columns,
+    Device,
+    Document,
+    Faces,
+    Output,
+    Row,
+    Table,
+    Values,
+    columns_table,
+    run,
+    values,
+)
 from superres.cli.benchmark import parse_batches
 from superres.config import DecodeConfig, ModelConfig
-from superres.errors import ConfigError, SuperresError
+from superres.errors import ConfigError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import Timer, machine, require_idle
-from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.machine import Timer, require_idle
 from superres.tasks.face_data import read_faces
 
 if TYPE_CHECKING:
@@ -40,9 +56,6 @@ HEADS, FORCED = 6, 5
 """Heads of a network with random weights, and its minimum block: about what a trained network with 6 heads accepts."""
 NEW_TOKENS = 512
 UNCACHED_CALLS = 5
-
-Row = dict[str, Any]
-
 
 def random_upscaler(config: ModelConfig, engine: str) -> Upscaler:
     """Return an upscaler of size M with random weights and `HEADS` heads, otherwise like `config`."""
@@ -66,7 +79,7 @@ def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
 
 
 @torch.inference_mode()
-def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
+def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Values:
     """Time transformers' greedy generation with a cache: a whole target, or `NEW_TOKENS` tokens if assisted.
 
     The assistant is a GPT-2 with one layer. Both networks have random weights, so the time shows the overhead of
@@ -86,7 +99,7 @@ def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
     return {"way": name, "tokens": count, "seconds": timer.once(lambda: generate(count))}
 
 
-def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Row:
+def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Values:
     """Time decoding that computes the whole prefix in each of `iterations` calls, like the implementation of the paper.
 
     `source` is uint8 [1, source, source, 3]; `UNCACHED_CALLS` of the calls are timed.
@@ -102,7 +115,7 @@ def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Ro
 
 def compare_with_peers(
     upscalers: dict[str, Upscaler], source: np.ndarray, blockwise: DecodeConfig, repeats: int = 3,
-) -> list[Row]:
+) -> list[Values]:
     """Time our engines, greedy and blockwise (`repeats` times), and the peers (once), on one image.
 
     `upscalers` has the same network by engine; `source` is uint8 [1, source, source, 3].
@@ -125,31 +138,28 @@ def compare_with_peers(
     return rows
 
 
-def peers_markdown(sizes: dict[str, list[Row]]) -> str:
-    """Return the tables of peers as Markdown."""
-    header = ["variant", "tokens/s", "s", "tokens", "ratio to transformers' greedy"]
-    return "\n\n".join(f"## Size {size}\n\n" + markdown_table(header, [
-        [row["way"], number_text(row["tokens_per_second"], 0), number_text(row["seconds"], 3), str(row["tokens"]),
-         number_text(row["over_generate"], 2)] for row in rows]) for size, rows in sizes.items()) + "\n"
+def views(document: Document) -> dict[str, str]:
+    """Return a table of peers per size of the network."""
+    columns: Columns = {"variant": ("way", 0), "tokens per second": ("tokens_per_second", 0), "s": ("seconds", 3),
+                        "tokens": ("tokens", 0), "times transformers' greedy": ("over_generate", 2)}
+    return {size: columns_table(found["rows"], columns) for size, found in values(document, "size ").items()}
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
-    output: Annotated[Path, typer.Option(help="Folder for a folder per engine, peers.json and peers.md.")],
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    data: Faces, output: Output, checkpoint: Checkpoint = "celeba-8to32",
     batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,64",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the report has medians over rounds.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    peers: Annotated[bool, typer.Option(help="Measure other implementations, too.")] = True,
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
+    device: Device = "auto",
+    peers: Annotated[bool, typer.Option(help="Measure other implementations, too.")] = True, busy: Busy = False,
 ) -> None:
     """Write the reports of all engines and the table of peers."""
     sizes = parse_batches(batches)
     if not busy:
         require_idle()
-    prepare_folder(output)
     # "auto" is the fastest engine on this machine; the plain engine is always available.
     loaded = [Upscaler.load(checkpoint, device, engine) for engine in ("plain", "auto")]
+    table = Table("engines", output, {"checkpoint": f"{loaded[0].name}@{loaded[0].revision}", "repeats": repeats},
+                  loaded[0].device, "peers")
     sources = read_faces(data, loaded[0].face_task, "valid", max(sizes)).lr
     upscalers = {upscaler.engine: upscaler for upscaler in loaded}
     for engine, upscaler in upscalers.items():
@@ -159,17 +169,12 @@ def main(
     if not peers:
         return
     random = {engine: random_upscaler(loaded[0].model_config, engine) for engine in upscalers}
-    compared = {
-        "S": compare_with_peers(upscalers, sources[:1], DecodeConfig(accept="distance", epsilon=2), repeats),
-        "M": compare_with_peers(random, sources[:1], DecodeConfig(HEADS, min_block=FORCED), repeats)}
-    table = peers_markdown(compared)
-    document = {"machine": machine(loaded[0].device), "sizes": compared}
-    write_results(output, {"peers.json": document, "peers.md": table})
-    print(table)
+    table.measure(Row(f"size {size}", lambda given=given: {"rows": compare_with_peers(*given, repeats)})
+                  for size, given in {
+                      "S": (upscalers, sources[:1], DecodeConfig(accept="distance", epsilon=2)),
+                      "M": (random, sources[:1], DecodeConfig(HEADS, min_block=FORCED))}.items())
+    table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"engines: {error}")
+    run(main)

@@ -4,8 +4,6 @@
     python scripts/benchmark/proposers.py text --output speed/text --page docs/proposers.md
     python scripts/benchmark/proposers.py text --output speed/text --proposers heads,draft --draft DIR --temperature 0.7
 
-FOLDER has proposers.json and proposers.md. With --page, the summary replaces the task's table of that page.
-
 A proposer is measured at its default block size, and then at the fastest block size by the cost model. The variants of
 decoding alternate, batch by batch, so that other load slows all variants alike; times are medians of three rounds.
 """
@@ -20,15 +18,16 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any
 
 import torch
 import typer
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import cost_model
-from pages import LINE, fill_page
+from measurements import Busy, Columns, Device, Document, Output, Page, Row, Table, Values, columns_table, run, values
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
@@ -37,18 +36,14 @@ from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
-from superres.errors import CheckpointError, ConfigError, SuperresError
-from superres.evaluation.benchmark import Workload, run_record, run_text, step_weights
+from superres.errors import CheckpointError, ConfigError
+from superres.evaluation.benchmark import Workload, run_record, step_weights
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.system.machine import Timer, require_idle
-from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.system.progress import Progress
 from superres.tasks import translation
-
-Report = dict[str, Any]
-Row = dict[str, Any]
 
 MODES = ("greedy", "coupled", "speculative")
 """Modes of choosing tokens: exact greedy decoding, and two methods of sampling."""
@@ -267,7 +262,7 @@ class Comparison:
             return min(self.most, config.target_length + 2 - self.base.window)
         return config.prediction_heads if PROPOSERS[name].uses_heads else min(self.most, config.target_length)
 
-    def rows(self, variants: Sequence[Variant]) -> list[Row]:
+    def rows(self, variants: Sequence[Variant]) -> list[Values]:
         """Measure all variants and the baselines of one token per step alternately; return one row per variant."""
         baselines = {mode: Variant(mode, self.options("heads", mode, 1), None) for mode in MODES}
         everything = [*baselines.values(), *variants]
@@ -278,7 +273,7 @@ class Comparison:
         return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling, baselines[one.mode])
                 for one in variants]
 
-    def row(self, variant: Variant, baseline: Variant, same: Variant) -> Row:
+    def row(self, variant: Variant, baseline: Variant, same: Variant) -> Values:
         """Return the measurements of a variant, and the predictions of the cost model from these measurements.
 
         Times are compared with `baseline`, and tokens with `same`, which is in the same mode; both make one token per
@@ -371,15 +366,15 @@ def proposal_weights(model: EncoderDecoder, proposer: Proposer | None) -> float:
 def compare_proposers(
     work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
     base: DecodeConfig | None = None, most: int = MAX_BLOCK_SIZE,
-) -> Report:
+) -> Values:
     """Measure the proposers `names` on `count` batches of `batch` rows.
 
     `base` has common decoding settings, such as `draft`, `ngrams` and the first block size. `most` is the largest block
     size of a proposer without heads.
 
     Returns:
-        A report, serialisable as JSON: `run_record`, `rows` with a row per proposer, mode and block size, and `missing`
-        with the reason for each proposer that could not be measured, by name.
+        `rows` with a row per proposer, mode and block size, and `missing` with the reason for each proposer that could
+        not be measured, by name.
 
     Raises:
         ConfigError: a number is out of range, or no proposer can be measured.
@@ -398,62 +393,36 @@ def compare_proposers(
     rows += comparison.rows(again) if again else []
     order = {name: place for place, name in enumerate(names)}
     rows.sort(key=lambda row: (order[row["proposer"]], MODES.index(row["mode"]), row["block_size"]))
-    return {**run_record(work), "batch": batch, "batches": count, "temperature": temperature, "rows": rows,
-            "missing": missing}
+    return {"rows": rows, "missing": missing}
 
 
-COLUMNS = {
-    "mean_accepted_block_size": ("mean accepted block size", 2), "predicted_tokens": ("predicted", 2),
-    "speed_up": ("speed-up", 2), "predicted_speed_up": ("predicted", 2),
-    "predicted_speed_up_here": ("with the measured call", 2), "alpha": ("alpha", 3), "c": ("c", 3),
-    "verify": ("call", 2), "fixed": ("fixed", 1), "operations": ("operations", 2), "model_calls": ("model calls", 1),
+ALL: Columns = {
+    "proposer": ("proposer", 0), "mode": ("mode", 0), "k": ("block_size", 0),
+    "mean accepted block size": ("mean_accepted_block_size", 2), "predicted": ("predicted_tokens", 2),
+    "speed-up": ("speed_up", 2), "speed-up, predicted": ("predicted_speed_up", 2),
+    "with the measured call": ("predicted_speed_up_here", 2), "alpha": ("alpha", 3), "c": ("c", 3),
+    "call": ("verify", 2), "fixed": ("fixed", 1), "operations": ("operations", 2), "model calls": ("model_calls", 1),
+    "best k": ("best_block_size", 0),
 }
-"""Heading and number of decimals of the table's columns, by entry of a row."""
+FASTEST: Columns = {
+    "proposer": ("proposer", 0),
+    "choosing": (lambda row: "exact greedy" if row["mode"] == "greedy" else f"{row['mode']} sampling", 0),
+    "k": ("block_size", 0), "mean accepted block size": ("mean_accepted_block_size", 2),
+    "model calls": ("model_calls", 1), "speed-up": ("speed_up", 2),
+    "memory, MiB": (lambda row: row["extra_bytes"] / 2**20, 2), "training": ("training", 0),
+}
 
 
-def proposers_markdown(report: Report) -> str:
-    """Return the report of `compare_proposers` as Markdown, with predictions beside measurements."""
-    rows = [[row["proposer"], row["mode"], str(row["block_size"]),
-             *(number_text(row[name], digits) for name, (_, digits) in COLUMNS.items()), str(row["best_block_size"])]
-            for row in report["rows"]]
-    header = ["proposer", "mode", "k", *(heading for heading, _ in COLUMNS.values()), "best k"]
-    lines = [f"- {name}: not measured: {reason}" for name, reason in report["missing"].items()]
-    return "\n\n".join([
-        f"# Proposers: {report['task']}", proposers_run_text(report),
-        markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
-        "Greedy is exact greedy decoding; coupled and speculative are methods of sampling. The speed-up is relative to "
-        "one token per step, sampled by the faster method. The acceptance rate alpha is the share of verified "
-        "proposals that were accepted; for speculative sampling it is E[min(p, q)], and for lookahead the most likely "
-        "rate of one candidate. c is the cost of a proposal, call the cost of an iteration without its proposals, and "
-        "fixed the cost of a decode outside of its iterations (encoding, the first call, the result), all in model "
-        "calls for one token. The predicted number of tokens per step is (1 - alpha^k) / (1 - alpha); for lookahead "
-        "with G candidates it is k - sum of (1 - alpha^i)^G for i < k. The predicted speed-up is this number / "
-        "((k - 1) c + 1); with the measured call it is / ((k - 1) c + call), and includes the fixed cost. Operations "
-        "are operations per token, by number of weights, relative to greedy decoding.",
-    ]) + "\n"
-
-
-def proposers_run_text(report: Report) -> str:
-    """Return the conditions of a report's measurements as one line."""
-    return (f"{run_text(report)} {report['batches']} batches of {report['batch']}; sampling at temperature "
-            f"{report['temperature']}.")
-
-
-def summary_markdown(report: Report) -> str:
-    """Return the fastest block size of each proposer, for greedy decoding and for sampling, as a Markdown table."""
-    lines = []
-    for name in dict.fromkeys(row["proposer"] for row in report["rows"]):
-        own = [row for row in report["rows"] if row["proposer"] == name]
-        for modes in (("greedy",), ("coupled", "speculative")):
-            row = max((row for row in own if row["mode"] in modes), key=lambda row: float(row["speed_up"]))
-            chosen = "exact greedy" if row["mode"] == "greedy" else f"{row['mode']} sampling"
-            lines.append([name, chosen, str(row["block_size"]), number_text(row["mean_accepted_block_size"], 2),
-                          number_text(row["model_calls"], 1), number_text(row["speed_up"], 2),
-                          number_text(row["extra_bytes"] / 2**20, 2), row["training"]])
-    lines += [[name, "not measured", *["-"] * 5, reason] for name, reason in report["missing"].items()]
-    header = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",
-              "training"]
-    return markdown_table(header, lines)
+def views(document: Document) -> dict[str, str]:
+    """Return the fastest block size of each proposer, greedily and sampled, all measurements, and what is missing."""
+    found = values(document)["comparison"]
+    fastest = [max((row for row in found["rows"] if row["proposer"] == name and row["mode"] in modes),
+                   key=lambda row: float(row["speed_up"]))
+               for name in dict.fromkeys(row["proposer"] for row in found["rows"])
+               for modes in (("greedy",), ("coupled", "speculative"))]
+    missing = [f"- {name}: not measured: {reason}" for name, reason in found["missing"].items()]
+    return {"fastest": columns_table(fastest, FASTEST), "all": columns_table(found["rows"], ALL),
+            "missing": "\n".join(missing)}
 
 
 class Task(str, Enum):
@@ -464,8 +433,7 @@ class Task(str, Enum):
 
 
 def main(
-    task: Annotated[Task, typer.Argument(help="What to decode.")],
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for proposers.json and proposers.md.")],
+    task: Annotated[Task, typer.Argument(help="What to decode.")], output: Output,
     data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; examples if left "
                                               "out.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id.")] = None,
@@ -475,34 +443,34 @@ def main(
     temperature: Annotated[float, typer.Option(help="Temperature of sampling, above 0.")] = 0.9,
     block_size: Annotated[int | None, typer.Option(min=2, help="First block size; the proposer's own if left "
                                                    "out.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Checkpoint of the proposer draft.")] = None,
-    ngrams: Annotated[str | None, typer.Option(help="Table of the proposer ngram.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto",
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Markdown page whose table of this task to replace.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Checkpoint of the draft proposer.")] = None,
+    ngrams: Annotated[str | None, typer.Option(help="Table of the ngram proposer.")] = None,
+    device: Device = "auto", engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto",
+    busy: Busy = False, page: Page = None,
 ) -> None:
-    """Measure proposers, and write the report."""
+    """Measure proposers, and compare them with the predictions of the cost model.
+
+    The predicted tokens per step are (1 - alpha^k) / (1 - alpha), with the acceptance rate alpha; the speed-up is this
+    over (k - 1) c + 1, with the cost c of a proposal, in model calls for one token. "With the measured call" takes the
+    measured iteration without proposals, and the fixed cost of a decode, instead of 1.
+    """
     names = parse_proposers(proposers)
     if not busy:
         require_idle()
-    prepare_folder(output)
     count = count or (3 if task is Task.images else 24)
     if task is Task.images:
         work = image_work(checkpoint or DEFAULT_CHECKPOINT, device, engine, data, batch * count)
     else:
         work = text_work(checkpoint or DEFAULT_TRANSLATOR, device, engine, data)
-    report = compare_proposers(work, names, batch=batch, count=count, temperature=temperature,
-                               base=DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams))
-    write_results(output, {"proposers.json": report, "proposers.md": proposers_markdown(report)})
-    if page is not None:
-        fill_page(page, f"proposers: {report['task']}",
-                  f"{fill(proposers_run_text(report), LINE)}\n\n{summary_markdown(report)}")
-    print(proposers_markdown(report))
+    record = {name: value for name, value in run_record(work).items() if name != "machine"}
+    table = Table("proposers", output, {**record, "batch": batch, "batches": count, "temperature": temperature},
+                  work.pipeline.device, f"proposers-{task.value}")
+    base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
+    table.measure([Row("comparison", lambda: compare_proposers(
+        work, names, batch=batch, count=count, temperature=temperature, base=base),
+        {"proposers": names, "base": base.to_dict()})])
+    table.finish(page)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"proposers: {error}")
+    run(main)

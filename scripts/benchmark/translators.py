@@ -4,31 +4,48 @@
 
 The checkpoint is exported as by `superres export ctranslate2`. Every variant translates all sentences, one at a time
 and in batches, in turns with the others. The time is the median over the rounds; it includes the conversion of text to
-tokens and back. CTranslate2 decodes greedily, and forms its own batches of sentences of similar length. FOLDER gets
-translators.json and translators.md. CTranslate2 is in the extra `peers`.
+tokens and back. CTranslate2 decodes greedily, and forms its own batches of sentences of similar length. It is in the
+`peers` extra.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
 
-from superres import DecodeConfig, SuperresError
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import (
+    Busy,
+    Checkpoint,
+    Columns,
+    Document,
+    Limit,
+    Output,
+    Row,
+    Table,
+    Text,
+    Values,
+    columns_table,
+    in_turns,
+    medians,
+    run,
+    values,
+)
+from superres import DecodeConfig
 from superres.cli.benchmark import parse_batches
 from superres.evaluation.text import bleu
 from superres.pipeline.export import export_ctranslate2
 from superres.pipeline.translator import Translator
-from superres.system.machine import machine, require_idle
-from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.machine import require_idle
+from superres.system.output import short_digest
 from superres.tasks.translation import TextPairs, read_pairs
 
 if TYPE_CHECKING:
@@ -60,16 +77,30 @@ def theirs(peer: ctranslate2.Translator, translator: Translator, lines: list[str
     return [pieces.decode(result.hypotheses[0][:length]) for result, length in zip(results, most, strict=True)]
 
 
-def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]:
-    """Return the variants by name: CTranslate2 in float32 and int8, and ours greedily and in blocks."""
+def peers(checkpoint: str, translator: Translator, threads: int) -> dict[str, Translate]:
+    """Return CTranslate2 in float32 and int8, with the weights of a checkpoint.
+
+    It is fastest with a thread per batch: the threads of one batch wait for one another.
+    """
     import ctranslate2
 
-    made: dict[str, Translate] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        export_ctranslate2(checkpoint, Path(folder))
+        return {f"CTranslate2 {kind}, greedy": partial(theirs, ctranslate2.Translator(
+            folder, compute_type=kind, inter_threads=threads, intra_threads=1), translator)
+            for kind in ("float32", "int8")}
+
+
+def by_lines(translate: Translate, lines: list[str], batch_size: int) -> None:
+    """Translate all lines, in calls of one line each if the batch size is 1."""
+    for part in [[line] for line in lines] if batch_size == 1 else [lines]:
+        translate(part, batch_size)
+
+
+def variants(checkpoint: str, threads: int) -> dict[str, Translate]:
+    """Return the variants by name: CTranslate2 in float32 and int8, and ours greedily and in blocks."""
     translators = {engine: Translator.load(checkpoint, "cpu", engine=engine) for engine in ("native", "native-int8")}
-    for kind in ("float32", "int8"):
-        # It is fastest with a thread per batch: the threads of one batch wait for one another.
-        peer = ctranslate2.Translator(folder, compute_type=kind, inter_threads=threads, intra_threads=1)
-        made[f"CTranslate2 {kind}, greedy"] = partial(theirs, peer, translators["native"])
+    made = peers(checkpoint, translators["native"], threads)
     heads = translators["native"].model_config.prediction_heads
     blocks = {f"k = {size}": DecodeConfig(block_size=size) for size in SIZES if size <= heads}
     ways = {"greedy": DecodeConfig(block_size=1), **blocks, "adaptive": DecodeConfig(adaptive=True)}
@@ -78,75 +109,49 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
     return made
 
 
-def seconds(translate: Translate, lines: list[str], batch_size: int) -> float:
-    """Time one translation of all lines, in calls of one batch each if the batch size is 1."""
-    started = time.perf_counter()
-    for part in [[line] for line in lines] if batch_size == 1 else [lines]:
-        translate(part, batch_size)
-    return time.perf_counter() - started
-
-
-def measure(
-    compared: dict[str, Translate], text: TextPairs, batches: Sequence[int], repeats: int,
-) -> list[dict[str, Any]]:
-    """Return one row per variant and batch size, serialisable as JSON."""
+def measure(compared: dict[str, Translate], text: TextPairs, batch_size: int, repeats: int) -> Values:
+    """Time all variants in turns, and return their milliseconds per sentence, BLEU and agreement by name."""
     lines = list(text.source)
-    texts = {name: translate(lines, max(batches)) for name, translate in compared.items()}
-    rows = []
-    for batch_size in batches:
-        times: dict[str, list[float]] = {name: [] for name in compared}
-        for _ in range(repeats):
-            for name, translate in compared.items():
-                times[name].append(seconds(translate, lines, batch_size))
-        medians = {name: statistics.median(found) for name, found in times.items()}
-        rows += [{
-            "variant": name, "batch_size": batch_size, "milliseconds_per_sentence": 1000 * median / len(text.source),
-            "words_per_second": sum(len(line.split()) for line in texts[name]) / median,
-            "time_over_peer": median / medians[PEER], "bleu": bleu(texts[name], text.target)["score"],
-            "equal_to_float32": sum(map(str.__eq__, texts[name], texts["CTranslate2 float32, greedy"])),
-        } for name, median in medians.items()]
-    return rows
+    texts = {name: translate(lines, 32) for name, translate in compared.items()}
+    taken = medians(in_turns({name: partial(by_lines, translate, lines, batch_size)
+                              for name, translate in compared.items()}, repeats))
+    return {name: {
+        "milliseconds": 1000 * seconds / len(lines), "words": sum(len(one.split()) for one in texts[name]) / seconds,
+        "over_peer": seconds / taken[PEER], "bleu": bleu(texts[name], text.target)["score"],
+        "equal": sum(map(str.__eq__, texts[name], texts["CTranslate2 float32, greedy"]))}
+        for name, seconds in taken.items()}
 
 
-def markdown(rows: Sequence[dict[str, Any]], sentences: int, threads: int) -> str:
-    """Return the table of all rows."""
-    header = ["variant", "batch", "ms per sentence", "words per second", f"time over {PEER}", "BLEU",
-              "equal to CTranslate2 float32"]
-    digits = (None, None, 2, 0, 2, 2, None)
-    cells = [[str(value) if places is None else number_text(value, places)
-              for value, places in zip(row.values(), digits, strict=True)] for row in rows]
-    return f"{sentences} sentences, threads: {threads}.\n\n{markdown_table(header, cells)}\n"
+COLUMNS: Columns = {
+    "variant": ("variant", 0), "ms per sentence": ("milliseconds", 2), "words per second": ("words", 0),
+    f"time over {PEER}": ("over_peer", 2), "BLEU": ("bleu", 2), "equal to CTranslate2 float32": ("equal", 0),
+}
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return a table per batch size."""
+    return {name.replace(" ", "-"): columns_table([{"variant": one, **own} for one, own in found.items()], COLUMNS)
+            for name, found in values(document).items()}
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Parallel text PATH.en and PATH.de, or a test set of sacreBLEU.")],
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for translators.json and translators.md.")],
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "multi30k-en-de",
+    data: Text, output: Output, checkpoint: Checkpoint = "multi30k-en-de",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 1,
-    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,32",
-    limit: Annotated[int | None, typer.Option(help="Translate the first N sentences only.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of measurement.")] = 5,
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even while other programs use the processor.")] = False,
+    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,32", limit: Limit = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of measurement.")] = 5, busy: Busy = False,
 ) -> None:
     """Translate with all variants in turns; write the times and the quality."""
     sizes = parse_batches(batches)
     if not busy:
         require_idle()
-    prepare_folder(output)
     text = read_pairs(data, ("en", "de"), limit)
-    with tempfile.TemporaryDirectory() as folder:
-        export_ctranslate2(checkpoint, Path(folder))
-        compared = variants(checkpoint, folder, threads)
-    rows = measure(compared, text, sizes, repeats)
-    table = markdown(rows, len(text.source), threads)
-    document = {"machine": machine(torch.device("cpu")), "threads": threads, "sentences": len(text.source),
-                "rows": rows}
-    write_results(output, {"translators.json": document, "translators.md": table})
-    print(table)
+    table = Table("translators", output, {
+        "checkpoint": checkpoint, "threads": threads, "sentences": len(text.source), "repeats": repeats,
+        "data": short_digest("\n".join(text.source).encode())})
+    compared = variants(checkpoint, threads)
+    table.measure(Row(f"batch {size}", partial(measure, compared, text, size, repeats)) for size in sizes)
+    table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"translators: {error}")
+    run(main)

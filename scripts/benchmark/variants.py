@@ -4,9 +4,9 @@
     python scripts/benchmark/variants.py --data dev.npz --output variants --beside ../superres-0.1
 
 Every variant decodes in a process of its own; --variants x86-64-v3,x86-64-v4 measures those only. With --beside, a
-checkout of another release decodes in the same turns, with the variant that it chooses. The output has variants.json
-and variants.md: seconds per image, one image at a time, the shortest of several rounds, and microseconds per decoding
-iteration.
+checkout of another release decodes in the same turns, with the variant that it chooses. The table has seconds per
+image, one image at a time, the shortest of several rounds. In brackets are the speed-up over one token per step, or
+over the sequential sample, and microseconds per decoding iteration.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from superres.config import require
-from superres.errors import SuperresError
-from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
-from superres.system.machine import cpu_name, require_idle
-from superres.system.output import markdown_table, prepare_folder, write_results
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-ROOT = Path(__file__).resolve().parents[2]
+from measurements import ROOT, Busy, Checkpoint, Document, Output, Row, Table, Values, run, values
+from superres.config import require
+from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
+from superres.system.machine import require_idle
+from superres.system.output import markdown_table
+
 ENGINES = "native", "native-int8"
 WAYS = {
     "one token per step": {"block_size": 1}, "default": {}, "exact, k = 4": {"block_size": 4},
@@ -80,68 +82,53 @@ def answer(process: subprocess.Popen[str], engine: str, given: dict[str, Any]) -
     return seconds, per_iteration
 
 
-def measure(workers: dict[str, subprocess.Popen[str]], rounds: int) -> list[dict[str, Any]]:
-    """Return a row per engine and way of decoding: the shortest seconds of each worker, measured in turns."""
-    rows = []
-    for engine in ENGINES:
-        for name, given in WAYS.items():
-            for process in workers.values():
-                answer(process, engine, given)  # the first decode measures the costs of block sizes, once per machine
-            found = [{one: answer(process, engine, given) for one, process in workers.items()} for _ in range(rounds)]
-            least = {one: [min(times[one][part] for times in found) for part in (0, 1)] for one in workers}
-            rows.append({"engine": engine, "decoding": name,
-                         "seconds": {one: times[0] for one, times in least.items()},
-                         "iteration": {one: times[1] for one, times in least.items()}})
-            print(f"{engine}, {name}: " + ", ".join(f"{one} {times[0]:.4f} s" for one, times in least.items()),
-                  file=sys.stderr)
-    return rows
+def measure(workers: dict[str, subprocess.Popen[str]], engine: str, given: dict[str, Any], rounds: int) -> Values:
+    """Return the shortest seconds per image and per iteration of each worker, measured in turns."""
+    for process in workers.values():
+        answer(process, engine, given)  # the first decode measures the costs of block sizes, once per machine
+    found = [{one: answer(process, engine, given) for one, process in workers.items()} for _ in range(rounds)]
+    return {one: [min(times[one][part] for times in found) for part in (0, 1)] for one in workers}
 
 
-def table(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Return the rows as Markdown: seconds per image, and the speed-up over one token per step of the same kind."""
-    lines, slow = [], {(row["engine"], row["decoding"]): row["seconds"] for row in rows}
-    for row in rows:
-        kind = "sequential sample" if "sample" in row["decoding"] else "one token per step"
-        base = slow[row["engine"], kind]
-        lines.append([row["engine"], row["decoding"], *(
-            f"{row['seconds'][name]:.4f} ({base[name] / row['seconds'][name]:.2f}, {1e6 * row['iteration'][name]:.0f})"
-            for name in names)])
-    return markdown_table(["engine", "decoding", *names], lines) + (
-        "\n\nSeconds per image; in brackets the speed-up over one token per step, or over the sequential sample, and "
-        "microseconds per iteration.\n")
+def views(document: Document) -> dict[str, str]:
+    """Return seconds per image, and the speed-up over one token per step of the same kind."""
+    lines, found = [], values(document)
+    for name, times in found.items():
+        engine, way = name.split(", ", 1)
+        base = found[f"{engine}, {'sequential sample' if 'sample' in way else 'one token per step'}"]
+        lines.append([engine, way, *(
+            f"{seconds:.4f} ({base[one][0] / seconds:.2f}, {1e6 * iteration:.0f})"
+            for one, (seconds, iteration) in times.items())])
+    return {"seconds": markdown_table(["engine", "decoding", *next(iter(found.values()))], lines)}
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Prepared .npz of faces.")],
-    output: Annotated[Path, typer.Option(help="Folder for variants.json and variants.md.")],
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    data: Annotated[Path, typer.Option(help="Prepared .npz of faces.")], output: Output,
+    checkpoint: Checkpoint = "celeba-8to32",
     limit: Annotated[int, typer.Option(min=1, help="Images per measurement.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest counts.")] = 5,
     beside: Annotated[Path | None, typer.Option(help="Checkout of another release to measure in turns.")] = None,
     variants: Annotated[str, typer.Option(help="Names of variants, separated by commas, or all.")] = "all",
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
+    busy: Busy = False,
 ) -> None:
     """Write the times of all variants."""
     if not busy:
         require_idle()
-    prepare_folder(output)
     code = WORKER.format(checkpoint=checkpoint, engines=ENGINES, data=str(data.resolve()), limit=limit)
     here = [variant.name for variant in candidates(forced_variant(), processor())]
     chosen = here if variants == "all" else variants.split(",")
     for name in chosen:
         require(name in here, f"variant {name} does not run here; those that do: {', '.join(here)}")
+    table = Table("variants", output, {"checkpoint": checkpoint, "images": limit, "rounds": rounds,
+                                       "variants": chosen, "beside": None if beside is None else beside.name})
     with ExitStack() as stack:
         workers = {name: stack.enter_context(worker(code, ROOT, name)) for name in chosen}
         if beside is not None:
             workers[beside.name] = stack.enter_context(worker(code, beside.resolve(), None))
-        rows = measure(workers, rounds)
-        text = table(rows, list(workers))
-    write_results(output, {"variants.json": {"processor": cpu_name(), "rows": rows}, "variants.md": text})
-    print(text)
+        table.measure(Row(f"{engine}, {name}", partial(measure, workers, engine, given, rounds), {"options": given})
+                      for engine in ENGINES for name, given in WAYS.items())
+    table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"variants: {error}")
+    run(main)

@@ -4,9 +4,7 @@
     python scripts/benchmark/where_it_pays.py --output pays --data dev.npz --device cuda
     python scripts/benchmark/where_it_pays.py --output pays --data dev.npz --page docs/where-blocks-pay.md
 
-FOLDER/pays.json holds the measurements and predictions, pays.md the tables and pays.png the chart. The prediction is
-checked by whole decodes with the checkpoint. Without --data, the faces in `scripts/faces` are decoded. The script needs
-matplotlib: pip install -e ".[train]".
+The prediction is checked by whole decodes with the checkpoint. Without --data, it decodes `scripts/faces`.
 
 An iteration on B rows of W proposals takes T(B, W) seconds, the heads' proposals included. It yields S_1 + ... + S_W
 tokens per row, where S_i is the share of blocks of which at least i tokens are accepted. The expected speed-up is
@@ -18,40 +16,54 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from PIL import Image
 
-from pages import fill_page
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import (
+    ROOT,
+    Busy,
+    Checkpoint,
+    Columns,
+    Device,
+    Document,
+    Line,
+    Output,
+    Page,
+    Panel,
+    Row,
+    Table,
+    Values,
+    columns_table,
+    draw,
+    run,
+    values,
+)
 from superres.cli.benchmark import parse_batches
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig
 from superres.decoding.cost import measured_costs
 from superres.decoding.trace import survival_curve
-from superres.errors import SuperresError
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.base import pick_device
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import Timer, machine, require_idle
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result, write_results
+from superres.system.machine import Timer, require_idle
+from superres.system.output import markdown_table
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 
 ENGINES = {"cpu": "plain,native,native-bf16,native-int8", "cuda": "plain,graph,graph-bf16"}
-PAGE = "measured"
-"""Name of the tables in a Markdown page."""
 LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
 """Decoder layers of a network by its width."""
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
@@ -59,9 +71,6 @@ CHECKED_ROWS = 8
 """Number of images that are decoded whole in batches, to check the prediction; larger batches take minutes on a CPU."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours of Okabe and Ito, which colour-blind people can tell apart."""
-MARKERS = "osD^vP"
-
-Row = dict[str, Any]
 
 
 def speed_ups(survival: Iterable[float], costs: Sequence[float]) -> list[float]:
@@ -86,19 +95,14 @@ def network_of(config: ModelConfig, width: int) -> ModelConfig:
         decoder_layers=layers, encoder_layers=0)
 
 
-def iteration_costs(
+def cost_rows(
     upscaler: Upscaler, sources: np.ndarray, engines: Sequence[str], widths: Sequence[int], batches: Sequence[int],
-    report: Callable[[str], None],
-) -> list[Row]:
-    """Measure T(B, W) of every engine, network and batch size; `upscaler` is measured itself at its own width.
+) -> Iterator[Row]:
+    """Return a row per engine, network and batch size: T(B, W) at W = 1, 2 and so on, in seconds.
 
-    `sources` are uint8 [N, source, source, 3]. `report` is called with the name of the next measurement.
-
-    Returns:
-        One row per engine, network and batch size; `costs` are the seconds per iteration at W = 1, 2 and so on.
+    `upscaler` is measured itself at its own width. `sources` are uint8 [N, source, source, 3].
     """
     own = upscaler.model_config
-    rows = []
     for width in sorted({*widths, own.width}):
         config = own if width == own.width else network_of(own, width)
         torch.manual_seed(0)
@@ -106,33 +110,35 @@ def iteration_costs(
         for engine in engines:
             scoring = step_model(model, None, engine)
             for batch in batches:
-                report(f"{engine}, width {width}, batch {batch}")
                 source = upscaler.source_tokens(sources[np.arange(batch) % len(sources)])
-                costs, _ = measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)
-                rows.append({
-                    "engine": scoring.engine, "network_width": width, "layers": config.decoder_layers, "batch": batch,
-                    "weights": sum(weight.numel() for weight in model.decoder.parameters()), "costs": costs})
-    return rows
+
+                def costs(scoring: object = scoring, source: torch.Tensor = source, batch: int = batch,
+                          config: ModelConfig = config, model: EncoderDecoder = model) -> Values:
+                    return {"engine": scoring.engine, "network_width": config.width, "layers": config.decoder_layers,
+                            "batch": batch, "weights": sum(one.numel() for one in model.decoder.parameters()),
+                            "costs": measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)[0]}
+
+                yield Row(f"costs {engine}, width {width}, batch {batch}", costs, {"code": scoring.code})
 
 
-def predictions(costs: Sequence[Row], survival: dict[str, list[float]]) -> list[Row]:
-    """Return the rows of `iteration_costs`, one per criterion, with the best W and its expected speed-up."""
-    return [{**row, "criterion": criterion, **dict(zip(
-        ("block_size", "speed_up"), best_block(shares, row["costs"]), strict=True))}
-        for row in costs for criterion, shares in survival.items()]
+def predictions(document: Document) -> list[Values]:
+    """Return the costs of a document once per criterion, with the best W and its expected speed-up."""
+    found = []
+    for row in values(document, "costs ").values():
+        for criterion, shares in values(document)["survival"].items():
+            size, gain = best_block(shares, row["costs"])
+            found.append({**row, "criterion": criterion, "block_size": size, "speed_up": gain})
+    return found
 
 
-def whole_decodes(
-    upscaler: Upscaler, sources: np.ndarray, predicted: Sequence[Row], survival: dict[str, list[float]],
-    report: Callable[[str], None],
-) -> list[Row]:
+def whole_decodes(upscaler: Upscaler, sources: np.ndarray, document: Document) -> Values:
     """Decode `CHECKED_ROWS` images by the engine of `upscaler`, and return predicted beside measured speed-ups.
 
     Returns:
-        One row per batch size, criterion and W: the best W, and the number of prediction heads. `decoder` is the
+        `rows`, one per batch size, criterion and W: the best W, and the number of prediction heads. `decoder` is the
         measured speed-up without the encoder, and `whole` includes the encoder.
     """
-    heads, rows = upscaler.model_config.prediction_heads, list[Row]()
+    heads, rows, survival = upscaler.model_config.prediction_heads, list[Values](), values(document)["survival"]
 
     @functools.cache
     def seconds(batch: int, options: DecodeConfig) -> float:
@@ -140,12 +146,11 @@ def whole_decodes(
         upscaler(sources[batches[0]], options)  # warms up
         return statistics.mean(upscaler(sources[chosen], options).seconds for chosen in batches)
 
-    for cell in predicted:
-        if (cell["engine"], cell["network_width"]) != (upscaler.engine, upscaler.model_config.width) or (
-                cell["batch"] > CHECKED_ROWS):
-            continue
+    for cell in predictions(document):
         criterion, batch = cell["criterion"], cell["batch"]
-        report(f"{upscaler.engine}, whole pictures, batch {batch}, {criterion}")
+        if (cell["engine"], cell["network_width"]) != (upscaler.engine, upscaler.model_config.width) or (
+                batch > CHECKED_ROWS):
+            continue
         greedy, encoder = seconds(batch, DecodeConfig(1)), _encoder_seconds(upscaler, sources[np.zeros(batch, int)])
         expected = speed_ups(survival[criterion], cell["costs"])
         for size in sorted({1, cell["block_size"], heads}):
@@ -155,7 +160,7 @@ def whole_decodes(
                          "predicted": expected[size - 1], "decoder": (greedy - encoder) / (taken - encoder),
                          "whole": greedy / taken, "seconds_per_image": taken / batch,
                          "is_best": size == cell["block_size"]})
-    return rows
+    return {"rows": rows}
 
 
 def _encoder_seconds(upscaler: Upscaler, images: np.ndarray) -> float:
@@ -165,135 +170,80 @@ def _encoder_seconds(upscaler: Upscaler, images: np.ndarray) -> float:
         return min(timer.once(lambda: upscaler.scoring.session(tokens, 1)) for _ in range(5))
 
 
-def run_study(
-    checkpoint: str, sources: np.ndarray, device: str, engines: Sequence[str], widths: Sequence[int],
-    batches: Sequence[int], report: Callable[[str], None],
-) -> Row:
-    """Measure T and S, predict the speed-ups, and check the prediction by whole decodes with the checkpoint."""
-    report("survival curves")
-    upscaler = Upscaler.load(checkpoint, device)
-    heads = upscaler.model_config.prediction_heads
-    survival = {name: survival_curve(upscaler(sources, options).traces, heads) for name, options in CRITERIA.items()}
-    rows = predictions(iteration_costs(upscaler, sources, engines, widths, batches, report), survival)
-    checked = [row for engine in engines
-               for row in whole_decodes(Upscaler.load(checkpoint, device, engine), sources, rows, survival, report)]
-    return {"machine": machine(upscaler.device), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
-            "width": upscaler.model_config.width, "images": len(sources), "survival": survival, "predictions": rows,
-            "checked": checked}
+CHECKED: Columns = {
+    "engine": ("engine", 0), "batch": ("batch", 0), "criterion": ("criterion", 0),
+    "W": (lambda row: f"{row['block_size']}{', best' if row['is_best'] else ''}", 0), "predicted": ("predicted", 2),
+    "measured": ("decoder", 2), "with the encoder": ("whole", 2),
+}
 
 
-def pays_markdown(report: Row) -> str:
-    """Return the report of `run_study` as Markdown."""
-    rows = report["predictions"]
+def views(document: Document) -> dict[str, str]:
+    """Return the expected speed-up with its W, the check by whole decodes, and the survival curves."""
+    rows, survival = predictions(document), values(document)["survival"]
     networks = {row["network_width"]: row for row in rows}
     header = [f"width {width}, {row['layers']} layers, {row['weights'] / 1e6:.1f} M" for width, row in networks.items()]
     lines: dict[tuple[str, int, str], list[str]] = {}
-    for row in sorted(rows, key=lambda row: (list(report["survival"]).index(row["criterion"]), row["batch"])):
+    for row in sorted(rows, key=lambda row: (list(survival).index(row["criterion"]), row["batch"])):
         lines.setdefault((row["criterion"], row["batch"], row["engine"]), []).append(
             "greedy" if row["block_size"] == 1 else f"{row['speed_up']:.2f} (W = {row['block_size']})")
-    cells = [[criterion, str(batch), engine, *own] for (criterion, batch, engine), own in lines.items()]
-    checks = [[row["engine"], str(row["batch"]), row["criterion"],
-               f"{row['block_size']}{', best' if row['is_best'] else ''}",
-               *(number_text(row[name], 2) for name in ("predicted", "decoder", "whole"))]
-              for row in report["checked"] if row["block_size"] > 1]
-    curves = [[name, *(number_text(share, 2) for share in shares)] for name, shares in report["survival"].items()]
-    properties = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
-    return "\n\n".join([
-        f"{report['checkpoint']}, {report['images']} faces; {properties}.",
-        "Expected speed-up over greedy decoding, and its block size W:",
-        markdown_table(["criterion", "batch", "engine", *header], cells),
-        "The prediction beside whole decodes with the checkpoint:",
-        markdown_table(["engine", "batch", "criterion", "W", "predicted", "measured", "with the encoder"], checks),
-        "Share of blocks of which at least i tokens are accepted:",
-        markdown_table(["i", *map(str, range(1, len(curves[0])))], curves),
-    ]) + "\n"
+    checked = [row for found in values(document, "checked ").values() for row in found["rows"] if row["block_size"] > 1]
+    shares = [[name, *(f"{share:.2f}" for share in curve)] for name, curve in survival.items()]
+    return {"expected": markdown_table(["criterion", "batch", "engine", *header], [
+                [criterion, str(batch), engine, *own] for (criterion, batch, engine), own in lines.items()]),
+            "checked": columns_table(checked, CHECKED),
+            "survival": markdown_table(["i", *map(str, range(1, len(shares[0])))], shares)}
 
 
-def pays_plot(report: Row) -> bytes:
-    """Return a PNG of the expected speed-up by width, with a panel per criterion and batch size, a line per engine."""
-    from matplotlib.figure import Figure
-
-    rows = report["predictions"]
-    batches, engines, widths = (list(dict.fromkeys(row[name] for row in rows))
-                                for name in ("batch", "engine", "network_width"))
-    criteria = list(report["survival"])
-    figure = Figure(figsize=(3.6 * len(batches) + 1, 3.1 * len(criteria) + 1.2), layout="constrained")
-    panels = figure.subplots(len(criteria), len(batches), squeeze=False, sharex=True, sharey=True)
-    for line, criterion in zip(panels, criteria, strict=True):
-        for axes, batch in zip(line, batches, strict=True):
-            axes.axhline(1, color="black", linewidth=1)
-            for engine, colour, marker in zip(engines, COLOURS, MARKERS, strict=False):
-                own = [row for row in rows if (row["criterion"], row["batch"], row["engine"]) == (
-                    criterion, batch, engine)]
-                axes.plot([row["network_width"] for row in own], [row["speed_up"] for row in own], color=colour,
-                          marker=marker, markersize=5, label=f"{engine}, predicted")
-                measured = [row["decoder"] for row in report["checked"] if row["is_best"] and (
-                    row["criterion"], row["batch"], row["engine"]) == (criterion, batch, engine)]
-                axes.plot([report["width"]] * len(measured), measured, linestyle="", color=colour, marker=marker,
-                          markersize=10, markerfacecolor="none", markeredgewidth=1.5, zorder=3)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(widths, [str(width) for width in widths])
-            axes.grid(axis="y", color="0.9")
-            axes.set_title(f"{criterion}, batch {batch}", fontsize=10)
-        line[0].set_ylabel("speed-up over greedy (times)")
-    for axes in panels[-1]:
-        axes.set_xlabel("width of the network (units)")
-    panels[0][0].set_ylim(0, None)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    handles += panels[0][0].plot([], [], linestyle="", marker="o", markersize=10, markerfacecolor="none", color="black")
-    figure.legend(handles, [*labels, "whole decodes, measured"], loc="outside lower center", ncols=len(handles),
-                  fontsize=9, frameon=False)
-    figure.suptitle("Blocks pay where a line is above 1; at 1, greedy decoding is at least as fast", fontsize=12)
-    return figure_png(figure)
+def plots(document: Document) -> dict[str, bytes]:
+    """Return the expected speed-up by width, with a panel per criterion and batch size, a line per engine."""
+    rows, panels = predictions(document), list[Panel]()
+    batches, engines = (list(dict.fromkeys(row[name] for row in rows)) for name in ("batch", "engine"))
+    for criterion in values(document)["survival"]:
+        for batch in batches:
+            lines = [Line([(row["network_width"], row["speed_up"]) for row in rows if (
+                row["criterion"], row["batch"], row["engine"]) == (criterion, batch, engine)], engine, colour)
+                for engine, colour in zip(engines, COLOURS, strict=False)]
+            panels.append(Panel([*lines, Line([(row["network_width"], 1) for row in rows], None, "black", "-")], {
+                "title": f"{criterion}, batch {batch}", "xscale": "log", "ylim": (0, None),
+                "xlabel": "width of the network (units)", "ylabel": "speed-up over greedy (times)"}))
+    return {"where-blocks-pay.png": draw(panels, len(batches), (3.6 * len(batches) + 1, 3.1 * 2 + 1.2))}
 
 
 def read_sources(data: Path | None, limit: int, task: FaceTask) -> np.ndarray:
     """Return inputs, uint8 [N, source, source, 3]: those of `data`, or the faces in `scripts/faces`."""
     if data is not None:
         return read_faces(data, task, "valid", limit).lr
-    return np.stack([task.to_source(read_image(path))
-                     for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))])
+    return np.stack([task.to_source(read_image(path)) for path in sorted((ROOT / "scripts" / "faces").glob("*.png"))])
 
 
 def main(
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
+    output: Output,
     data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Images of --data to decode.")] = 8,
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT, device: Device = "auto",
     engines: Annotated[str | None, typer.Option(metavar="NAME,NAME...", help="Engines; all of the device if left "
                                                 "out.")] = None,
     widths: Annotated[str, typer.Option(metavar="D,D,...", help="Widths of the networks, multiples of 32.")] = ",".join(
         map(str, LAYERS)),
     batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,32",
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Markdown page whose tables and picture to replace.")] = None,
+    busy: Busy = False, page: Page = None,
 ) -> None:
-    """Measure, predict, check, and write the tables and the chart."""
+    """Measure T and S, predict the speed-ups, and check the prediction by whole decodes with the checkpoint."""
     if not busy:
         require_idle()
-    prepare_folder(output)
-    chosen = (engines or ENGINES[pick_device(device).type]).split(",")
-    started = time.perf_counter()
-
-    def say(line: str) -> None:
-        print(f"{time.perf_counter() - started:4.0f} s  {line}", file=sys.stderr)
-
-    sizes, rows = parse_batches(widths), parse_batches(batches)
-    report = run_study(checkpoint, read_sources(data, limit, face_task(checkpoint)), device, chosen, sizes, rows, say)
-    tables = pays_markdown(report)
-    chart = pays_plot(report)
-    write_results(output, {"pays.json": report, "pays.md": tables, "pays.png": chart})
-    if page is not None:
-        fill_page(page, PAGE, tables)
-        picture = io.BytesIO()
-        Image.open(io.BytesIO(chart)).convert("RGB").save(picture, "WEBP", lossless=True)
-        write_result(page.parent / "pictures" / "where-blocks-pay.webp", picture.getvalue(), "--page")
-    print(tables)
+    names = (engines or ENGINES[pick_device(device).type]).split(",")
+    sources = read_sources(data, limit, face_task(checkpoint))
+    upscaler = Upscaler.load(checkpoint, device)
+    table = Table("where_it_pays", output, {"checkpoint": f"{upscaler.name}@{upscaler.revision}",
+                                            "images": len(sources)}, upscaler.device, "where-blocks-pay")
+    heads = upscaler.model_config.prediction_heads
+    table.measure([Row("survival", lambda: {name: survival_curve(upscaler(sources, options).traces, heads)
+                                            for name, options in CRITERIA.items()})])
+    table.measure(cost_rows(upscaler, sources, names, parse_batches(widths), parse_batches(batches)))
+    table.measure(Row(f"checked {name}", lambda name=name: whole_decodes(
+        Upscaler.load(checkpoint, device, name), sources, table.document)) for name in names)
+    table.finish(page)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"where_it_pays: {error}")
+    run(main)

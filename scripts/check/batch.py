@@ -1,8 +1,6 @@
-"""Stress batch upscaling: thousands of faces with broken files, unusual names and loops; kills, shards, full disks.
+"""Stress batch upscaling: thousands of faces with broken files, unusual names and loops; kills, Ray, full disks.
 
     python scripts/check/batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
-    python scripts/check/batch.py points --faces 20        # decoding replaced by enlarging
-    python scripts/check/batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check/batch.py ray    --faces 20000 --checkpoint tiny
     python scripts/check/batch.py kills  --faces 1000 --checkpoint celeba-8to64 --start 10
     python scripts/check/batch.py disc                     # as root: mounts a small tmpfs
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import itertools
 import json
 import os
 import random
@@ -208,18 +205,6 @@ def kills(work: Path, arguments: argparse.Namespace) -> bool:
     return compare(wanted, fingerprint(work / "out"), inputs, f"{done} kills")
 
 
-def shards(work: Path, arguments: argparse.Namespace) -> bool:
-    """Upscale in four concurrent shards, and merge their manifests."""
-    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
-    words = [command(work / "faces", work / "out", checkpoint, "--shard", f"{index}/4") for index in range(4)]
-    running = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in words]
-    print(f"codes {[process.wait() for process in running]}")
-    paths = [str(work / "out" / f"manifest-{index}-of-4.jsonl") for index in range(4)]
-    merge = [*RUN[:-1], "manifest", "merge", *paths, "--output", str(work / "out" / "manifest.jsonl")]
-    subprocess.run(merge, check=False)
-    return compare(wanted, fingerprint(work / "out"), inputs, "4 shards")
-
-
 def ray(work: Path, arguments: argparse.Namespace) -> bool:
     """Upscale with two Ray actors, one of which is killed."""
     inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
@@ -289,33 +274,7 @@ def memory(work: Path, arguments: argparse.Namespace) -> bool:
     return good
 
 
-def points(work: Path, arguments: argparse.Namespace) -> bool:
-    """Kill a run before and after every file operation, each time in a new folder; then resume and compare."""
-    sys.path.insert(0, TESTS)
-    from batch_tools import upscale
-    from killing import killed
-
-    def run() -> None:
-        upscale(work / "faces", output, recursive=True, keep_tree=True)
-
-    make_faces(work / "faces", arguments.faces, broken=0)
-    output = work / "whole"
-    run()
-    wanted, left, differing = fingerprint(output), Counter(), 0
-    output = work / "out"
-    for moment in itertools.count(1):
-        if not killed(run, moment):
-            break
-        run()
-        left.update("hidden folder" if path.is_dir() else "scratch file" for path in output.glob(".*"))
-        differing += fingerprint(output) != wanted
-        shutil.rmtree(output)
-    print(f"{moment - 1} kills, each followed by one run: {differing} results differ from an undisturbed run; left "
-          f"beside the outputs: {dict(left) or 'nothing'}")
-    return differing == 0 and not left
-
-
-COMMANDS = {"kills": kills, "points": points, "shards": shards, "ray": ray, "disc": disc, "memory": memory}
+COMMANDS = {"kills": kills, "ray": ray, "disc": disc, "memory": memory}
 
 
 def main() -> None:

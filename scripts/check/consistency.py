@@ -9,19 +9,38 @@ samples.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from superres import DecodeConfig, SuperresError
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import (
+    Checkpoint,
+    Columns,
+    Device,
+    Document,
+    Faces,
+    Limit,
+    Output,
+    Row,
+    Table,
+    Values,
+    columns_table,
+    run,
+    values,
+)
+from superres import DecodeConfig
+from superres.config import require
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr
 from superres.pipeline.upscaler import Upscaler
+from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import area_reduce, image_key
 
@@ -31,7 +50,7 @@ WAYS = {
 }
 
 
-def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_size: int) -> dict[str, object]:
+def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_size: int) -> Values:
     """Decode all pictures, and return how many reduce to their input, and the scores."""
     keys = [image_key(source, 1) for source in pairs.lr]
     batches = [slice(first, first + batch_size) for first in range(0, len(pairs), batch_size)]
@@ -50,31 +69,41 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     }
 
 
+COLUMNS: Columns = {
+    "decoding": ("way", 0), "PSNR, dB": ("psnr", 2), "equal pictures": ("equal_images", 0),
+    "equal intensities": ("equal_intensities", 4), "largest difference": ("largest_difference", 0),
+    "tokens per step": ("mean_accepted_block_size", 2), "CPU ms per iteration": ("cpu_milliseconds_per_iteration", 4),
+}
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return a line per way of decoding, without limits and with them."""
+    return {"cost": columns_table(({"way": way, **found} for way, found in values(document).items()), COLUMNS)}
+
+
 def main(
-    data: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],
-    limit: Annotated[int | None, typer.Option(help="Images to check. [default: all]", show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
+    data: Faces, output: Output = Path("consistency"), limit: Limit = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32, checkpoint: Checkpoint = "celeba-8to32",
+    device: Device = "auto", engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
     ways: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(WAYS)}.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also decode without limits.")] = True,
 ) -> None:
-    """Print a JSON line per way of decoding; exit 1 if any consistent picture does not reduce to its input."""
-    upscaler, failed = Upscaler.load(checkpoint, device, engine), False
+    """Measure each way of decoding; exit 1 if any consistent picture does not reduce to its input."""
+    upscaler = Upscaler.load(checkpoint, device, engine)
     pairs = read_faces(data, upscaler.face_task, "valid", limit)
+    table = Table("consistency", output, {
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
+        "data": short_digest(pairs.lr.tobytes())}, upscaler.device)
     for way in ways.split(","):
-        if way not in WAYS:
-            raise typer.BadParameter(f"unknown way {way!r}; known: {', '.join(WAYS)}")
+        require(way in WAYS, f"unknown way {way!r}; known: {', '.join(WAYS)}")
         for consistent in (False, True)[not compare :]:
-            record = measure(upscaler, pairs, dataclasses.replace(WAYS[way], consistent=consistent), batch_size)
-            print(json.dumps({"way": way, **record}), flush=True)
-            failed |= consistent and record["equal_images"] != len(pairs)
-    raise typer.Exit(failed)
+            options = dataclasses.replace(WAYS[way], consistent=consistent)
+            table.measure([Row(f"{way}, consistent" if consistent else way,
+                               partial(measure, upscaler, pairs, options, batch_size), options.to_dict())])
+    table.finish()
+    raise typer.Exit(any(row["consistent"] and row["equal_images"] != len(pairs)
+                         for row in values(table.document).values()))
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"consistency: {error}")
+    run(main)

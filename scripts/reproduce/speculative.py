@@ -10,30 +10,15 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from superres.config import DecodeConfig, require
-from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import decode
-from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, with_proposer_state
-from superres.decoding.proposers.draft import READ, DraftProposer
-from superres.decoding.proposers.ngrams import NgramProposer
-from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.benchmark import Workload, run_record, run_text, step_weights
-from superres.system.machine import Timer
-from superres.system.output import figure_png, markdown_table, number_text, write_results
-from superres.system.progress import say
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmark"))
+sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "benchmark")]
 
 from cost_model import (
     acceptance_rate,
@@ -43,19 +28,26 @@ from cost_model import (
     overlaps,
     whole_factor,
 )
-from pages import LINE, fill_page
+from measurements import Columns, Document, Line, Panel, Row, Values, columns_table, draw, interval, ratio, values
 from proposers import Batch, Variant, alternate, batch_of, proposal_weights
+from superres.cli.benchmark import image_work, text_work
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.decode import decode
+from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer, with_proposer_state
+from superres.decoding.proposers.draft import READ, DraftProposer
+from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.trace import mean_accepted_block_size
+from superres.evaluation.benchmark import Workload, run_record, step_weights
+from superres.system.machine import Timer
+from superres.system.output import markdown_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from superres.interfaces import ScoringModel
     from superres.pipeline.base import Pipeline
 
-Report = dict[str, Any]
-Row = dict[str, Any]
-
-PAPER = "Leviathan, Kalman and Matias: Fast Inference from Transformers via Speculative Decoding, ICML 2023"
 PAPER_ALPHA: dict[str, dict[float, float]] = {
     "unigram": {0.0: 0.08, 1.0: 0.07}, "bigram": {0.0: 0.20, 1.0: 0.19}, "T5-small (77M)": {0.0: 0.75, 1.0: 0.62},
     "T5-base (250M)": {0.0: 0.80, 1.0: 0.68}, "T5-large (800M)": {0.0: 0.82, 1.0: 0.71},
@@ -70,8 +62,6 @@ STEPS = 16
 """Number of steps of a draft model that are timed together, and how often."""
 NEAR = 0.15
 """Largest relative error of a prediction that counts as near."""
-RESAMPLES = 2000
-"""Number of bootstrap samples of rows for an interval of 95 %."""
 
 
 @dataclass(frozen=True)
@@ -145,32 +135,16 @@ def acceptance(pipeline: Pipeline, draft: Draft, batch: Batch, temperature: floa
         return overlaps(BlockwiseLoop(model, session, options, keys, 2, draft.proposer, criterion))
 
 
-def ratio(total: np.ndarray, count: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the ratio of the sums of `total` and `count` [B], and that of RESAMPLES bootstrap samples of rows."""
-    rows = np.random.default_rng(0).integers(0, len(total), (RESAMPLES, len(total)))
-    return float(total.sum() / max(count.sum(), 1)), total[rows].sum(1) / np.maximum(count[rows].sum(1), 1)
+def alpha_values(pipeline: Pipeline, draft: Draft, batch: Batch, temperatures: Sequence[float]) -> Values:
+    """Return alpha by temperature with intervals over rows, and the difference of both ends on the same inputs.
 
-
-def interval(samples: np.ndarray) -> list[float]:
-    """Return the interval of 95 % of bootstrap samples."""
-    return [float(bound) for bound in np.quantile(samples, (0.025, 0.975))]
-
-
-def alpha_rows(pipeline: Pipeline, drafts: Sequence[Draft], batch: Batch, temperatures: Sequence[float]) -> list[Row]:
-    """Return a row per draft: alpha by temperature with intervals over rows, and the difference of both ends.
-
-    `sharper` is alpha at the lowest temperature minus that at the highest, on the same inputs.
+    `sharper` is alpha at the lowest temperature minus that at the highest.
     """
-    rows = []
-    for draft in drafts:
-        say(f"alpha of {draft.name}")
-        found = [ratio(*acceptance(pipeline, draft, batch, temperature)) for temperature in temperatures]
-        rows.append({
-            "draft": draft.name, "share": draft.share, "named": draft.options.draft, "temperatures": [*temperatures],
-            "alpha": [mean for mean, _ in found], "intervals": [interval(samples) for _, samples in found],
-            "sharper": found[0][0] - found[-1][0], "sharper_interval": interval(found[0][1] - found[-1][1]),
-        })
-    return rows
+    found = [ratio(*acceptance(pipeline, draft, batch, temperature)) for temperature in temperatures]
+    return {
+        "share": draft.share, "named": draft.options.draft, "temperatures": [*temperatures],
+        "alpha": [mean for mean, _ in found], "intervals": [interval(samples) for _, samples in found],
+        "sharper": found[0][0] - found[-1][0], "sharper_interval": interval(found[0][1] - found[-1][1])}
 
 
 # Times
@@ -179,7 +153,7 @@ def alpha_rows(pipeline: Pipeline, drafts: Sequence[Draft], batch: Batch, temper
 def timed_cells(
     pipeline: Pipeline, drafts: Sequence[Draft], batches: Sequence[Batch], temperature: float, gammas: Sequence[int],
     alphas: dict[str, float],
-) -> list[Row]:
+) -> list[Values]:
     """Time all drafts at a temperature, at every gamma and with an adaptive block size; return a row for each.
 
     `alphas` is alpha by draft. Predictions use it, the time of a draft's own steps, and the time of the verifier's
@@ -260,7 +234,7 @@ def own_steps(
     return (warm + (displaced if displaced > 2 * error else 0.0)) / step, rest / step
 
 
-def cell_of(variant: Variant, greedy: Variant) -> Row:
+def cell_of(variant: Variant, greedy: Variant) -> Values:
     """Return what was measured of a variant; times are in steps of `greedy`, which makes one token per step."""
     step, k = greedy.iteration, variant.options.block_size or 1
     traces = [trace for decoded in variant.decoded for trace in decoded.traces]
@@ -273,7 +247,9 @@ def cell_of(variant: Variant, greedy: Variant) -> Row:
     }
 
 
-def predictions(draft: Draft, cell: Row, gamma: int, alpha: float, own: Sequence[float] | None, verify: float) -> Row:
+def predictions(
+    draft: Draft, cell: Values, gamma: int, alpha: float, own: Sequence[float] | None, verify: float,
+) -> Values:
     """Return the predictions for a cell of `cell_of`.
 
     `own` are the costs of the draft's own steps, those of `own_steps`, and `verify` is that of a verifier's step of
@@ -293,7 +269,7 @@ def predictions(draft: Draft, cell: Row, gamma: int, alpha: float, own: Sequence
     }
 
 
-def best_gammas(cells: Sequence[Row]) -> list[Row]:
+def best_gammas(cells: Sequence[Values]) -> list[Values]:
     """Return for each draft and temperature the best gamma: by the paper's formula, by ours, and measured.
 
     All choose among the measured values of gamma, and 0, which decodes greedily. `adaptive` is the speed-up of an
@@ -325,7 +301,7 @@ PREDICTED = {
 """What is predicted, with the entries of a cell that have the prediction and the measurement."""
 
 
-def errors(cells: Sequence[Row]) -> list[Row]:
+def errors(cells: Sequence[Values]) -> list[Values]:
     """Return a row per prediction and kind of draft: how many are within NEAR of the measurement, and their errors."""
     rows = []
     kinds = {"draft models": lambda name: name.startswith("draft"), "heads": lambda name: name == "heads",
@@ -340,179 +316,142 @@ def errors(cells: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def reproduce(
-    work: Workload, names: Sequence[str], *, rows: int, count: int, temperatures: Sequence[float] = TEMPERATURES,
-    gammas: Sequence[int] = GAMMAS,
-) -> Report:
-    """Measure alpha on `rows` rows together, and times on `count` of them, evenly spread, one by one.
+# The table
 
-    Args:
-        work: the checkpoint and its inputs.
-        names: draft models; the one beside the checkpoint if empty.
-        rows: number of rows for alpha, at least 1.
-        count: number of rows for times, at least 1.
-        temperatures: temperatures for alpha, which include those of TIMED.
-        gammas: numbers of proposals per step.
 
-    Returns:
-        A report, serialisable as JSON: `run_record`, `alpha`, `cells`, `best` and `errors`.
+def workload(task: str, checkpoint: str | None, device: str, engine: str, data: Path | None, count: int) -> Workload:
+    """Return a checkpoint, the bundled one if None, and its inputs: `count` images, or sentences."""
+    if task == "images":
+        return image_work(checkpoint or DEFAULT_CHECKPOINT, device, engine, data, count)
+    return text_work(checkpoint or DEFAULT_TRANSLATOR, device, engine, data)
+
+
+def conditions(work: Workload, count: int, timed: int) -> Values:
+    """Return what all rows have in common."""
+    return {**{name: value for name, value in run_record(work).items() if name != "machine"}, "rows": count,
+            "timed": timed}
+
+
+def rows(work: Workload, names: Sequence[str], count: int, timed: int, is_quick: bool) -> Iterator[Row]:
+    """Return a row of alpha per draft, on `count` inputs together, and the times of `timed` of them, one by one.
 
     Raises:
         ConfigError: a number is out of range, or drafts do not fit.
         CheckpointError: a draft is missing.
     """
-    require(1 <= count <= rows, f"rows and the timed ones of them must be positive, not {rows} and {count}")
-    pipeline = work.pipeline
-    drafts = find_drafts(pipeline, names, max(gammas))
-    source = work.source(rows)
-    alpha = alpha_rows(pipeline, drafts, batch_of(pipeline, source), temperatures)
-    timed = source[np.linspace(0, rows - 1, count).astype(int)]
-    cells: list[Row] = []
-    for temperature in TIMED:
-        say(f"times at temperature {temperature:g}")
+    require(1 <= timed <= count, f"rows and the timed ones of them must be positive, not {count} and {timed}")
+    temperatures, gammas = (QUICK_TEMPERATURES, QUICK_GAMMAS) if is_quick else (TEMPERATURES, GAMMAS)
+    pipeline, source = work.pipeline, work.source(count)
+    drafts, alphas = find_drafts(pipeline, names, max(gammas)), dict[str, Values]()
+    spread = [batch_of(pipeline, row) for row in source[np.linspace(0, count - 1, timed).astype(int)].split(1)]
+    settings = {"drafts": [draft.name for draft in drafts], "temperatures": temperatures, "gammas": gammas}
+
+    def alpha_of(draft: Draft) -> Values:
+        if draft.name not in alphas:
+            alphas[draft.name] = alpha_values(pipeline, draft, batch_of(pipeline, source), temperatures)
+        return alphas[draft.name]
+
+    def times(temperature: float) -> Values:
         at = temperatures.index(temperature)
-        cells += timed_cells(pipeline, drafts, [batch_of(pipeline, row) for row in timed.split(1)],
-                             temperature, gammas, {row["draft"]: row["alpha"][at] for row in alpha})
-    return {**run_record(work), "paper": PAPER, "rows": rows, "count": count, "alpha": alpha, "cells": cells,
-            "best": best_gammas(cells), "errors": errors(cells)}
+        return {"cells": timed_cells(pipeline, drafts, spread, temperature, gammas,
+                                     {draft.name: alpha_of(draft)["alpha"][at] for draft in drafts})}
+
+    for draft in drafts:
+        yield Row(f"alpha of {draft.name}", lambda draft=draft: alpha_of(draft), settings)
+    for temperature in TIMED:
+        yield Row(f"times at temperature {temperature:g}", lambda at=temperature: times(at), settings)
+
+
+def cells_of(document: Document) -> list[Values]:
+    """Return the timed cells of all temperatures."""
+    return [cell for found in values(document, "times ").values() for cell in found["cells"]]
 
 
 # Views
 
 
-def alpha_markdown(report: Report) -> str:
-    """Return alpha by draft and temperature as Markdown, with the paper's figures for translation."""
-    temperatures = report["alpha"][0]["temperatures"]
-    rows = [[row["draft"], number_text(100 * row["share"], 1),
-             *(f"{mean:.3f} +-{(high - low) / 2:.3f}" for mean, (low, high) in
-               zip(row["alpha"], row["intervals"], strict=True)),
-             f"{row['sharper']:+.3f} ({row['sharper_interval'][0]:+.3f} to {row['sharper_interval'][1]:+.3f})",
-             verdict(row["sharper_interval"])] for row in report["alpha"]]
-    if report["task"] == "translation":
-        rows += [[f"paper: {name}", "-", *(number_text(known.get(one), 2) for one in temperatures),
-                  f"{known[0.0] - known[1.0]:+.2f}", "yes"] for name, known in PAPER_ALPHA.items()]
+def alpha_table(document: Document) -> str:
+    """Return alpha by draft and temperature, with the paper's figures for translation."""
+    found = values(document, "alpha of ")
+    temperatures = next(iter(found.values()))["temperatures"]
+    table = [[name, f"{100 * row['share']:.1f}",
+              *(f"{mean:.3f} ±{(high - low) / 2:.3f}" for mean, (low, high) in
+                zip(row["alpha"], row["intervals"], strict=True)),
+              f"{row['sharper']:+.3f} ({row['sharper_interval'][0]:+.3f} to {row['sharper_interval'][1]:+.3f})",
+              is_positive(row["sharper_interval"])] for name, row in found.items()]
+    if document["conditions"]["task"] == "translation":
+        table += [[f"paper: {name}", "-", *(f"{known[one]:.2f}" if one in known else "-" for one in temperatures),
+                   f"{known[0.0] - known[1.0]:+.2f}", "yes"] for name, known in PAPER_ALPHA.items()]
     return markdown_table(
         ["draft", "weights, %", *(f"T = {one:g}" for one in temperatures),
-         f"T = {temperatures[0]:g} minus T = {temperatures[-1]:g}", "sharper is larger"], rows)
+         f"T = {temperatures[0]:g} minus T = {temperatures[-1]:g}", "sharper is larger"], table)
 
 
-def verdict(bounds: Sequence[float]) -> str:
+def is_positive(bounds: Sequence[float]) -> str:
     """Return whether a difference with this interval is positive: "yes", "no" or "undecided"."""
     return "yes" if bounds[0] > 0 else "no" if bounds[1] < 0 else "undecided"
 
 
-CELL_COLUMNS = {
-    "alpha": ("alpha", 3), "alpha_seen": ("seen", 3), "predicted_c": ("c", 3), "c": ("measured", 3),
-    "predicted_verify": ("call", 2), "verify": ("measured", 2), "predicted_tokens": ("tokens per step", 2),
-    "tokens": ("measured", 2), "paper_speed_up": ("speed-up, paper", 2), "predicted_speed_up": ("ours", 2),
-    "speed_up": ("measured", 2), "operations": ("operations", 2),
-}
-"""Entries of a cell with the headings and decimals of their columns: predictions, each before its measurement."""
-
-
-def speculative_markdown(report: Report) -> str:
-    """Return the report of `reproduce` as Markdown."""
-    cells = [[cell["draft"], f"{cell['temperature']:g}", str(cell["gamma"]), *(
-        number_text(cell.get(name), digits) for name, (_, digits) in CELL_COLUMNS.items())] for cell in report["cells"]]
-    return "\n\n".join([
-        f"# Speculative decoding: {report['task']}", run_line(report), "## Acceptance rate", alpha_markdown(report),
-        "alpha is E[min(p, q)] at one proposal per step, with an interval of 95 % over rows. N-grams and lookup "
-        "propose one token with probability 1. The weights are those that a proposal is computed with, relative to a "
-        f"step of the verifier. The paper's figures: {report['paper']}, Table 3, T5-XXL (11B).",
-        "## Best gamma", best_markdown(report),
-        "The best gamma among the measured ones, and 0: by theorem 3.8 of the paper, by the same with the measured "
-        "call and the fixed costs of a decode, and measured. An adaptive block size chooses among all up to the "
-        "largest.",
-        "## Errors of the predictions", errors_markdown(report),
-        "## All measurements",
-        markdown_table(["draft", "T", "gamma", *(heading for heading, _ in CELL_COLUMNS.values())], cells),
-        "c is the cost of a proposal, predicted from steps of the draft alone. The call is a verifier's step of "
-        "gamma + 1 tokens, predicted from decoding one token per step of that width. Both are in steps of one token. "
-        "Alpha seen is the share of verified proposals that were accepted. Operations are per token, by number of "
-        "weights, relative to greedy decoding.",
-    ]) + "\n"
-
-
-def summary_markdown(report: Report) -> str:
-    """Return the conditions of a report and its tables without single measurements, as Markdown."""
-    tables = (one(report) for one in (alpha_markdown, best_markdown, errors_markdown))
-    return "\n\n".join([fill(run_line(report), LINE), *tables])
-
-
-def run_line(report: Report) -> str:
-    """Return the conditions of a report as one line."""
-    return (f"{run_text(report)} alpha on {report['rows']} {report['unit']}s, times on {report['count']} of them, one "
-            "at a time; speed-up over greedy decoding at the same temperature.")
-
-
-def best_markdown(report: Report) -> str:
-    """Return the best gamma of each draft and temperature as Markdown."""
-    rows = [[row["draft"], f"{row['temperature']:g}", *(
-        f"{row[f'{name}_gamma']} ({row[name]:.2f})" for name in ("paper_speed_up", "predicted_speed_up", "speed_up")),
-        f"{row['adaptive']:.2f}", f"{row['adaptive_tokens']:.2f}"] for row in report["best"]]
-    return markdown_table(["draft", "T", "theorem 3.8: gamma (speed-up)", "with the measured call", "measured",
-                           "adaptive: speed-up", "tokens per step"], rows)
-
-
-def errors_markdown(report: Report) -> str:
-    """Return how many predictions are within NEAR of the measurement, and their median error, as Markdown."""
-    found = {(row["what"], row["kind"]): row for row in report["errors"]}
+def errors_table(cells: Sequence[Values]) -> str:
+    """Return how many predictions are within NEAR of the measurement, and their median error, by kind of draft."""
+    found = {(row["what"], row["kind"]): f"{row['near']} of {row['count']} ({100 * row['median']:+.0f} %)"
+             for row in errors(cells)}
     whats, kinds = ([*dict.fromkeys(part)] for part in zip(*found, strict=True))
-    return markdown_table([f"within {100 * NEAR:.0f} % (median error)", *kinds], [[what, *(
-        "-" if (row := found.get((what, kind))) is None else
-        f"{row['near']} of {row['count']} ({100 * row['median']:+.0f} %)" for kind in kinds)] for what in whats])
+    return markdown_table([f"within {100 * NEAR:.0f} % (median error)", *kinds],
+                          [[what, *(found.get((what, kind), "-") for kind in kinds)] for what in whats])
 
 
-def speculative_plot(report: Report) -> bytes:
-    """Return a PNG: tokens per step over alpha, speed-up over gamma, and operations over gamma; curves are predicted.
+def chosen(name: str) -> Any:  # noqa: ANN401 -- a function of a row
+    """Return the function that gives the best gamma by a speed-up of `best_gammas`, with this speed-up."""
+    return lambda row: f"{row[f'{name}_gamma']} ({row[name]:.2f})"
+
+
+BEST: Columns = {
+    "draft": ("draft", 0), "T": ("temperature", 0),
+    "theorem 3.8: gamma (speed-up)": (chosen("paper_speed_up"), 0),
+    "with the measured call": (chosen("predicted_speed_up"), 0), "measured": (chosen("speed_up"), 0),
+    "adaptive: speed-up": ("adaptive", 2), "tokens per step": ("adaptive_tokens", 2),
+}
+CELLS: Columns = {
+    "draft": ("draft", 0), "T": ("temperature", 0), "gamma": ("gamma", 0), "alpha": ("alpha", 3),
+    "alpha seen": ("alpha_seen", 3), "c": ("predicted_c", 3), "c, measured": ("c", 3), "call": ("predicted_verify", 2),
+    "call, measured": ("verify", 2), "tokens per step": ("predicted_tokens", 2), "tokens, measured": ("tokens", 2),
+    "speed-up, paper": ("paper_speed_up", 2), "ours": ("predicted_speed_up", 2), "measured": ("speed_up", 2),
+    "operations": ("operations", 2),
+}
+"""Predictions, each before its measurement."""
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return alpha, the best gamma of each draft, the errors of the predictions, and all cells."""
+    cells = cells_of(document)
+    return {"alpha": alpha_table(document), "best": columns_table(best_gammas(cells), BEST),
+            "errors": errors_table(cells), "cells": columns_table(cells, CELLS)}
+
+
+def plots(document: Document) -> dict[str, bytes]:
+    """Return a plot: tokens per step over alpha, speed-up over gamma, and operations over gamma; curves are predicted.
 
     Points are measured, at the highest timed temperature. The curves of the speed-up are those of theorem 3.8 (dotted)
     and with the measured call (solid).
     """
-    from matplotlib.figure import Figure
-
-    temperature = TIMED[-1]
-    cells = [cell for cell in report["cells"] if cell["gamma"] != "adaptive" and cell["temperature"] == temperature]
+    cells = [cell for cell in cells_of(document)
+             if cell["gamma"] != "adaptive" and cell["temperature"] == TIMED[-1]]
     names, gammas = ([*dict.fromkeys(cell[key] for cell in cells)] for key in ("draft", "gamma"))
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    tokens, speed, operations = figure.subplots(1, 3)
     alphas = np.linspace(0, 1, 101)
-    for gamma in gammas:
-        tokens.plot(alphas, [expected_tokens(alpha, gamma) for alpha in alphas], color="grey", linewidth=0.8)
-        tokens.annotate(f"$\\gamma$ = {gamma}", (1, gamma + 1), (3, -3), textcoords="offset points", fontsize=8)
+    tokens = [Line([(alpha, expected_tokens(alpha, gamma)) for alpha in alphas], None, "grey", "-") for gamma in gammas]
+    speed, operations = list[Line](), list[Line]()
     for number, name in enumerate(names):
-        own = [cell for cell in cells if cell["draft"] == name]
-        draw_points(tokens, own, "alpha", "tokens", name, number)
-        draw_points(speed, own, "gamma", "speed_up", name, number)
-        draw_points(operations, own, "gamma", "operations", name, number)
-        for axes, entry, style in ((speed, "predicted_speed_up", "-"), (speed, "paper_speed_up", ":"),
-                                   (operations, "predicted_operations", "-")):
-            axes.plot([0, *gammas], [1, *(cell[entry] for cell in own)], style, color=f"C{number}", linewidth=1)
-    tokens.set(title="tokens per step", xlabel="alpha", ylabel="tokens per step", xlim=(0, 1.12))
-    speed.set(title="speed-up (dotted: theorem 3.8; solid: measured call)", xlabel="gamma",
-              ylabel="speed-up over greedy decoding", ylim=(0, None))
-    operations.set(title="operations (theorem 3.11)", xlabel="gamma",
-                   ylabel="operations per token over greedy decoding", ylim=(0, None))
-    for axes in (speed, operations):
-        axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
-    figure.suptitle(f"{report['checkpoint']}, temperature {temperature:g}: curves predicted, points measured")
-    handles, labels = tokens.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(names))
-    return figure_png(figure)
-
-
-def draw_points(axes: Axes, cells: Sequence[Row], across: str, upward: str, name: str, number: int) -> None:
-    """Draw measured points of a draft."""
-    axes.plot([cell[across] for cell in cells], [cell[upward] for cell in cells], "o", color=f"C{number}", label=name,
-              markersize=5)
-
-
-def write_speculative(report: Report, folder: Path, page: Path | None = None) -> list[Path]:
-    """Write speculative.json, speculative.md and speculative.png to `folder`, and return their paths.
-
-    The summary replaces the task's tables of `page`, if given.
-    """
-    if page is not None:
-        fill_page(page, f"speculative: {report['task']}", summary_markdown(report))
-    return write_results(folder, {"speculative.json": report, "speculative.md": speculative_markdown(report),
-                                  "speculative.png": speculative_plot(report)})
+        own, colour = [cell for cell in cells if cell["draft"] == name], f"C{number}"
+        tokens.append(Line([(cell["alpha"], cell["tokens"]) for cell in own], name, colour, "o"))
+        for lines, entry, style in ((speed, "speed_up", "o"), (speed, "predicted_speed_up", "-"),
+                                    (speed, "paper_speed_up", ":"), (operations, "operations", "o"),
+                                    (operations, "predicted_operations", "-")):
+            lines.append(Line([(cell["gamma"], cell[entry]) for cell in own], None, colour, style))
+    panels = [Panel(tokens, {"title": "tokens per step", "xlabel": "alpha", "ylabel": "tokens per step"}),
+              Panel(speed, {"title": "speed-up (dotted: theorem 3.8; solid: measured call)", "xlabel": "gamma",
+                            "ylabel": "speed-up over greedy decoding"}),
+              Panel(operations, {"title": "operations (theorem 3.11)", "xlabel": "gamma",
+                                 "ylabel": "operations per token over greedy decoding"})]
+    task = {"faces": "images", "translation": "text"}[document["conditions"]["task"]]
+    return {f"speculative-{task}.png": draw(panels, 3, (12, 4.5))}

@@ -1,21 +1,23 @@
 """Reproduce Table 3 of Stern et al. (2018) with a survey: people's preference for blockwise decoding.
 
-`make_study` makes the study of ten comparisons from a ladder, and `write_table3` the table from its votes.
+`make_study` makes the study of ten comparisons from a ladder, and `views` the table from its votes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import read_ladder
+from measurements import Document, Row, values
 from superres.checkpoint import weights_digest
 from superres.config import require
 from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
 from superres.survey.report import Report
 from superres.survey.study import StudySettings
-from superres.system.output import figure_png, markdown_table, write_results
+from superres.system.output import markdown_table
 
 if TYPE_CHECKING:
     from superres.survey.store import Store
@@ -141,8 +143,14 @@ def _network(record: dict[str, Any]) -> str:
     return f"{record['checkpoint']}@{record['revision']}, {record.get('training') or 'unknown training'}"
 
 
-def table3_markdown(report: Report) -> str:
-    """Return the ten rows as Markdown, with the paper's figures below ours; ConfigError if no row is measured."""
+def rows(report: Report) -> Iterator[Row]:
+    """Return the row of all votes."""
+    yield Row("votes", lambda: report, {"votes": report["result"]["votes"]})
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return the ten rows with the paper's figures below ours; ConfigError if no row is measured."""
+    report = values(document)["votes"]
     found = match_rows(report)
     require(bool(found), f"no comparison of the study {report['study']!r} measures a row of Table 3: compare methods "
                          f"decoded at block size {', '.join(map(str, BLOCK_SIZES))} (exact, or distance with epsilon "
@@ -160,48 +168,10 @@ def table3_markdown(report: Report) -> str:
     header = ["fine-tuned over regular", "% for fine-tuned", "two-way", "p two-way", "votes",
               "raters", "images"]
     missing = [row.name for row in ROWS if row.name not in found]
-    level = f"{100 * report['level']:g}%"
     networks = [f"{name}: {_network(report['methods'].get(name, {}))}" for name in dict.fromkeys(
         comparison[key] for key in ("method_b", "method_a") for comparison in found.values())]
-    return "\n\n".join([
-        "# Table 3: preference of people",
+    return {"preference": markdown_table(header, table), "methods": (
         f"Study {report['study']}: {report['result']['votes']} votes of {report['result']['raters']} raters. "
-        f"Intervals at {level}. "
-        + f"Methods, with the training of their heads by their own records: {'; '.join(networks)}. "
-        + (f"Not in the study: {', '.join(missing)}." if missing else ""),
-        markdown_table(header, table),
-        "The paper's figures: Stern, Shazeer and Uszkoreit 2018, Table 3; 8x8 to 32x32 CelebA, a fine-tuned network "
-        "per k, approximate within epsilon 2, compared with the regular network at k = 1; 90% bootstrap intervals. The "
-        "paper does not say what was resampled. Its intervals are as wide as for 1,600 to 3,400 independent votes per "
-        "row.",
-        INTERVALS_NOTE]) + "\n"
-
-
-def table3_plot(report: Report) -> bytes:
-    """Return a PNG with a panel per criterion: our and the paper's preferences and intervals by block size."""
-    from matplotlib.figure import Figure
-
-    found = match_rows(report)
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, criterion in zip(panels, ("exact", "approximate"), strict=True):
-        rows = [row for row in ROWS if row.criterion == criterion]
-        theirs = [(row.block_size + 0.2, row.preference, *row.interval) for row in rows]
-        ours = [(row.block_size - 0.2, *(100 * value for value in (c["preference"], *c["intervals"]["two_way"])))
-                for row in rows if (c := found.get(row.name)) and c["votes"] and c["intervals"]["two_way"]]
-        for points, label, color in ((ours, "this study, two-way", "C0"), (theirs, "paper, bootstrap", "C1")):
-            for place, middle, low, high in points:
-                axes.plot([place, place], [low, high], color=color, linewidth=2)
-                axes.plot(place, middle, marker="o", color=color)
-            axes.plot([], [], marker="o", color=color, label=label)
-        axes.axhline(50, color="grey", linewidth=1, linestyle=":")
-        axes.set(title=criterion, xlabel="block size k", xticks=BLOCK_SIZES)
-    panels[0].set_ylabel("votes for fine-tuned, %")
-    panels[0].legend()
-    return figure_png(figure)
-
-
-def write_table3(report: Report, folder: Path) -> list[Path]:
-    """Write table3.json (the survey's report), table3.md and table3.png to `folder`, and return their paths."""
-    return write_results(folder, {"table3.json": report, "table3.md": table3_markdown(report),
-                                  "table3.png": table3_plot(report)})
+        f"Intervals at {100 * report['level']:g}%. "
+        f"Methods, with the training of their heads by their own records: {'; '.join(networks)}. "
+        + (f"Not in the study: {', '.join(missing)}. " if missing else "") + INTERVALS_NOTE)}

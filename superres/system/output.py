@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
 """Pattern of a scratch file's name: id of the process that created it, and a random number."""
+NUMBER = re.compile(r"[*+\-±(]*\d|-?$")
+"""Pattern of the beginning of a cell with a number, or of a whole cell without a value."""
 
 
 def cache_folder() -> Path:
@@ -198,8 +200,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; all columns but the first are aligned to the right."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
+    """Return a Markdown table; columns of numbers, or of nothing, are aligned to the right."""
+    numbers = [all(NUMBER.match(row[place]) for row in rows) for place in range(len(header))]
+    ruler = ["---:" if place and number else "---" for place, number in enumerate(numbers)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
 
 

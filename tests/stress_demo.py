@@ -1,48 +1,25 @@
-"""Stress a running web demo with hostile uploads, or with many concurrent visitors.
-
-    python app.py --port 7860 --max-queue 16 &
-    python scripts/check/stress_demo.py hostile http://127.0.0.1:7860 --count 200 --pid $!
-    python scripts/check/stress_demo.py visitors http://127.0.0.1:7860 --visitors 50 --seconds 120 --pid $!
-
-Both commands print one JSON object, and exit with 1 if a check fails.
-"""
+"""Requests to a running web demo, with hostile uploads among them."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import random
 import struct
-import sys
-import tempfile
-import time
 import zipfile
 import zlib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
-
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+from typing import Any
 
 import httpx
 import numpy as np
-import psutil
-import typer
-from gradio_client import Client, handle_file
-from gradio_client.utils import QueueError
 from PIL import Image
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-
-Url = Annotated[str, typer.Argument(help="URL of the demo.")]
-Pid = Annotated[int | None, typer.Option(help="Process id of the demo, for measuring its memory.")]
 HTTP = httpx.Client(timeout=300)
-FACE = Path(__file__).parents[1] / "faces" / "face-1.png"
+FACE = Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"
 
 
-def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:  # noqa: ANN401 -- Pillow's
+def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:
     """Return the content of an image file."""
     buffer = io.BytesIO()
     image.save(buffer, suffix, **options)
@@ -122,11 +99,6 @@ def hostile_zips() -> dict[str, tuple[bytes, int, int]]:
     }
 
 
-def memory_mb(pid: int | None) -> float | None:
-    """Return the resident memory of a process, in MB."""
-    return None if pid is None else psutil.Process(pid).memory_info().rss / 1e6
-
-
 def send(url: str, name: str, content: bytes) -> dict[str, Any]:
     """Upload a file under any name, and return its representation in a request."""
     response = HTTP.post(f"{url}/gradio_api/upload", files={"files": (name, content)})
@@ -173,7 +145,7 @@ def is_clear(message: str) -> bool:
     return ";" in message and "superres-web-" not in message and "<" not in message
 
 
-def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:  # noqa: ANN401 -- of the endpoints
+def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:
     """Upload each hostile file and zip file once; return the counts of outcomes, and the failed checks."""
     outcomes, wrong = Counter[str](), []
     for kind, (name, content, usable) in hostile_files(seed).items():
@@ -187,81 +159,3 @@ def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]
         if counts != [good, bad] or bool(error) != (good + bad == 0) or (error and not is_clear(error)):
             wrong.append(f"{kind} zip: {counts} {error}")
     return outcomes, wrong
-
-
-@app.command()
-def hostile(url: Url, count: Annotated[int, typer.Option(help="Uploads.")] = 200, pid: Pid = None) -> None:
-    """Upload hostile files and zip files, and check that each gets a clear message or a correct result."""
-    outside = Path(tempfile.gettempdir())
-    before = {path.name for path in outside.iterdir()}
-    check(url, 0)  # imports and caches of the first use are not memory leaks
-    memory, seed = memory_mb(pid), 0
-    outcomes, wrong = Counter[str](), []
-    while outcomes.total() < count:
-        seed += 1
-        more, bad = check(url, seed)
-        outcomes += more
-        wrong += bad
-    new = sorted({path.name for path in outside.iterdir()} - before)
-    report = {"uploads": outcomes.total(), "outcomes": outcomes, "wrong": wrong, "memory_mb_before": memory,
-              "memory_mb_after": memory_mb(pid), "new_in_temporary_folder": new,
-              "health": HTTP.get(f"{url}/health").json()}
-    print(json.dumps(report, indent=1))
-    sys.exit(1 if wrong else 0)
-
-
-def visit(url: str, expected: dict[Path, np.ndarray], number: int, end: float) -> tuple[list[float], Counter[str]]:
-    """Upscale pictures of `expected` until `time.monotonic() == end`; return seconds per result, and the outcomes."""
-    client, chance = Client(url, verbose=False), random.Random(number)
-    seconds, outcomes = list[float](), Counter[str]()
-    while time.monotonic() < end:
-        face, started = chance.choice(list(expected)), time.monotonic()
-        try:
-            files, _ = client.predict(handle_file(face), api_name="/upscale")
-        except QueueError:
-            outcomes["busy"] += 1
-            time.sleep(chance.uniform(1, 3))
-        except Exception as error:  # every other error is a lost result
-            outcomes[f"lost: {type(error).__name__} {error}"[:120]] += 1
-        else:
-            seconds.append(time.monotonic() - started)
-            outcomes["right" if np.array_equal(Image.open(files[0]), expected[face]) else "mixed up"] += 1
-    return seconds, outcomes
-
-
-@app.command()
-def visitors(
-    url: Url, visitors: Annotated[int, typer.Option(help="Number of concurrent visitors.")] = 50,
-    seconds: Annotated[float, typer.Option(help="Duration in seconds.")] = 120, pid: Pid = None,
-) -> None:
-    """Let many visitors upscale different faces concurrently, and check that each visitor gets the correct results."""
-    client = Client(url, verbose=False)
-    expected = {face: np.asarray(Image.open(client.predict(handle_file(face), api_name="/upscale")[0][0]))
-                for face in sorted(FACE.parent.glob("*.png"))}
-
-    def quantiles(values: list[float]) -> dict[str, float]:
-        return {name: round(float(np.quantile(values, share)), 2)
-                for name, share in (("median", 0.5), ("p95", 0.95), ("most", 1.0))} if values else {}
-
-    memory, end = memory_mb(pid), time.monotonic() + seconds
-    waiting, pages = [], []
-    with ThreadPoolExecutor(visitors) as pool:
-        visits = [pool.submit(visit, url, expected, number, end) for number in range(visitors)]
-        while not all(each.done() for each in visits):
-            started = time.monotonic()
-            HTTP.get(url).raise_for_status()
-            pages.append(time.monotonic() - started)
-            waiting.append(HTTP.get(f"{url}/health").json()["waiting"])
-            time.sleep(1)
-    outcomes = sum((each.result()[1] for each in visits), Counter[str]())
-    health = HTTP.get(f"{url}/health").json()
-    report = {"visitors": visitors, "seconds": seconds, "outcomes": outcomes,
-              "latency_seconds": quantiles([second for each in visits for second in each.result()[0]]),
-              "page_seconds": quantiles(pages), "most_waiting": max(waiting),
-              "memory_mb_before": memory, "memory_mb_after": memory_mb(pid), "health": health}
-    print(json.dumps(report, indent=1))
-    sys.exit(0 if set(outcomes) <= {"right", "busy"} and max(waiting) <= health["max_queue"] else 1)
-
-
-if __name__ == "__main__":
-    app()
