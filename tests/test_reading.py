@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from superres.batch.manifest import read_rows
-from superres.batch.parts import Job, _read_run, read_part
+from superres.batch.rows import read_rows
 from superres.checkpoint import read_config, read_training
 from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
@@ -38,8 +37,6 @@ READERS = {
     "training.jsonl": lambda path: read_training(path.parent),
     "state.json": lambda path: read_json(path, SavedState.from_dict, ConfigError, "choose a new run folder"),
     "report.jsonl": lambda path: Rounds(path.parent, Faces()),
-    "run.json": lambda path: _read_run(Job(str(path.parent), "files", 1, ())),
-    "plan/000000.jsonl": lambda path: read_part(Job(str(path.parent.parent), "files", 1, ()), 0),
     "manifest.jsonl": manifest_rows,
 }
 HOSTILE = {

@@ -29,7 +29,7 @@ def plan(
 
     The measured figures come from one computer and a store on it; the rest is extrapolated from them.
     """
-    from superres.batch.parts import MOST_ROWS
+    from superres.batch.options import MOST_ROWS
     from superres.config import require_whole
     from superres.evaluation.capacity import MEASURED, Cluster, best, predict
 
