@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 
 import numpy as np
 from fakes import FakeUpscaler
 from PIL import Image
 
-from superres.batch.commit import GROUP
-from superres.batch.plan import BatchOptions, plan
-from superres.batch.upscaling import upscale_files
+from superres.batch import run
+from superres.batch.opening import open_inputs
+from superres.batch.options import BatchOptions
+from superres.batch.parts import Plan
+from superres.batch.reading import read_requests
 from superres.config import DecodeConfig
 
 
@@ -24,11 +27,27 @@ def write_image(path, value=0, size=(8, 8)):
     return path
 
 
-def upscale(inputs, output, upscaler=None, decode=None, group=GROUP, **options):
+def upscale(inputs, output, upscaler=None, decode=None, listed=None, cluster=None, **options):
     """Upscale one input or several, and return the summary."""
-    settings = BatchOptions(output, **options)
-    found = plan(inputs if isinstance(inputs, list) else [inputs], settings)
-    return upscale_files(found, upscaler or FakeUpscaler(), settings, decode or DecodeConfig(), group)
+    settings = BatchOptions(str(output), **options)
+    plan = Plan(settings, [str(one) for one in (inputs if isinstance(inputs, list) else [inputs])], listed)
+    return run.upscale(plan, upscaler or FakeUpscaler(), decode or DecodeConfig(), cluster)
+
+
+def plan(inputs, options, listed=(), **allowed):
+    """Return the planned inputs of a run; `listed` are the lines of a list."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(listed))
+        file.flush()
+        made = Plan(options, [str(one) for one in inputs], file.name if listed else None, **allowed)
+    return [entry for part in made.parts() for entry in part.entries]
+
+
+def made_from(entries, settings):
+    """Return the requests of inputs, and the failed outputs, without decoding them."""
+    samples = list(range(1, settings.options.samples + 1))
+    opened = ((turn, entry, samples, content) for turn, (entry, content) in enumerate(open_inputs(iter(entries))))
+    return [one for _, made in read_requests(opened, settings, lambda line: None) for one in made]
 
 
 def rows_of(folder, name="manifest.jsonl"):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -24,8 +24,12 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at(moment: int) -> None:
-    """Let this process kill itself at a moment: just before or just after a call that touches a file.
+CHANGES = {"writelines", "write", "fsync", "truncate", "replace", "rename", "unlink", "mkdir", "rmdir"}
+"""Those that change what is on the disk."""
+
+
+def die_at(moment: int, calls: Collection[str] = FILE_CALLS) -> None:
+    """Let this process kill itself at a moment: just before or just after one of `calls`.
 
     Moment 1 is before the first call, 2 after it, 3 before the second, and so on, over all threads that start.
     """
@@ -33,7 +37,7 @@ def die_at(moment: int) -> None:
 
     def hook(frame: FrameType, event: str, function: Any) -> None:
         nonlocal count
-        if event in ("c_call", "c_return") and function.__name__ in FILE_CALLS \
+        if event in ("c_call", "c_return") and function.__name__ in calls \
                 and any(part in frame.f_code.co_filename for part in CALLERS):
             count += 1
             if count == moment:
@@ -43,11 +47,11 @@ def die_at(moment: int) -> None:
     sys.setprofile(hook)
 
 
-def killed(call: Callable[[], object], moment: int | None = None) -> bool:
+def killed(call: Callable[[], object], moment: int | None = None, calls: Collection[str] = FILE_CALLS) -> bool:
     """Do a call in a forked process, which dies at `moment` if given, and return whether it was killed."""
     def child() -> None:
         if moment is not None:
-            die_at(moment)
+            die_at(moment, calls)
         call()
 
     process = FORK.Process(target=child)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import outputs, rows_of, upscale, write_image
+from batch_tools import outputs, plan, rows_of, upscale, write_image
 from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
-from superres.batch.plan import BatchOptions, parse_batch_size, parse_shard, plan
+from superres.batch.options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.output import write_atomically, write_result
+from superres.system.places import version_of
 from superres.tasks.faces import image_key
 
 NAMES = [f"{name}.png" for name in "abcde"]
@@ -58,6 +59,8 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
         "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png",
                     "sheet": False, "start": 8},
+        "size": (out / "b.png").stat().st_size, "version": version_of(str(faces / "b.png")), "archive": None,
+        "shard_sha256": None,
     }
     assert summary.line().endswith(" images/s, mean accepted block size 9.97")
     with Image.open(out / "b.png") as image:
@@ -133,7 +136,7 @@ def test_existing_outputs_are_skipped_replaced_or_refused(faces, out, capsys):
     assert (out / "a.png").read_bytes() != before
 
 
-def test_samples_are_numbered_and_differ_and_only_missing_ones_are_drawn(faces, out, tmp_path):
+def test_samples_are_numbered_and_differ_and_those_of_an_input_are_drawn_together(faces, out, tmp_path):
     decode = DecodeConfig(temperature=0.9)
     upscale(faces, out, decode=decode, samples=3, batch_size=4)
     assert pictures(out)[:4] == ["a-1.png", "a-2.png", "a-3.png", "b-1.png"]
@@ -144,7 +147,7 @@ def test_samples_are_numbered_and_differ_and_only_missing_ones_are_drawn(faces, 
     (out / "a-2.png").unlink()
     upscaler = FakeUpscaler()
     summary = upscale(faces / "a.png", out, upscaler, decode, samples=3)
-    assert (summary.done, summary.skipped, upscaler.batches) == (1, 2, [1])
+    assert (summary.done, summary.skipped, upscaler.batches) == (3, 0, [3])
 
 
 def test_keys_depend_on_pixels_and_sample_only(faces, tmp_path):
@@ -262,7 +265,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         return real(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.batch.commit.os", changed(os, write=fill))
+        patch.setattr("superres.batch.write.os", changed(os, write=fill))
         summary = upscale(faces, out, batch_size=1)
     assert summary.exit_code == 1
     assert len(rows_of(out)) == summary.done <= 2

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_tools import made_from, plan
 from PIL import Image
 
 from superres.batch import archives
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs
-from superres.batch.plan import BatchOptions, plan
-from superres.batch.reading import open_wanted, read_requests
+from superres.batch.options import BatchOptions
 from superres.batch.record import Request, RunSettings
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
@@ -54,10 +54,9 @@ def names(found):
 
 def sources(found, **options):
     """Read jobs; returns the number of each one's face, or what is wrong with it."""
-    wanted = ((number, job, [1]) for number, job in enumerate(found))
     result = []
     settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
-    for item in read_requests(open_wanted(wanted), settings, 1, lambda line, more: None):
+    for item in made_from(found, settings):
         if isinstance(item, Request):
             (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
         result.append(int(number) if isinstance(item, Request) else item.row.error)
@@ -170,7 +169,7 @@ def test_arrays_are_inputs(tree, save):
     assert names(found)[7] == ("plain.npz/arr_0/000001", "plain-000001")
     assert sources(found) == [0, 1, 2, 3, 4, 5, 0, 1]
     assert sources([found[1], found[4]]) == [1, 4]
-    assert jobs("set.npz", keep_tree=True, shard=(2, 3))[0].name == "set/000002"
+    assert jobs("set.npz", keep_tree=True, shard=(2, 3))[0].name == "set/000004"
 
 
 @pytest.mark.parametrize(("name", "content"), [

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import contents, outputs, rows_of, upscale
+from batch_tools import contents, outputs, plan, rows_of, upscale
 from fakes import FakeUpscaler
 from killing import killed
 from PIL import Image
 from test_photos import astronaut, group_photo
 
-from superres.batch.manifest import merge
-from superres.batch.plan import BatchOptions, plan
+from superres.batch.options import BatchOptions
+from superres.batch.rows import merge
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
@@ -74,7 +74,7 @@ def test_merged_manifests_of_shards_have_the_order_of_one_run_and_samples_both_n
         upscale(photos, out, decode=SAMPLED, samples=2, shard=(index, 3))
     paths = [out / f"manifest-{index}-of-3.jsonl" for index in range(3)]
     assert merge(paths, out / "manifest.jsonl") == {"ok": 12}
-    assert outputs(out)[-6:] == [f"d-face{face}-{sample}.png" for sample in (1, 2) for face in (1, 2, 3)]
+    assert outputs(out)[-6:] == [f"d-face{face}-{sample}.png" for face in (1, 2, 3) for sample in (1, 2)]
     for path in paths:
         path.unlink()
     upscale(photos, tmp_path / "whole", decode=SAMPLED, samples=2)
@@ -83,22 +83,23 @@ def test_merged_manifests_of_shards_have_the_order_of_one_run_and_samples_both_n
     assert (upscale(photos, out, upscaler, SAMPLED, samples=2).skipped, upscaler.batches) == (12, [])
 
 
-def test_an_output_that_is_missing_or_damaged_is_made_again_alone(photos, out):
+def test_an_output_that_is_missing_or_damaged_is_made_again_with_the_faces_of_its_photo(photos, out):
     upscale(photos, out)
     before = contents(out)
-    for name, damage in (("c.png", Path.unlink), ("d-face1.png", Path.unlink), ("d-face3.png", Path.unlink),
-                         ("d-face2.png", lambda path: path.write_bytes(b"damaged"))):
+    for name, damage, faces in (("c.png", Path.unlink, 1), ("d-face1.png", Path.unlink, 3),
+                                ("d-face3.png", Path.unlink, 3),
+                                ("d-face2.png", lambda path: path.write_bytes(b"damaged"), 3)):
         damage(out / name)
         summary = upscale(photos, out)
-        assert (summary.done, summary.skipped, summary.failed) == (1, 5, 0)
+        assert (summary.done, summary.skipped, summary.failed) == (faces, 6 - faces, 0)
         assert contents(out) == before
 
 
 def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(photos, out, tmp_path):
-    upscale(photos, tmp_path / "whole", group=2)
-    for calls in range(100, 204, 26):
-        assert killed(lambda: upscale(photos, out / str(calls), group=2), calls)  # noqa: B023 -- called at once
-        assert upscale(photos, out / str(calls), group=2).failed == 0
+    upscale(photos, tmp_path / "whole", rows=2)
+    for calls in range(60, 140, 26):
+        assert killed(lambda: upscale(photos, out / str(calls), rows=2), calls)  # noqa: B023 -- called at once
+        assert upscale(photos, out / str(calls), rows=2).failed == 0
         assert contents(out / str(calls)) == contents(tmp_path / "whole")
 
 
@@ -138,16 +139,6 @@ def test_a_photo_that_could_not_be_read_or_decoded_has_its_faces_rows_later(phot
     assert outputs(out) == NAMES[3:]
     assert upscale(photos / "d.png", out).failed == 0
     assert outputs(out) == NAMES[3:]
-
-
-def test_a_crop_of_outputs_that_are_older_than_the_option_is_the_centre(photos, out):
-    upscale(photos / "b.png", out, crop="centre")
-    (row,) = rows_of(out)
-    del row["options"]["crop"], row["crop"]
-    (out / "manifest.jsonl").write_text(json.dumps(row) + "\n")
-    assert upscale(photos / "b.png", out, crop="centre").skipped == 1
-    with pytest.raises(OutputError, match="crop 'centre' there, 'face' now"):
-        upscale(photos / "b.png", out)
 
 
 def test_a_face_s_name_that_another_input_has_is_refused(photos, out):

@@ -22,8 +22,8 @@ from killing import die, killed
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
-from superres.batch.commit import locked
-from superres.batch.manifest import Manifest, Row, merge
+from superres.batch.locks import locked
+from superres.batch.rows import Journal, Row, merge
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import prepare_folder, scratch_file, write_atomically
@@ -68,9 +68,9 @@ def test_a_run_killed_at_every_call_that_touches_a_file_ends_as_an_undisturbed_o
 
 
 @pytest.mark.parametrize(("name", "calls"), [
-    ("superres.batch.manifest.Manifest.append", 0), ("superres.batch.commit.Staging._rename", 0),
-    ("superres.batch.commit.Staging._sync_folders", 0), ("superres.batch.commit.os.replace", 3),
-    ("superres.batch.commit.os.replace", 36),  # which sorts the manifest
+    ("superres.batch.rows.Journal.append", 0), ("superres.batch.write.FolderWriter._rename", 0),
+    ("superres.batch.write.FolderWriter._sync_folders", 0), ("superres.batch.write.os.replace", 3),
+    ("superres.batch.rows.Journal.sort", 0),
 ])
 def test_a_kill_between_any_two_moves_loses_nothing(faces, out, whole, monkeypatch, name, calls):
     real, count = os.replace, []
@@ -80,7 +80,7 @@ def test_a_kill_between_any_two_moves_loses_nothing(faces, out, whole, monkeypat
         run(faces, out)
 
     assert killed(child)
-    assert run(faces, out).skipped == (36 if "sync" in name else calls)
+    assert run(faces, out).skipped == (36 if "sync" in name or "sort" in name else calls)
     assert contents(out) == whole
 
 
@@ -159,7 +159,7 @@ def test_an_output_that_is_not_whole_is_made_again_and_no_other(faces, out, whol
     changed = {"cut": before[:-9], "changed": before[:-20] + b"x" + before[-19:], "empty": b""}
     victim.write_bytes(changed[damage]) if damage in changed else victim.unlink()
     upscaler = FakeUpscaler()
-    summary = run(faces, out, upscaler)
+    summary = run(faces, out, upscaler, verify=damage == "changed")
     assert (summary.done, summary.skipped, summary.failed, sum(upscaler.batches)) == (1, 35, 4, 1)
     assert contents(out) == whole
 
@@ -181,10 +181,10 @@ def test_changed_settings_are_refused_or_redone_on_request(faces, out, whole, tm
     assert run(faces, out, **change).skipped == 36
 
 
-@pytest.mark.parametrize("name", ["superres.batch.manifest.Manifest.append", "fakes.FakeUpscaler.__call__"])
+@pytest.mark.parametrize("name", ["superres.batch.rows.Journal.append", "fakes.FakeUpscaler.__call__"])
 def test_a_redo_that_is_interrupted_goes_on(faces, out, tmp_path, monkeypatch, name):
     run(faces, out)
-    real, count = Manifest.append if "append" in name else FakeUpscaler.__call__, []
+    real, count = Journal.append if "append" in name else FakeUpscaler.__call__, []
 
     def stop(*arguments, **more):
         count.append(0)
@@ -195,8 +195,8 @@ def test_a_redo_that_is_interrupted_goes_on(faces, out, tmp_path, monkeypatch, n
     with monkeypatch.context() as patch:
         patch.setattr(name, stop)
         with pytest.raises(KeyboardInterrupt):
-            run(faces, out, decode=DISTANCE, group=4, batch_size=2, on_existing="redo")
-    assert 0 < run(faces, out, decode=DISTANCE, group=4, on_existing="redo").skipped < 36
+            run(faces, out, decode=DISTANCE, rows=4, batch_size=2, on_existing="redo")
+    assert 0 < run(faces, out, decode=DISTANCE, rows=4, on_existing="redo").skipped < 36
     run(faces, tmp_path / "fresh", decode=DISTANCE)
     assert contents(out) == contents(tmp_path / "fresh")
 
@@ -227,7 +227,7 @@ def refused(folder, *shards):
 
 
 def test_two_runs_into_one_folder_are_refused_and_shards_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("superres.batch.commit.LOCK_ATTEMPTS", 1)
+    monkeypatch.setattr("superres.batch.locks.LOCK_ATTEMPTS", 1)
     with locked(tmp_path, (0, 1)):
         refused(tmp_path, (0, 1), (1, 2))
     with ExitStack() as second:
@@ -299,8 +299,8 @@ def test_a_merge_prefers_what_succeeded_and_names_what_it_cannot_read(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "error", "allowed", "said"), [
-    ("superres.batch.manifest.os.fsync", errno.ENOSPC, 12, "No space left on device; stopped; finished outputs"),
-    ("superres.batch.commit.os.replace", errno.EACCES, 6, "Permission denied; stopped; finished outputs are kept"),
+    ("superres.batch.write.os.fsync", errno.ENOSPC, 12, "No space left on device; stopped; finished results"),
+    ("superres.batch.write.os.replace", errno.EACCES, 6, "Permission denied; stopped; finished results are kept"),
 ])
 def test_a_folder_that_takes_no_more_stops_the_run_with_one_line_and_loses_nothing(
     faces, out, whole, monkeypatch, capsys, name, error, allowed, said,
@@ -315,8 +315,8 @@ def test_a_folder_that_takes_no_more_stops_the_run_with_one_line_and_loses_nothi
 
     with monkeypatch.context() as patch:
         patch.setattr(name, refuse)
-        patch.setattr("superres.batch.commit.os.access", lambda *_: len(count) <= allowed)
-        summary = run(faces, out, group=4, batch_size=2)
+        patch.setattr("superres.batch.write.os.access", lambda *_: len(count) <= allowed)
+        summary = run(faces, out, rows=4, batch_size=2)
     assert (summary.exit_code, bool(summary.stopped)) == (1, True)
     assert capsys.readouterr().err.count(said) == 1
     run(faces, out)

@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeUpscaler
 from PIL import Image
 
-from superres.batch.manifest import Row
+from superres.batch.rows import Row
 from superres.cli.main import run
 from superres.errors import CheckpointError, ConfigError
 from superres.tasks.faces import area_reduce
@@ -188,7 +188,7 @@ def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("superres.batch.upscaling.upscale_files", interrupt)
+    monkeypatch.setattr("superres.batch.run.upscale", interrupt)
     assert run(["upscale", str(data / "in"), "--output", str(data / "out")]) == 130
     assert capsys.readouterr().err == "superres: stopped; finished results are kept, and the same command continues\n"
 

@@ -11,9 +11,9 @@ import pytest
 from stores import faulty_store
 from textual import sentences, write_checkpoint, write_pairs
 
-from superres.batch import text
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
+from superres.pipeline import line_translation as text
 from superres.pipeline.auto import load
 from superres.system.places import read_place, write_place
 

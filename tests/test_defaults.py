@@ -15,8 +15,8 @@ from fakes import NATIVE, TINY, changed, random_model
 from PIL import Image
 
 from superres import DecodeConfig, Upscaler
-from superres.batch.manifest import Row
-from superres.batch.plan import BatchOptions
+from superres.batch.inputs import Input
+from superres.batch.options import BatchOptions
 from superres.batch.record import RunSettings
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
@@ -148,7 +148,7 @@ def test_a_run_of_an_older_default_resumes(now, differs, tmp_path):
     """The tokens are the same, so only settings that change them count as other settings."""
     options = BatchOptions(tmp_path)
     older = RunSettings("c@1", DecodeConfig(block_size=10), options, FaceTask(8, 32))
-    row = Row("a.png", "a.png", "ok", None, **older.row_fields)
+    row = replace(older.failed(Input("a.png", "a"), "a.png", "").row, status="ok")
     assert RunSettings("c@1", replace(now, block_size=10), options, FaceTask(8, 32)).differences(row) == differs
 
 

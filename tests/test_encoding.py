@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_tools import made_from
 from PIL import Image, ImageCms
 
 from superres.batch.inputs import Input
-from superres.batch.plan import BatchOptions
-from superres.batch.reading import open_wanted, read_requests, unblend
+from superres.batch.options import BatchOptions
+from superres.batch.reading import unblend
 from superres.batch.record import Request, RunSettings, encode
 from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
@@ -64,7 +65,7 @@ def photo(tmp_path):
 
 def item_of(path, **options):
     settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
-    *_, item = read_requests(open_wanted([(0, Input(str(path), "photo"), [1])]), settings, 1, lambda line, more: None)
+    (item,) = made_from([Input(str(path), "photo")], settings)
     assert isinstance(item, Request), item
     return item
 

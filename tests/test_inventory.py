@@ -14,14 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import upscale
-from fakes import FakeUpscaler
+from batch_tools import made_from, plan, upscale
 from PIL import Image
 
-from superres.batch.part_run import upscale_parts
-from superres.batch.parts import Job
-from superres.batch.plan import BatchOptions, plan
-from superres.batch.reading import open_wanted, read_requests
+from superres.batch.inputs import find_inputs
+from superres.batch.options import BatchOptions
 from superres.batch.record import Request, RunSettings
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
@@ -47,11 +44,10 @@ def read(paths, **options):
     """Return the values of the pictures that are read, by input, and the inputs that fail."""
     found = plan([str(path) for path in paths], BatchOptions(Path("out"), keep_tree=True, **options))
     settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out")), FaceTask(8, 32))
-    wanted = ((number, job, [1]) for number, job in enumerate(found))
     done, failed = {}, []
-    for item in read_requests(open_wanted(wanted), settings, 1, lambda line, more: None):
+    for item in made_from(found, settings):
         if isinstance(item, Request):
-            done[item.input] = int(item.source[0, 0, 0])
+            done[item.entry.input] = int(item.source[0, 0, 0])
         else:
             failed.append(item.row.input)
     return done, failed
@@ -289,7 +285,7 @@ def test_a_bad_line_of_a_list_fails_alone(tmp_path, monkeypatch):
         Path(name).write_bytes(png(1))
     lines = ["a.png", "in", "in/", "ftp://host/a.png", "s3://faces/a.png", "no\0thing.png", "out/"]
     Path("out").mkdir()
-    found = plan([], BatchOptions(Path("out")), lines)
+    found = list(find_inputs([], lines, False, False, "out"))
     errors = {entry.input: entry.error for entry in found}
     assert [name for name, error in errors.items() if error is None] == ["a.png", "in/b.png"]
     assert "in is a folder; end its line with / to take its pictures" in errors["in"]
@@ -333,9 +329,7 @@ def test_shards_are_read_by_webdataset_with_a_key_per_picture(tmp_path):
             archive.writestr(name, png(1))
     rows = pyarrow.table({"image": [png(1), png(2)], "id": [7, 7]})
     parquet.write_table(rows, tmp_path / "in.parquet")
-    given = tuple(str(tmp_path / name) for name in ("in.zip", "in.parquet"))
-    upscale_parts(Job(str(tmp_path / "out"), "webdataset", 100, given), FakeUpscaler(),
-                  BatchOptions(Path(), place=str(tmp_path / "out")), DecodeConfig())
+    upscale([tmp_path / name for name in ("in.zip", "in.parquet")], tmp_path / "out", layout="webdataset")
     shards = sorted(map(str, (tmp_path / "out").glob("*.tar")))
     samples = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil"))
     assert [sample["__key__"] for sample in samples] == [

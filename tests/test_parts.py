@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 import json
 import tarfile
 from pathlib import Path
@@ -11,17 +13,17 @@ import numpy as np
 import pytest
 from batch_tools import contents, upscale
 from fakes import FakeUpscaler
+from killing import CHANGES, killed
 from PIL import Image
 from stores import faulty_store
 from test_photos import group_photo
 
-from superres.batch import opening, part_run, parts, shard_files
-from superres.batch.inputs import LOCAL
-from superres.batch.manifest import Row, latest_rows, merge
+from superres.batch import opening, write
 from superres.batch.opening import read_archive
-from superres.batch.part_run import upscale_parts
-from superres.batch.parts import Job, read_part
-from superres.batch.plan import BatchOptions
+from superres.batch.options import BatchOptions
+from superres.batch.parts import Plan, archive_prefix
+from superres.batch.rows import Row, latest_rows, merge
+from superres.batch.run import upscale as upscale_plan
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
@@ -63,20 +65,19 @@ def faces(tmp_path):
     return str(tmp_path / "in")
 
 
-def run(given, output, layout="files", rows=7, listed=None, redo=False, allow=(), upscaler=None, **options):
+def run(given, output, layout="files", rows=7, listed=None, allow=(), upscaler=None, **options):
     """Run in parts, as the command does, and return the summary."""
     given = [given] if isinstance(given, str) else given
     allowed = allowed_hosts([*given, output, listed or ""], list(allow), listed)
-    job = Job(output, layout, rows, tuple(given), listed, allowed)
-    settings = BatchOptions(Path(), **{"recursive": True, "place": output, **options})
+    settings = BatchOptions(output, layout, rows, **{"recursive": True, "keep_tree": True, **options})
     decode = DecodeConfig(temperature=0.9 if options.get("samples", 1) > 1 else 0.0)
-    return upscale_parts(job, upscaler or FakeUpscaler(), settings, decode, redo)
+    return upscale_plan(Plan(settings, given, listed, allowed), upscaler or FakeUpscaler(), decode)
 
 
 def pictures(output, layout="files"):
     """Return the pictures of a run by their names."""
     found = {}
-    for name in files_in(output, recursive=True):
+    for name, _, _ in files_in(output, recursive=True):
         content = read_place(f"{output}/{name}", 10_000_000)
         if layout == "files" and name.endswith(".png"):
             found[name] = content
@@ -88,6 +89,10 @@ def pictures(output, layout="files"):
             rows = parquet.read_table(io.BytesIO(content)).to_pylist()
             found |= {row["image"]["path"]: row["image"]["bytes"] for row in rows}
     return found
+
+
+def names_in(output):
+    return [found.name for found in files_in(str(output), "part-")]
 
 
 def rows_in(output):
@@ -112,7 +117,7 @@ def test_from_store_to_store_as_from_folder_to_folder(store, faces, tmp_path, la
         rows = list(latest_rows(f"{output}/"))
         assert len({row.input for row in rows}) == len(rows) == 24
         assert all(row.sha256 and row.input.startswith(source) for row in rows if row.status == "ok")
-    assert sorted(files_in(there)) == sorted(files_in(here))
+    assert layout == "files" or names_in(there) == names_in(here)
 
 
 def test_a_shard_has_keys_statistics_and_no_time_in_it(faces, tmp_path):
@@ -120,7 +125,7 @@ def test_a_shard_has_keys_statistics_and_no_time_in_it(faces, tmp_path):
         run(faces, str(tmp_path / name), "webdataset", upscaler=upscaler)
         run(faces, str(tmp_path / f"{name}-parquet"), "parquet", upscaler=upscaler)
     for kind in ("", "-parquet"):
-        for name in files_in(str(tmp_path / f"a{kind}"), "part-"):
+        for name in names_in(tmp_path / f"a{kind}"):
             if not name.endswith(".jsonl"):
                 assert (tmp_path / f"a{kind}" / name).read_bytes() == (tmp_path / f"b{kind}" / name).read_bytes()
     with tarfile.open(tmp_path / "a" / "part-000001.tar") as archive:
@@ -165,29 +170,107 @@ def test_a_damaged_shard_is_named_once_and_the_others_are_done(tmp_path):
     assert "c.tar is damaged or not an archive" in errors[3]
 
 
-@pytest.mark.parametrize("layout", ["files", "webdataset", "parquet"])
-@pytest.mark.parametrize("moment", range(1, 9, 2))
-def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, tmp_path, monkeypatch, layout, moment):
-    run(faces, str(tmp_path / "whole"), layout)
-    calls, real = [], part_run.move_to
+LAYOUTS = [("folder", "files"), ("folder", "webdataset"), ("store", "files"), ("store", "webdataset"),
+           ("folder", "parquet")]
 
-    def fail(path, place):
-        calls.append(place)
-        if len(calls) == moment:
-            raise PlaceError("the store is away")
-        real(path, place)
 
-    out = str(tmp_path / "out")
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Return a function that gives a new place of this machine or of a store."""
+    monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
+
+    def named(kind, name):
+        return str(tmp_path / name) if kind == "folder" else f"memory://{tmp_path.name}/{name}"
+
+    return named
+
+
+def end_of(output, layout):
+    """Return what a run leaves: its files, and its rows without times and places."""
+    found = {name: content for name, content in pictures(output, layout).items()}
+    names = sorted(name for name, _, _ in files_in(output, recursive=True) if not name.endswith(".jsonl"))
+    return found, names, sorted(rows_in(output), key=lambda row: (row["input"], row["output"]))
+
+
+@pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
+@pytest.mark.parametrize("moment", [1, 2, 5, 7, 11, 20])
+def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, place, monkeypatch, kind, layout, moment):
+    run(faces, place(kind, "whole"), layout)
+    out, calls = place(kind, "out"), []
+
+    def failing(real):
+        def call(*names):
+            calls.append(names)
+            if len(calls) == moment:
+                raise PlaceError("the store is away")
+            return real(*names)
+        return call
+
     with monkeypatch.context() as patch:
-        patch.setattr(part_run, "move_to", fail)
-        patch.setattr(shard_files, "move_to", fail)
+        for name in ("move_to", "write_place", "remove"):
+            patch.setattr(write, name, failing(getattr(write, name)))
         stopped = run(faces, out, layout)
     assert (stopped.stopped is None) == (len(calls) < moment)
     resumed = run(faces, out, layout)
     assert resumed.stopped is None
-    assert pictures(out, layout) == pictures(str(tmp_path / "whole"), layout)
-    assert rows_in(out) == rows_in(str(tmp_path / "whole"))
-    assert run(faces, out, layout).finished == 0
+    assert end_of(out, layout) == end_of(place(kind, "whole"), layout)
+    again = run(faces, out, layout)
+    assert (again.done, again.skipped, again.failed) == (0, 22, 2)
+
+
+@pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
+def test_what_is_lost_new_or_changed_is_done_by_the_same_command(faces, place, kind, layout):
+    out = place(kind, "out")
+    run(faces, out, layout)
+    lost = next(name for name, _, _ in files_in(out, recursive=True) if name.endswith((".png", ".tar", ".parquet")))
+    places.remove(f"{out}/{lost}")
+    assert run(faces, out, layout).done == (1 if layout == "files" else 6)
+    for name in ("1/015.png", "a.png"):  # in the middle and at the beginning
+        Path(faces, name).write_bytes(FACES["0/00.png"])
+    assert run(faces, out, layout).done == 2
+    Path(faces, "2/02.png").write_bytes(FACES["1/01.png"])
+    changed = run(faces, out, layout)
+    assert changed.done == (1 if layout == "files" else changed.done)
+    assert 1 <= changed.done <= 7
+    made = pictures(out, layout)
+    assert len(made) == 24
+    assert made["2/02.png"] == made["1/01.png"]
+    rows = [row for row in rows_in(out) if row["status"] == "ok"]
+    assert len({row["input"] for row in rows}) == len(rows) == 24
+    assert run(faces, out, layout).skipped == 24
+    run(faces, place(kind, "whole"), layout)
+    assert made == pictures(place(kind, "whole"), layout)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [one for one in LAYOUTS if one[0] == "folder"])
+def test_an_overwrite_that_is_killed_anywhere_ends_with_one_setting(tmp_path, layout, kind):
+    for number in range(2):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number}.png").write_bytes(FACES[f"{number}/0{number}.png"])
+    faces, whole = str(tmp_path / "in"), str(tmp_path / "whole")
+    run(faces, whole, layout, rows=1, crop="centre")
+    for moment in itertools.count(1):
+        out = str(tmp_path / f"out-{moment}")
+        run(faces, out, layout, rows=2)
+        overwrite = functools.partial(run, faces, out, layout, rows=1, crop="centre", on_existing="overwrite")
+        if not killed(overwrite, moment, CHANGES):
+            break
+        overwrite()
+        assert end_of(out, layout) == end_of(whole, layout)
+    assert moment > 20
+
+
+@pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
+def test_a_file_of_the_same_size_is_found_by_its_digest_alone(faces, place, kind, layout):
+    out = place(kind, "out")
+    run(faces, out, layout)
+    whole = end_of(out, layout)
+    name = next(name for name, _, _ in files_in(out, recursive=True) if name.endswith((".png", ".tar", ".parquet")))
+    content = read_place(f"{out}/{name}", 10_000_000)
+    write_place(f"{out}/{name}", content[:-20] + b"x" + content[-19:])
+    assert run(faces, out, layout).done == 0
+    assert run(faces, out, layout, verify=True).done >= 1
+    assert end_of(out, layout) == whole
 
 
 def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_path, monkeypatch):
@@ -220,37 +303,33 @@ def test_shards_of_a_run_share_its_plan(faces, tmp_path):
     assert len(pictures(out, "webdataset")) == 22
 
 
-def test_other_settings_or_inputs_are_refused_and_redone_when_asked(faces, tmp_path):
-    out = str(tmp_path / "out")
-    run(faces, out)
-    with pytest.raises(OutputError, match=r"rows 7 there, 8 now.*overwrite"):
-        run(faces, out, rows=8)
-    with pytest.raises(OutputError, match="other settings"):
-        run(faces, out, samples=2)
-    assert run(faces, out, rows=8, redo=True).done == 22
-    assert list(files_in(out, "part-")) == [f"part-{part:06d}.jsonl" for part in range(3)]
-    assert len(list(latest_rows(f"{out}/"))) == 24
-    (tmp_path / "out" / "run.json").write_text("[]")
-    with pytest.raises(OutputError, match="is not the record of a run"):
-        run(faces, out)
+@pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
+def test_other_settings_are_refused_and_redone_when_asked(faces, place, kind, layout):
+    out = place(kind, "out")
+    run(faces, out, layout)
+    with pytest.raises(OutputError, match=r"crop 'face' there, 'centre' now.*--on-existing redo"):
+        run(faces, out, layout, crop="centre")
+    for mode in ("redo", "overwrite"):
+        assert run(faces, out, layout, crop="centre", on_existing=mode).done == 22
+    assert run(faces, out, layout, crop="centre", on_existing="redo").done == 0
+    assert len(rows_in(out)) == 24
+    run(faces, place(kind, "whole"), layout, crop="centre")
+    assert end_of(out, layout) == end_of(place(kind, "whole"), layout)
 
 
 def test_inputs_of_one_name_are_refused_before_anything_is_decoded(faces, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "00.png").write_bytes(FACES["0/00.png"])
-    listed = tmp_path / "list"
-    listed.write_text(f"{faces}/0/00.png\n{faces}/0/00.png\n")
     out = str(tmp_path / "out")
-    with pytest.raises(InvalidInputError, match=r"00.png is named twice; leave one out"):
-        run([], out, listed=str(listed), rows=1)
-    with pytest.raises(InvalidInputError, match=r"would both be written to 00\.png"):
+    with pytest.raises(InvalidInputError, match=r"would both be written to .*/00\.png"):
         run([f"{faces}/0/00.png", str(tmp_path / "other" / "00.png")], out, rows=1)
     (tmp_path / "other" / "00-face2.png").write_bytes(FACES["0/00.png"])
-    with pytest.raises(InvalidInputError, match=r"would both be written to 00\.png"):
+    with pytest.raises(InvalidInputError, match=r"may show several faces, and then face 2 and"):
         run(str(tmp_path / "other"), out, rows=1)
-    with pytest.raises(InvalidInputError, match="no image in"):
-        run(str(tmp_path / "out"), str(tmp_path / "out2"))
-    assert not (tmp_path / "out" / "run.json").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInputError, match=r"no image \(.*\) in"):
+        run(str(tmp_path / "empty"), out)
+    assert not (tmp_path / "out").exists()
 
 
 def test_faces_and_samples_of_a_photo_are_in_one_part(tmp_path):
@@ -280,25 +359,6 @@ def test_a_list_names_only_places_of_the_command_line(store, faces, tmp_path, ca
     assert any("path of this machine" in row.error for row in latest_rows(f"{tmp_path}/away") if row.error)
 
 
-def test_a_plan_that_was_changed_reads_no_other_place(faces, tmp_path):
-    out = str(tmp_path / "out")
-    job = Job(out, "files", 7, (faces,), None, frozenset({LOCAL}))
-    settings = BatchOptions(Path(), recursive=True, place=out)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_run, "decode_all", lambda *_: None)
-        upscale_parts(job, FakeUpscaler(), settings, DecodeConfig())
-    plan = tmp_path / "out" / "plan" / "000000.jsonl"
-    plan.write_text('["s3://elsewhere/a.png", "a", null]\n')
-    archive = tmp_path / "out" / "plan" / "000001.jsonl"
-    archive.write_text('{"archive": "https://elsewhere/a.tar"}\n')
-    upscale_parts(job, FakeUpscaler(), settings, DecodeConfig())
-    errors = [row.error for row in latest_rows(f"{out}/") if row.error]
-    assert sum("does not name" in error for error in errors) == 2
-    plan.write_text("[1")
-    with pytest.raises(InvalidInputError, match="is damaged"):
-        read_part(job, 0)
-
-
 def test_a_member_never_leaves_the_place(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in ("../../x.png", "/etc/y.png", "ok/z.png"):
@@ -324,10 +384,8 @@ def test_manifests_of_parts_and_of_shards_merge_in_a_stream(store, faces, tmp_pa
     assert len(list(latest_rows(str(tmp_path / "all")))) == 50
 
 
-def test_files_of_a_run_are_numbered():
-    job = Job("s3://b/out", "webdataset", 10, ())
-    assert (job.manifest(3), job.shard(3)) == ("s3://b/out/part-000003.jsonl", "s3://b/out/part-000003.tar")
-    assert parts.archive_prefix("s3://b/in/faces-000001.tar.gz") == "faces-000001/"
+def test_the_name_of_an_archive_is_a_folder_of_outputs():
+    assert archive_prefix("s3://b/in/faces-000001.tar.gz") == "faces-000001/"
 
 
 KEYS = ["a#b.png", "a?b.png", "a[1].png", "a*.png", "in[1]/x?.png", "b?c=1.png", "in1/x1.png", "a1.png"]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from stores import faulty_store, web_server
 
-from superres.batch.manifest import latest_rows, merge
+from superres.batch.rows import latest_rows, merge
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError
 from superres.system import places
 from superres.system.places import (
@@ -58,13 +58,13 @@ def test_what_is_written_is_read_listed_and_removed(place):
     for name, data in content.items():
         assert write_place(f"{place}/{name}", data)
     assert {name: read_place(f"{place}/{name}", 20_000) for name in content} == content
-    assert list(files_in(place, recursive=True)) == sorted(content)
-    assert list(files_in(f"{place}/1", "0")) == ["01.bin", "04.bin", "07.bin"]
-    assert list(files_in(place)) == []
-    assert list(files_in(f"{place}/nowhere")) == []
+    assert [found.name for found in files_in(place, recursive=True)] == sorted(content)
+    assert [found.name for found in files_in(f"{place}/1", "0")] == ["01.bin", "04.bin", "07.bin"]
+    assert [found.name for found in files_in(place)] == []
+    assert [found.name for found in files_in(f"{place}/nowhere")] == []
     remove(f"{place}/1/01.bin")
     remove(f"{place}/1/01.bin")
-    assert list(files_in(f"{place}/1")) == ["04.bin", "07.bin", "10.bin"]
+    assert [found.name for found in files_in(f"{place}/1")] == ["04.bin", "07.bin", "10.bin"]
 
 
 def test_what_is_new_is_written_only_where_there_is_nothing(place):

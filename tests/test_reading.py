@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from superres.batch.manifest import read_rows
-from superres.batch.parts import Job, _read_run, read_part
+from superres.batch.rows import read_rows
 from superres.checkpoint import read_config, read_training
 from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
@@ -29,8 +28,6 @@ READERS = {
     "recipe.json": Recipe.read, "config.json": lambda path: read_config(path.parent),
     "training.jsonl": lambda path: read_training(path.parent),
     "state.json": lambda path: read_json(path, SavedState.from_dict, ConfigError, "choose a new run folder"),
-    "run.json": lambda path: _read_run(Job(str(path.parent), "files", 1, ())),
-    "plan/000000.jsonl": lambda path: read_part(Job(str(path.parent.parent), "files", 1, ()), 0),
     "manifest.jsonl": manifest_rows,
 }
 HOSTILE = {

@@ -18,10 +18,10 @@ from web_demo import HTTP, running
 
 import app
 import stress_demo
-from superres.batch.text import trace_lines
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
+from superres.pipeline.line_translation import trace_lines
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder

@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from batch import make_checkpoint, make_faces
-from superres.batch.manifest import latest_rows
+from superres.batch.rows import latest_rows
 from superres.system.places import files_in, read_place, write_place
 
 RUN = [sys.executable, "-m", "superres", "upscale"]
@@ -95,10 +95,10 @@ def upload(folder: Path, place: str) -> None:
 
 
 def fingerprint(place: str) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
-    """Return the files of a run, without its manifests and plan, and the rows without times and places."""
+    """Return the files of a run, without its manifests, and the rows without times and places."""
     from concurrent.futures import ThreadPoolExecutor
 
-    names = [name for name in files_in(place, recursive=True) if not name.endswith((".jsonl", "run.json"))]
+    names = [name for name, _, _ in files_in(place, recursive=True) if not name.endswith(".jsonl")]
     with ThreadPoolExecutor(16) as pool:
         files = dict(zip(names, pool.map(lambda name: read_place(f"{place}/{name}", 1 << 30), names), strict=True))
     rows = [json.loads(row.line()) for row in latest_rows(f"{place}/")]
@@ -240,7 +240,7 @@ def nodes(work: Path, arguments: argparse.Namespace) -> bool:
                 on_nodes(work, "s3://faces/out", options, 2, arguments), stderr=log) as process:
             killed = False
             while process.poll() is None:
-                done = sum(name.endswith(".jsonl") for name in files_in("s3://faces/out", "part-"))
+                done = sum(found.name.endswith(".jsonl") for found in files_in("s3://faces/out", "part-"))
                 if not killed and done >= inputs // arguments.rows // 4:
                     kill_node("b")
                     killed = True
@@ -281,7 +281,7 @@ class Watcher(threading.Thread):
 def rates(place: str) -> str:
     """Return images per second of decoding over the parts of a run: the lowest, the median and the highest."""
     found = []
-    for name in files_in(place, "part-"):
+    for name, _, _ in files_in(place, "part-"):
         if name.endswith(".jsonl"):
             rows = [json.loads(line) for line in read_place(f"{place}/{name}", 1 << 30).splitlines()]
             seconds = [row["seconds"] for row in rows if row["seconds"]]
@@ -331,14 +331,13 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
 
 PLAN = """
 import resource, sys
-from pathlib import Path
 from superres.batch.inputs import LOCAL
-from superres.batch.parts import Job, _write_plan, done_parts, read_part
-from superres.batch.plan import BatchOptions
-job = Job(sys.argv[1], "webdataset", 1000, (), sys.argv[2], frozenset({LOCAL, ("s3", "faces")}))
-parts, count = _write_plan(job, BatchOptions(Path(), place=job.output))
-last = read_part(job, parts - 1).entries[-1].input
-print(parts, count, sum(done_parts(job, parts)), last, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+from superres.batch.options import BatchOptions
+from superres.batch.parts import Plan
+plan = Plan(BatchOptions(sys.argv[1], "webdataset"), [], sys.argv[2], frozenset({LOCAL, ("s3", "faces")}))
+for part in plan.parts():
+    last = part.entries[-1].input
+print(plan.part_count, plan.count, last, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
@@ -360,6 +359,7 @@ def memory(work: Path, arguments: argparse.Namespace) -> bool:
                '"iterations": 1031}}\n')
         for part in range(faces // 1000):
             lines = "".join(row.format(1000 * part + number) for number in range(1000))
+            out.mkdir(exist_ok=True)
             (out / f"part-{part:06d}.jsonl").write_text(lines)
         for words in (["summary", f"{out}"], ["merge", f"{out}", "--output", f"{work}/merged"],
                       ["summary", f"{work}/merged"]):

@@ -7,6 +7,7 @@ no input is counted (`superres.system.folders`).
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,17 @@ from typing import IO
 from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
 from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
 from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
-from superres.system.places import READ_ONLY, check_url, exists, fetched, files_in, host_of, is_url, public
+from superres.system.places import (
+    READ_ONLY,
+    check_url,
+    exists,
+    fetched,
+    files_in,
+    host_of,
+    is_url,
+    public,
+    version_of,
+)
 from superres.system.terminal import standard_input
 from superres.system.text_files import read_lines
 from superres.tasks.picture_files import IMAGE_SUFFIXES
@@ -38,6 +49,7 @@ class Input:
         archive: path of the archive that contains the image, or None for a file.
         member: number of the member in the archive.
         error: reason why the input cannot be read, if listing found one; such an input has no `name`.
+        version: text that changes when the input's file, or its archive, is changed; None where listing does not tell.
     """
 
     input: str
@@ -45,6 +57,18 @@ class Input:
     archive: str | None = None
     member: int = 0
     error: str | None = None
+    version: str | None = None
+
+    @property
+    def key(self) -> int:
+        """A digest of what is read, 64 bits."""
+        return digest_of(self.input, self.version)
+
+
+def digest_of(*texts: str | None) -> int:
+    """Return a 64-bit digest of texts."""
+    text = "\0".join(text or "" for text in texts).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def read_list(file: str) -> Iterator[str]:
@@ -145,16 +169,17 @@ class _Search:
         else:
             raise InvalidInputError(f"{path} is a folder; end its line with / to take its pictures")
 
-    def _file(self, path: str, relative: str) -> Iterator[Input]:
+    def _file(self, path: str, relative: str, version: str | None = None) -> Iterator[Input]:
         """Yield a file, or the members of an archive; `relative` is its path relative to the given input."""
+        version = version if is_url(path) else version_of(path)
         if not (self.unpack and is_archive(path)):
-            yield input_of(path, relative, self.keep_tree)
+            yield input_of(path, relative, self.keep_tree, version=version)
             return
         tally = Tally(path, MEMBER)
         try:
             with fetched(path) as copy:
                 for number, name in list_members(copy, path, tally):
-                    yield member_input(path, relative, name, number, self.keep_tree)
+                    yield member_input(path, relative, name, number, self.keep_tree, version)
         except DAMAGED as error:
             yield Input(path, "", error=damage_of(path, error))
         else:
@@ -169,7 +194,7 @@ class _Search:
             if error is not None:
                 yield Input(name, "", error=error)
             else:
-                yield input_of(name, os.path.relpath(name, path), self.keep_tree)
+                yield input_of(name, os.path.relpath(name, path), self.keep_tree, version=version_of(name))
         self.inventory.add(tally)
 
     def _matches(self, pattern: str) -> Iterator[Input]:
@@ -204,12 +229,12 @@ class _Search:
         scheme, host = host_of(url)
         root = url.rstrip("/")
         root, tally = root if root != f"{scheme}://{host}" else f"{root}/", Tally(url)
-        for name in files_in(root, recursive=self.recursive, folders=not self.recursive):
+        for name, _, version in files_in(root, recursive=self.recursive, folders=not self.recursive):
             if name.endswith("/"):
                 tally.left_out["sub-folder"] += 1
                 tally.hint = "; --recursive includes sub-folders"
             elif (found := self._url_found(root, name, tally, _SUFFIXES)) is not None:
-                yield input_of(found, name, self.keep_tree)
+                yield input_of(found, name, self.keep_tree, version=version)
         self.inventory.add(tally)
 
     def _url_matches(self, url: str, root: str, pattern: str) -> Iterator[Input]:
@@ -217,9 +242,9 @@ class _Search:
 
         matches, tally = re.compile(glob_translate(pattern)), Tally(url, "match")
         start = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-        for name in files_in(root, start, recursive="/" in pattern or "**" in pattern):
+        for name, _, version in files_in(root, start, recursive="/" in pattern or "**" in pattern):
             if matches.match(name) and (found := self._url_found(root, name, tally, _MATCHED)) is not None:
-                yield from self._file(found, name)
+                yield from self._file(found, name, version)
         self._require(tally.seen, url)
         self.inventory.add(tally)
 
@@ -245,41 +270,27 @@ def _count_literal(parts: Sequence[str], exist: Callable[[Sequence[str]], bool])
                  if glob.has_magic(part) and not exist(parts[: number + 1])), len(parts))
 
 
-def require_inputs(entries: Sequence[Input], inputs: Sequence[object], recursive: bool) -> None:
-    """Raise InvalidInputError if `inputs` yielded no entries."""
-    if not entries:
-        hint = "" if recursive else "; add --recursive to include sub-folders"
-        raise InvalidInputError(f"no image ({' '.join(_SUFFIXES)}) in {', '.join(map(str, inputs))}{hint}")
-
-
-def distinct(entries: Iterable[Input]) -> Iterable[Input]:
-    """Leave out repeated inputs; paths are compared in their absolute form, members by archive, number and name."""
-    seen = set()
-    for entry in entries:
-        path = os.path.abspath(entry.archive or entry.input)
-        key = (path, entry.member, entry.input[len(entry.archive) :] if entry.archive else "")
-        if key not in seen:
-            seen.add(key)
-            yield entry
-
-
 def damage_of(path: str, error: Exception) -> str:
     """Return why an archive cannot be read."""
     return str(error) if isinstance(error, SuperresError) else (
         f"{path} is damaged or not an archive ({reason_of(error)}); pack it again")
 
 
-def member_input(path: str, relative: str, name: str, number: int, keep_tree: bool) -> Input:
+def member_input(
+    path: str, relative: str, name: str, number: int, keep_tree: bool, version: str | None = None,
+) -> Input:
     """Return the input of a member of an archive, whose own path is `path`."""
     base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
     if path.lower().endswith(".npz"):
         below = f"{base}/{number:06d}.png" if keep_tree else f"{os.path.basename(base)}-{number:06d}.png"
     else:
         below = f"{base}/{name}" if keep_tree else name
-    return input_of(f"{path}/{name}", below, keep_tree, path, number)
+    return input_of(f"{path}/{name}", below, keep_tree, path, number, version)
 
 
-def input_of(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Input:
+def input_of(
+    path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0, version: str | None = None,
+) -> Input:
     """Return an input whose output has the name of `relative`, with folders if `keep_tree`; or one with an error."""
     pure = PurePosixPath(os.path.normpath(relative.replace(os.sep, "/")).replace(os.sep, "/"))
     parts = pure.parts[1:] if pure.is_absolute() else pure.parts
@@ -290,7 +301,7 @@ def input_of(path: str, relative: str, keep_tree: bool, archive: str | None = No
         problem = "has a NUL character in its name, which no file can have; rename it"
     if problem is not None:
         return Input(path, "", error=f"{display_path(path, archive)} {problem}")
-    return Input(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
+    return Input(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member, version=version)
 
 
 def display_path(path: str, archive: str | None) -> str:

@@ -91,16 +91,14 @@ def _open_members(
 
 
 def read_archive(
-    archive: str, prefix: str | None, inventory: Inventory,
+    archive: str, prefix: str, inventory: Inventory,
 ) -> Iterator[tuple[Input, Content | SuperresError]]:
     """Yield the members of an archive and their content, and print what the archive has that is no input.
 
-    The outputs' names are those of the members with their folders, below `prefix`, the archive's path without suffix if
-    that is None. A damaged archive yields an input with an error after those that could be read. Raises PlaceError.
+    The outputs' names are those of the members with their folders, below `prefix`. A damaged archive yields an input
+    with an error after those that could be read. Raises PlaceError.
     """
     def entry_of(number: int, name: str) -> Input:
-        if prefix is None:
-            return member_input(archive, archive.partition("://")[2] or archive, name, number, True)
         if archive.lower().endswith(".npz"):
             return member_input(archive, os.path.basename(archive), name, number, False)
         return input_of(f"{archive}/{name}", f"{prefix}{name}", True, archive, number)

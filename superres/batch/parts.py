@@ -1,273 +1,247 @@
-"""Plan a run in parts, and find the parts that are done: for runs into object stores and into shards.
+"""Divide the inputs of a run into parts, the unit of work and of retry, before anything is decoded.
 
-A part is the unit of work, of retry and of resumption: some inputs, or one archive. The plan lies beside the outputs,
-so that machines without a shared disc agree on it:
-
-    run.json            the settings, the inputs as the user named them, and the number of parts; written last
-    plan/000000.jsonl   the inputs of part 0
-    part-000000.tar     its shard (or .parquet; or the pictures one by one)
-    part-000000.jsonl   its manifest, written after the outputs: the part is done
-
-Nothing here grows with the number of inputs but the files, and one byte per part.
+The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The list of the
+inputs is a temporary file: memory takes some digests per input.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import array
+import functools
+import os
+import pickle
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from superres.batch.archives import is_archive
-from superres.batch.inputs import LOCAL, Input, find_inputs
-from superres.batch.plan import BatchOptions
-from superres.batch.record import RunSettings
-from superres.config import reader_of
-from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.system.places import files_in, host_of, is_url, join, public, read_place, remove, write_place
-from superres.system.progress import say
-from superres.system.reading import parse_json, parse_lines
+from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
+from superres.batch.options import LOCAL_ROWS, ROWS, BatchOptions
+from superres.batch.record import Output
+from superres.batch.rows import Row
+from superres.errors import InvalidInputError
+from superres.system.places import is_url, public
 from superres.tasks.photos import FACE
+from superres.tasks.picture_files import IMAGE_SUFFIXES
 
-RUN = "run.json"
-ROWS = 1000  # default number of inputs per part
-MOST_ROWS = 100_000
-PLAN_BYTES = 200_000_000  # most bytes of a file of the plan
-LAYOUTS = {"files": "", "webdataset": ".tar", "parquet": ".parquet"}
-"""How the pictures of a part are stored, and the suffix of its shard."""
-_BUCKETS = 256  # files of digests, each of which is sorted in memory
-_PLANNED, _WHOLE = 0, 1  # a digest's origin: an output's name, or the name that it would have without "-faceN"
-_DIGESTS = np.dtype([("digest", "<u8"), ("part", "<u4"), ("origin", "u1")])
+_SPOOLED = 1000  # inputs that are pickled together
 
-
-@dataclass(frozen=True)
-class Job:
-    """What a run in parts reads and writes.
-
-    Attributes:
-        output: place of the outputs, a URL or the absolute path of a folder.
-        layout: a key of `LAYOUTS`.
-        rows: inputs per part.
-        inputs: inputs as the user named them.
-        listed: place of a list of inputs, or None.
-        allowed: schemes and hosts that the command line names, from which alone inputs are read.
-    """
-
-    output: str
-    layout: str
-    rows: int
-    inputs: tuple[str, ...]
-    listed: str | None = None
-    allowed: frozenset[tuple[str, str]] = frozenset({LOCAL})
-
-    def place(self, name: str) -> str:
-        """Return the place of a file of the run."""
-        return join(self.output, name)
-
-    def manifest(self, part: int) -> str:
-        """Return the place of a part's manifest."""
-        return self.place(f"part-{part:06d}.jsonl")
-
-    def shard(self, part: int) -> str:
-        """Return the place of a part's shard."""
-        return self.place(f"part-{part:06d}{LAYOUTS[self.layout]}")
-
-    def is_allowed(self, place: str) -> bool:
-        """Return whether the command line names the place's scheme and host."""
-        return (host_of(place) if is_url(place) else LOCAL) in self.allowed
+_Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: an archive, or inputs that are files."""
+    """A part of a run: some inputs, or one archive that is not listed before it is read.
+
+    Attributes:
+        number: its number in the names of its manifest and of its shard.
+        turn: the turn of its first input; the turns of its inputs follow each other.
+        samples: per input, the numbers (from 1) of its samples to make; of an archive, those of each member.
+        standing: outputs that are not to be made, with their turns.
+    """
 
     number: int
-    archive: str | None
-    entries: tuple[Input, ...] = ()
+    entries: tuple[Input, ...]
+    turn: int = 0
+    samples: tuple[tuple[int, ...], ...] = ()
+    standing: tuple[Output, ...] = ()
 
-    def content(self) -> bytes:
-        """Return the part as a file of the plan."""
-        if self.archive is not None:
-            return (json.dumps({"archive": self.archive}) + "\n").encode()
-        return "".join(json.dumps([entry.input, entry.name, entry.error]) + "\n" for entry in self.entries).encode()
-
-
-def read_part(job: Job, number: int) -> Part:
-    """Read a part of the plan; raise InvalidInputError if it is missing or damaged, and PlaceError."""
-    place = job.place(f"plan/{number:06d}.jsonl")
-    content = read_place(place, PLAN_BYTES)
-    try:
-        values = parse_lines(content)
-        if values and isinstance(values[0], dict):
-            return Part(number, reader_of(str)("archive", values[0].get("archive")))
-        rows = reader_of(list[tuple[str, str, str | None]])("the plan", values)
-        return Part(number, None, tuple(Input(path, name, error=error) for path, name, error in rows))
-    except (ValueError, ConfigError) as error:
-        raise InvalidInputError(f"the plan {public(place)} is damaged; choose another --output") from error
+    @property
+    def archive(self) -> Input | None:
+        """The archive, None for a part of files or of members."""
+        return self.entries[0] if _is_alone(self.entries[0]) else None
 
 
-def planned_parts(job: Job, options: BatchOptions, settings: RunSettings, redo: bool) -> tuple[int, int]:
-    """Return the numbers of parts and of inputs of a run, whose plan is written unless it is there.
+def _is_alone(entry: Input) -> bool:
+    return entry.archive is None and entry.error is None and is_archive(entry.input)
 
-    With `redo`, an existing plan and its manifests are removed first. Raises InvalidInputError if there are no inputs
-    or two would have the same output; OutputError if the plan cannot be written, or there is another run's; PlaceError.
+
+class Plan:
+    """The inputs of a run, in a stable order, and the names of their outputs.
+
+    Attributes:
+        count: number of the inputs; an archive that is not listed counts as one.
+        archives: number of such archives.
+        allowed: schemes and hosts that the command line names, from which alone inputs are read.
     """
-    record = _record(job, options, settings)
-    known = _read_run(job)
-    if known is not None and redo:
-        remove(job.place(RUN))
-        for name in list(files_in(job.output, "part-")):
-            if re.fullmatch(r"part-\d{6,}\.jsonl", name):
-                remove(job.place(name))
-        known = None
-    if known is None:
-        parts, count = _write_plan(job, options)
-        content = (json.dumps({**record, "parts": parts, "count": count}, indent=1) + "\n").encode()
-        if write_place(job.place(RUN), content, new=True):
-            return parts, count
-        known = _read_run(job) or {}  # another machine was faster
-    changed = [f"{name} {known.get(name)!r} there, {value!r} now" for name, value in record.items()
-               if known.get(name) != value]
-    if changed:
-        raise OutputError(f"the run in {public(job.output)} has other settings ({'; '.join(changed)[:500]}); repeat "
-                          "them, choose another --output, or give --on-existing overwrite")
-    say(f"{public(job.output)}: continuing the run that was planned for {known['count']} inputs; inputs that are new "
-        "since then need another --output")
-    return int(known["parts"]), int(known["count"])
 
+    def __init__(
+        self, options: BatchOptions, inputs: Sequence[str], listed: str | None = None,
+        allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}),
+    ) -> None:
+        """List `inputs` and the lines of the list `listed`.
 
-def done_parts(job: Job, parts: int) -> bytearray:
-    """Return a 1 per part that is done, and a 0 per other part."""
-    done = bytearray(parts)
-    for name in files_in(job.output, "part-"):
-        found = re.fullmatch(r"part-(\d{6,9})\.jsonl", name)
-        if found and int(found[1]) < parts:
-            done[int(found[1])] = 1
-    return done
-
-
-def _record(job: Job, options: BatchOptions, settings: RunSettings) -> dict[str, Any]:
-    return {"settings": settings.comparable, "samples": options.samples, "suffix": options.suffix,
-            "recursive": options.recursive, "layout": job.layout, "rows": job.rows,
-            "inputs": [public(place) for place in job.inputs],
-            "listed": None if job.listed is None else public(job.listed)}
-
-
-def _read_run(job: Job) -> dict[str, Any] | None:
-    """Return the record of the run at a place, None if there is none."""
-    if not any(name == RUN for name in files_in(job.output, RUN)):
-        return None
-    place = job.place(RUN)
-    try:
-        known = reader_of(dict[str, Any])("the record", parse_json(read_place(place, PLAN_BYTES)))
-        parts = reader_of(int, 0)("parts", known.get("parts"))
-        return {**known, "parts": parts, "count": reader_of(int, 0)("count", known.get("count", parts))}
-    except (ValueError, ConfigError) as error:
-        raise OutputError(f"{public(place)} is not the record of a run ({error}); choose another --output") from error
-
-
-def _write_plan(job: Job, options: BatchOptions) -> tuple[int, int]:
-    """List the inputs, write the plan, and return the numbers of parts and of inputs; an archive counts as an input."""
-    from superres.batch.inputs import read_list
-
-    listed = read_list(job.listed) if job.listed is not None else ()
-    entries = find_inputs(job.inputs, listed, options.recursive, True, job.output, job.allowed, unpack=False)
-    parts, count = 0, 0
-    with ExitStack() as stack:
-        names = _Names(options, stack)
-        for part in _grouped(entries, job.rows):
-            write_place(job.place(f"plan/{part.number:06d}.jsonl"), part.content())
-            names.add(part, job.layout)
-            parts, count = parts + 1, count + max(len(part.entries), 1)
-        if not parts:
-            hint = "" if options.recursive else "; add --recursive to include sub-folders"
-            places = ", ".join(map(public, [*job.inputs, *([job.listed] if job.listed else [])]))
-            raise InvalidInputError(f"no image in {places[:300]}{hint}")
-        names.refuse_clashes(job)
-    return parts, count
-
-
-def _grouped(entries: Iterable[Input], rows: int) -> Iterator[Part]:
-    """Divide inputs, in their order, into parts of an archive or of `rows` files."""
-    number, group = 0, list[Input]()
-    for entry in entries:
-        alone = is_archive(entry.input) and entry.error is None
-        if group and (alone or len(group) == rows):
-            yield Part(number, None, tuple(group))
-            number, group = number + 1, []
-        if alone:
-            yield Part(number, entry.input)
-            number += 1
-        else:
+        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input.
+        """
+        self.options, self.allowed = options, allowed
+        self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
+        keep_tree = options.keep_tree or options.in_parts
+        lines = read_list(listed) if listed is not None else ()
+        names, group, self.archives = _Names(options), list[Input](), 0
+        self._inputs, self._keys = array.array("Q"), array.array("Q")
+        for entry in _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
+                                           unpack=not options.in_parts)):
+            names.add(entry)
+            self.archives += _is_alone(entry) and options.in_parts
+            self._inputs.append(digest_of(entry.input))
+            self._keys.append(entry.key)
             group.append(entry)
+            if len(group) == _SPOOLED:
+                pickle.dump(group, self.spool)
+                group = []
+        pickle.dump(group, self.spool)
+        self.count = len(self._inputs)
+        if not self.count:
+            hint = "" if options.recursive else "; add --recursive to include sub-folders"
+            places = ", ".join(map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])]))
+            raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {places[:300]}{hint}")
+        names.refuse_clashes(self.entries)
+
+    def entries(self) -> Iterator[Input]:
+        """Yield the inputs."""
+        self.spool.seek(0)
+        left = self.count
+        while left:
+            group = pickle.load(self.spool)  # noqa: S301 -- from this object
+            left -= len(group)
+            place = self.spool.tell()
+            yield from group
+            self.spool.seek(place)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts of `options.shard`."""
+        index, shards = self.options.shard
+        for number, group in enumerate(self._groups()):
+            if number % shards == index:
+                yield Part(number, tuple(group))
+
+    def _groups(self) -> Iterator[list[Input]]:
+        """Yield all parts: an archive that is not listed, or up to `options.rows` other inputs."""
+        fair = -(-self.count // self.options.shard[1])
+        return _grouped(self.entries(), self.options.rows or (
+            ROWS if self.options.in_parts else min(LOCAL_ROWS, fair)))
+
+    @functools.cached_property
+    def part_count(self) -> int:
+        """Number of all parts."""
+        return sum(1 for _ in self._groups())
+
+    def has_changed(self, rows: Iterable[Row]) -> bool:
+        """Return whether the file of an input of some rows has changed since then."""
+        found = {(row.archive or row.input, row.version) for row in rows}
+        place = self.positions(np.array([digest_of(name) for name, _ in found], np.uint64))
+        return any(at >= 0 and self._keys[at] != digest_of(name, version)
+                   for at, (name, version) in zip(place.tolist(), found, strict=True))
+
+    def positions(self, inputs: _Digests) -> np.ndarray[Any, Any]:
+        """Return the places of inputs in the plan, int64 [N]; -1 for others."""
+        known = np.array(self._inputs, dtype=np.uint64)
+        order = np.argsort(known, kind="stable")
+        place = np.searchsorted(known, inputs, sorter=order).clip(max=len(known) - 1)
+        return np.where(known[order[place]] == inputs, order[place], -1)
+
+
+def _grouped(entries: Iterable[Input], most: int) -> Iterator[list[Input]]:
+    group = list[Input]()
+    for entry in entries:
+        if group and (_is_alone(entry) or _is_alone(group[0]) or len(group) == most):
+            yield group
+            group = []
+        group.append(entry)
     if group:
-        yield Part(number, None, tuple(group))
+        yield group
+
+
+def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
+    """Leave out repeated inputs; paths are compared in their absolute form, members by archive, number and name."""
+    seen = set[int]()
+    for entry in entries:
+        path, member = entry.archive or entry.input, entry.input[len(entry.archive) :] if entry.archive else ""
+        key = digest_of(path if is_url(path) else os.path.abspath(path), str(entry.member), member)
+        if key not in seen:
+            seen.add(key)
+            yield entry
 
 
 class _Names:
-    """Finds outputs of the same name among any number of inputs, in files of digests: temporary, sorted one by one."""
+    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests."""
 
-    def __init__(self, options: BatchOptions, stack: ExitStack) -> None:
-        self.options = options
-        self.files: list[IO[bytes]] = [
-            stack.enter_context(tempfile.TemporaryFile()) for _ in range(_BUCKETS)]  # noqa: SIM115 -- closed by `stack`
+    def __init__(self, options: BatchOptions) -> None:
+        self.options, self.folders = options, dict[str, str]()
+        self.outputs, self.wholes, self.inputs = array.array("Q"), array.array("Q"), array.array("Q")
 
-    def add(self, part: Part, layout: str) -> None:
-        """Add the outputs of a part."""
-        if part.archive is not None:
-            self._add([archive_prefix(part.archive)] if layout == "files" else [], part.number, _PLANNED)
-            return
-        planned = [name for entry in part.entries if entry.error is None for name in self.options.names(entry)]
-        self._add(planned, part.number, _PLANNED)
-        if self.options.crop == FACE:
-            self._add([whole for whole, face in map(self.options.face_of, (name for name in planned if "-face" in name))
-                       if face], part.number, _WHOLE)
+    def add(self, entry: Input) -> None:
+        """Add an input."""
+        path = entry.archive or entry.input
+        if not is_url(path):
+            self.inputs.append(digest_of(self._real(path)))
+        for name in self._names(entry):
+            self.outputs.append(self._digest(name))
+            whole, face = self.options.face_of(name) if self.options.crop == FACE and "-face" in name else (name, 0)
+            if face:
+                self.wholes.append(self._digest(whole))
 
-    def _add(self, names: Sequence[str], part: int, origin: int) -> None:
-        for name in names:
-            digest = digest_of(name)
-            record = np.array([(digest, part, origin)], _DIGESTS)
-            self.files[digest % _BUCKETS].write(record.tobytes())
+    def _names(self, entry: Input) -> list[str]:
+        if entry.error is not None:
+            return []
+        if not _is_alone(entry):
+            return self.options.names(entry)
+        return [archive_prefix(entry.input)] if self.options.layout == "files" else []
 
-    def refuse_clashes(self, job: Job) -> None:
-        """Raise InvalidInputError if two inputs would have the same output."""
-        for file in self.files:
-            file.seek(0)
-            found = np.sort(np.frombuffer(file.read(), _DIGESTS), order=("digest", "origin"))
-            same = found["digest"][1:] == found["digest"][:-1]
-            suspects = found[:-1][same & (found["origin"][:-1] == _PLANNED)]
-            for digest in suspects["digest"]:
-                self._refuse(job, int(digest), {int(part) for part in found["part"][found["digest"] == digest]})
+    def _digest(self, name: str) -> int:
+        return digest_of(self._real(f"{self.options.folder}/{name}"))
 
-    def _refuse(self, job: Job, digest: int, parts: set[int]) -> None:
-        inputs: dict[str, list[str]] = {}
-        for part in map(read_part, [job] * len(parts), sorted(parts)):
-            if part.archive is not None:
-                inputs.setdefault(archive_prefix(part.archive), []).append(part.archive)
-            for entry in part.entries if part.archive is None else ():
-                for name in self.options.names(entry) if entry.error is None else ():
-                    inputs.setdefault(name, []).append(entry.input)
-                    whole, face = self.options.face_of(name)
-                    if face and self.options.crop == FACE:
-                        inputs.setdefault(whole, []).append(entry.input)
-        for name, owners in inputs.items():
-            if digest_of(name) == digest and len(owners) > 1:
-                first, second = owners[:2]
+    def _real(self, path: str) -> str:
+        """Return the path without symbolic links; each folder is resolved once."""
+        if is_url(path):
+            return path
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        parent, name = os.path.split(path)
+        if parent not in self.folders:
+            self.folders[parent] = os.path.realpath(parent)
+        return f"{self.folders[parent]}/{name}"
+
+    def refuse_clashes(self, entries: Callable[[], Iterator[Input]]) -> None:
+        """Raise InvalidInputError if two inputs would have the same output, or an output would replace an input."""
+        options = self.options
+        outputs, wholes, inputs = (np.unique(np.array(one, np.uint64), return_counts=True)
+                                   for one in (self.outputs, self.wholes, self.inputs))
+        if not options.in_parts:
+            manifest = np.uint64(digest_of(self._real(str(options.manifest_path))))
+            for found, what in ((inputs[0], "inputs"), (outputs[0], "outputs")):
+                if manifest in found:
+                    raise InvalidInputError(f"the manifest {options.manifest_path} is one of the {what}; choose "
+                                            "another --manifest")
+        suspects = set(outputs[0][outputs[1] > 1].tolist()) | set(np.intersect1d(outputs[0], wholes[0]).tolist())
+        replaced = set(np.intersect1d(outputs[0], inputs[0]).tolist()) if options.layout == "files" else set[int]()
+        owners: dict[str, str] = {}
+        for entry in entries() if suspects or replaced else ():
+            for name in self._names(entry):
+                if self._digest(name) in replaced:
+                    raise InvalidInputError(f"the output {options.folder}/{name} would replace an input; choose "
+                                            "another --output")
+                if suspects & {self._digest(name), self._digest(options.face_of(name)[0])}:
+                    self._claim(name, entry.input, owners)
+        for name, owner in owners.items():
+            whole, face = options.face_of(name)
+            if face and whole in owners:
                 raise InvalidInputError(
-                    f"{public(first)} is named twice; leave one out" if first == second else
-                    f"{public(first)} and {public(second)} would both be written to {name}; rename one of them, or "
-                    "upscale them into separate places")
+                    f"{public(owners[whole])} may show several faces, and then face {face} and {public(owner)} would "
+                    f"both be written to {options.folder}/{name}; rename one of them, or give --crop centre")
 
-
-def digest_of(name: str) -> int:
-    """Return a 64-bit digest of an output's name."""
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+    def _claim(self, name: str, owner: str, owners: dict[str, str]) -> None:
+        """Note the input that an output belongs to; raise InvalidInputError if it has one."""
+        first = owners.setdefault(name, owner)
+        if first is not owner:
+            remedy = "rename one of them, or upscale them into separate places" if self.options.in_parts else (
+                "rename one of them, add --keep-tree, or upscale them into separate folders")
+            raise InvalidInputError(f"{public(first)} and {public(owner)} would both be written to "
+                                    f"{self.options.folder}/{name}; {remedy}")
 
 
 def archive_prefix(archive: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import TypeAlias
@@ -11,67 +10,54 @@ import numpy as np
 
 from superres.batch.archives import Content
 from superres.batch.inputs import Input
-from superres.batch.opening import open_inputs
-from superres.batch.plan import KEEP_ALPHA, BatchOptions
+from superres.batch.options import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
-from superres.errors import SuperresError
+from superres.errors import PlaceError, SuperresError
 from superres.system.progress import say
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.untrusted import read_untrusted
 
-Wanted: TypeAlias = tuple[int, Input, list[int]]
-"""The number of the first sample's output, an input, and the numbers (from 1) of its samples to make."""
 Opened: TypeAlias = tuple[int, Input, list[int], Content | SuperresError]
-"""A wanted input with its content, or the error why it cannot be read."""
+"""An input's number among those of the run, the input, the numbers (from 1) of its samples to make, and its content, or
+the error why it cannot be read."""
+Made: TypeAlias = tuple[int, list[Request | Output]]
+"""An input's number among those of the run, and all its outputs: to be decoded, or failed."""
 
 
-def open_wanted(wanted: Iterable[Wanted]) -> Iterator[Opened]:
-    """Open wanted inputs in their order."""
-    pending: deque[tuple[int, list[int]]] = deque()
+def read_requests(opened: Iterable[Opened], settings: RunSettings, cropped: Callable[[str], None]) -> Iterator[Made]:
+    """Yield the requests of each input: one per crop and sample, or a failed output per sample.
 
-    def entries() -> Iterator[Input]:
-        for first, entry, samples in wanted:
-            pending.append((first, samples))
-            yield entry
-
-    for entry, content in open_inputs(entries()):
-        first, samples = pending.popleft()
-        yield first, entry, samples, content
-
-
-def read_requests(
-    opened: Iterable[Opened], settings: RunSettings, count: int, cropped: Callable[[str, int], None],
-) -> Iterator[Request | Output]:
-    """Yield a request for each sample of an input's crops, or a failed output per sample.
-
-    `opened` are in the order of the plan, which has `count` outputs; output n of face f has the number n + f * count.
-    `cropped` gets, for a photo, the line that says how it was cropped and the number of outputs that further faces add.
+    `cropped` gets, for a photo, the line that says how it was cropped.
     """
     options, task = settings.options, settings.task
     if options.source == "photo":
         task = replace(task, between=())  # reduces pictures of the size of a later stage's input, too
-    for first, entry, samples, content in opened:
+    for turn, entry, samples, content in opened:
+        made = list[Request | Output]()
         try:
             picture, crops = _open(entry, content, options, task)
             reduced = [_reduced(picture, crop, options, task) for crop in crops]
+        except PlaceError:
+            raise
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
             reason = message if entry.input in message else f"{entry.input}: {message}"
-            for sample in samples:
-                yield settings.failed(first + sample - 1, entry.input, outputs[sample - 1], reason)
+            made += [settings.failed(entry, outputs[sample - 1], reason, turn, index)
+                     for index, sample in enumerate(samples)]
+            yield turn, made
             continue
         for line in picture.notes:
             say(f"{entry.input}: {line}")
         note = crop_note(entry.input, picture.rgb, crops, task)
         if note is not None:
-            cropped(note, (len(crops) - 1) * len(samples))
+            cropped(note)
         for crop, small in zip(crops, reduced, strict=True):
             outputs, record = options.outputs(entry, crop.face), None if note is None else asdict(crop)
-            for sample in samples:
-                number = first + sample - 1 + crop.face * count
-                yield Request(number, sample, entry.input, outputs[sample - 1], small, record)
+            made += [Request(turn, len(made) + index, sample, entry, outputs[sample - 1], small, record)
+                     for index, sample in enumerate(samples)]
+        yield turn, made
 
 
 def _open(

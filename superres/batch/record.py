@@ -7,12 +7,14 @@ An `Input` is listed. It gives a `Request` per face and sample. Decoding makes a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from superres.batch.manifest import Row
-from superres.batch.plan import BatchOptions
+from superres.batch.inputs import Input
+from superres.batch.options import BatchOptions
+from superres.batch.rows import Row
 from superres.config import DecodeConfig
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
@@ -22,6 +24,7 @@ from superres.tasks.sheets import face_sheet
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
+    from superres.pipeline.upscaler import Upscaler
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +32,16 @@ class Request:
     """A sample (from 1) of an input, ready to be decoded: a `superres.pipeline.upscaler.Face`.
 
     Attributes:
-        number: number of the output in the run's plan.
+        turn: number of the input among those of the run.
+        index: number of the output among those of the input.
         picture: the reduced input, with the transparency and the metadata that the output copies.
         crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
 
-    number: int
+    turn: int
+    index: int
     sample: int
-    input: str
+    entry: Input
     output: str
     picture: Picture
     crop: dict[str, Any] | None = None
@@ -54,14 +59,15 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An output of a run by its number in the plan; `data` is the content of the file, None unless it was made.
+    """An output of a run; `data` is the content of the file, None unless it was made. For the numbers, see `Request`.
 
     The status "skipped" stands for a file that exists and is not made again.
     """
 
-    number: int
     row: Row
     data: bytes | None = None
+    turn: int = 0
+    index: int = 0
 
 
 @dataclass
@@ -106,14 +112,6 @@ class Summary:
             self.reasons[reason] += 1
             self.first.setdefault(reason, row.input)
 
-    def include(self, other: Summary) -> None:
-        """Add the counts of another part of the run, without its seconds."""
-        self.done, self.skipped, self.failed = (
-            self.done + other.done, self.skipped + other.skipped, self.failed + other.failed)
-        self.tokens, self.iterations = self.tokens + other.tokens, self.iterations + other.iterations
-        self.reasons.update(other.reasons)
-        self.first = other.first | self.first
-
     def line(self) -> str:
         """Return the counts as one human-readable line."""
         counts = f"{self.done} done, {self.skipped} skipped, {self.failed} failed"
@@ -141,14 +139,17 @@ class RunSettings:
     options: BatchOptions
     task: FaceTask
 
+    @classmethod
+    def of(cls, upscaler: Upscaler, decode: DecodeConfig, options: BatchOptions) -> RunSettings:
+        """Return the settings of a run with an upscaler."""
+        return cls(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
+
     def __post_init__(self) -> None:
         self.options.check_crop(self.task.source)
         self.config = self.decode.to_dict()
         self.content_options = {**self.options.content_options(), "start": self.task.source}
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
-        self.row_fields: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config,
-                                           "seed": self.decode.seed, "options": self.content_options}
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, as text; exact tokens do not depend on an adaptive block size."""
@@ -166,14 +167,30 @@ class RunSettings:
         if request.crop is not None:
             record["crop"] = request.crop
         data = encode(request, self.task.decode(result.tokens[None].numpy())[0], record, self.options)
-        row = Row(request.input, request.output, "ok", None, tokens, iterations,
+        row = Row(request.entry.input, request.output, "ok", None, tokens, iterations,
                   sum(trace.model_calls for trace in traces), tokens / max(iterations, 1), result.seconds,
-                  **self.row_fields, sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
-        return Output(request.number, row, data)
+                  **self._fields(request.entry), sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
+        return Output(row, data, request.turn, request.index)
 
-    def failed(self, number: int, input: str, output: str, reason: str) -> Output:
+    def failed(self, entry: Input, output: str, reason: str, turn: int = 0, index: int = 0) -> Output:
         """Return an output that cannot be made."""
-        return Output(number, Row(input, output, "failed", " ".join(reason.split()), **self.row_fields))
+        row = Row(entry.input, output, "failed", " ".join(reason.split()), **self._fields(entry))
+        return Output(row, None, turn, index)
+
+    def standing(self, entry: Input, output: str) -> Output | None:
+        """Return what an output is whose file exists and is not to be replaced; None if it is to be made."""
+        mode = self.options.on_existing
+        if mode in ("redo", "overwrite") or not (os.path.isfile(output) or os.path.islink(output)):
+            return None
+        if mode == "error":
+            return self.failed(entry, output, f"{output} exists already; use --on-existing skip or overwrite")
+        return Output(Row(entry.input, output, "skipped", version=entry.version, options=self.content_options))
+
+    def _fields(self, entry: Input) -> dict[str, Any]:
+        """Return what the rows of an input have in common."""
+        return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
+                "options": self.content_options, "version": entry.version,
+                "archive": entry.archive if self.options.in_parts else None}
 
 
 def encode(request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:

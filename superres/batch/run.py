@@ -1,75 +1,257 @@
-"""A run of a batch: it decides which outputs to make, and a thread writes the results to disk."""
+"""Upscale the inputs of a plan: the work of `superres upscale`.
+
+Three threads run concurrently: one reads inputs, one decodes, and one writes outputs and manifests, part by part. The
+rows of a batch may belong to several parts at a time, so the batch stays full. An invalid input fails its own row only.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import os
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from superres.batch.commit import GROUP, Staging, locked
+from superres.batch.archives import Content
 from superres.batch.inputs import Input
-from superres.batch.manifest import Manifest, Row
-from superres.batch.plan import BatchOptions
-from superres.batch.reading import Wanted
+from superres.batch.opening import open_inputs, read_archive
+from superres.batch.parts import Part, Plan, archive_prefix
+from superres.batch.reading import Opened, read_requests
 from superres.batch.record import Output, Request, RunSettings, Summary
-from superres.errors import OutputError
-from superres.system.output import prepare_folder
+from superres.batch.rows import Row
+from superres.batch.write import PartWriter, Store, store_of
+from superres.config import DecodeConfig
+from superres.errors import InvalidInputError, OutputError, PlaceError, ScoresError, SuperresError
+from superres.pipeline.feed_queue import FeedQueue
+from superres.pipeline.options import resolve_options
+from superres.system.folders import Inventory
 from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Result
+    from superres.batch.cluster import Cluster
+    from superres.decoding.batching import Feed, Result
+    from superres.pipeline.upscaler import Upscaler
 
-IDLE_SECONDS = 2.0  # longest time in seconds that a finished output waits to be committed together with other outputs
+AHEAD = 4  # images that are read ahead per image that is being decoded
 PHOTO_LINES = 20  # number of photos whose crops are printed; the manifest records all of them
 QUEUE = 256  # number of finished outputs that may wait for the disk before decoding blocks
+TURNS = 1 << 32  # turn n of part p of a run is p * TURNS + n
 
 
-class BatchRun:
-    """The state of a run: plan, lock, manifest and the writing thread. A context manager.
+class Sink(Protocol):
+    """Receives what decoding makes: a `Run`, or a part's actor on a cluster. After an `error`, nothing is accepted."""
+
+    settings: RunSettings
+    error: BaseException | None
+
+    def read(self, turn: int, count: int) -> None:
+        """Receive the number of outputs that an input gives; called in the order of the inputs."""
+
+    def put(self, result: Result[Request] | Output) -> None:
+        """Receive a decoded image, or an output that cannot be made."""
+
+    def cropped(self, line: str) -> None:
+        """Receive the line about a photo."""
+
+    def progress(self, under_way: float) -> None:
+        """Receive the amount of work in progress, in images."""
+
+
+def upscale(plan: Plan, upscaler: Upscaler, decode: DecodeConfig, cluster: Cluster | None = None) -> Summary:
+    """Upscale the inputs of a plan that are not done, and return the counts; every output has a row in a manifest.
+
+    A failure is one line on standard error. If a place does not answer or the disk is full, the run stops and its
+    summary says why. Raises ConfigError if the checkpoint does not support `decode`; InvalidInputError if a manifest is
+    damaged; OutputError if the place of the outputs cannot be written, another run is writing there, or outputs were
+    made with other settings.
+    """
+    started, options = time.perf_counter(), plan.options
+    decode = resolve_options(decode, upscaler, options.samples)
+    settings = RunSettings.of(upscaler, decode, options)
+    with store_of(plan, settings) as store, Run(plan, settings, store) as run:
+        if cluster is not None:
+            from superres.batch.cluster import decode_on_cluster
+
+            decode_on_cluster(run, cluster)
+        else:
+            most = 1 << 30 if plan.archives else plan.count * options.samples
+            rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
+            try:
+                decode_all(run.opened(), run, upscaler, rows)
+            except (PlaceError, OutputError) as error:
+                run.error = run.error or error
+    run.summary.seconds = time.perf_counter() - started
+    return run.summary
+
+
+def decode_all(opened: Iterator[Opened], sink: Sink, upscaler: Upscaler, rows: int) -> None:
+    """Open inputs in a thread of its own, and decode them, `rows` images together."""
+    feed = FeedQueue[Request](AHEAD * rows)
+
+    def requests() -> Iterator[Request]:
+        for turn, made in read_requests(opened, sink.settings, sink.cropped):
+            sink.read(turn, len(made))
+            for one in made:
+                if isinstance(one, Request):
+                    yield one
+                else:
+                    sink.put(one)
+
+    thread = threading.Thread(target=feed.fill, args=(requests(),), name="superres-reading", daemon=True)
+    thread.start()
+    try:
+        _decode_feed(feed, sink, upscaler, rows)
+    finally:
+        feed.close()
+        thread.join()
+
+
+def _decode_feed(feed: FeedQueue[Request], sink: Sink, upscaler: Upscaler, rows: int) -> None:
+    """Decode until the feed ends or the sink reports an error; halve the rows when memory runs out."""
+    from superres.decoding.batching import feed_of  # imports torch
+
+    while True:
+        lost, error = _decode(feed.take, sink, upscaler, rows)
+        if error is None:
+            return
+        if not lost:
+            raise error
+        if _is_out_of_memory(error) and len(lost) > 1:
+            rows = (min(len(lost), rows) + 1) // 2
+            say(f"out of memory with a batch of {len(lost)}; continuing with {rows} (--batch-size)")
+            feed.put_back(lost)
+            continue
+        for item in lost:  # one by one, so that a faulty item does not fail the other items again
+            _, error = _decode(feed_of([item]), sink, upscaler, 1)
+            if error is not None:
+                reason = f"decoding failed: {str(error) or type(error).__name__}"
+                sink.put(sink.settings.failed(item.entry, item.output, reason, item.turn, item.index))
+
+
+def _decode(
+    feed: Feed[Request], sink: Sink, upscaler: Upscaler, rows: int,
+) -> tuple[list[Request], Exception | None]:
+    """Decode a feed to its end; return the items lost to an error, and the error or None."""
+    decoder = upscaler.refilled(feed, sink.settings.decode, rows)
+    try:
+        for finished in decoder.run():
+            for one in finished:
+                sink.put(one)
+            if sink.error is not None:
+                break
+            sink.progress(decoder.tokens_under_way / upscaler.tokens_per_image)
+    except (RuntimeError, MemoryError, ScoresError) as error:
+        # The traceback would keep the failed session and its memory alive.
+        return decoder.under_way, error.with_traceback(None)
+    return [], None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message
+
+
+def open_parts(
+    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
+) -> Iterator[tuple[Part, Opened | None]]:
+    """Open the inputs of parts in their order; each part comes first alone.
+
+    Neighbouring members of an archive are read in one pass, whatever parts they are in. An input whose output has the
+    name of an earlier one's in the part fails. `inventory` prints what an archive has that is no input.
+    """
+    current, names, turn = None, dict[str, str](), 0
+    for part, found in _contents(parts, settings, inventory):
+        if part is not current:
+            yield part, None
+            current, names, turn = part, {}, part.turn
+        if found is None:
+            continue
+        entry, content = found
+        if entry.error is not None:
+            content = InvalidInputError(entry.error)
+        elif (owner := names.setdefault(entry.name, entry.input)) != entry.input:
+            content = InvalidInputError(f"{entry.input} would be written to the same output as {owner}; rename it")
+        all_samples = range(1, 1 + (1 if entry.error is not None else settings.options.samples))
+        samples = list(all_samples if part.archive is not None else part.samples[turn - part.turn])
+        yield part, (turn, entry, samples, content)
+        turn += 1
+
+
+def _contents(
+    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
+) -> Iterator[tuple[Part, tuple[Input, Content | SuperresError] | None]]:
+    pending = deque[Part]()
+
+    def entries(parts: Iterable[Part]) -> Iterator[Input]:
+        for part in parts:
+            for entry in part.entries:
+                pending.append(part)
+                yield entry
+
+    for is_archive, group in itertools.groupby(parts, key=lambda part: part.archive is not None):
+        if not is_archive:
+            for found in open_inputs(entries(group)):
+                yield pending.popleft(), found
+            continue
+        for part in group:
+            yield part, None
+            archive = part.entries[0]
+            prefix = archive_prefix(archive.input) if settings.options.layout == "files" else ""
+            for entry, content in read_archive(archive.input, prefix, inventory):
+                yield part, (replace(entry, version=archive.version), content)
+
+
+class _OpenPart:
+    """A part that is being read or decoded, and the outputs that wait for earlier ones."""
+
+    def __init__(self, part: Part, writer: PartWriter) -> None:
+        self.part, self.writer, self.is_read = part, writer, False
+        self.expected: dict[int, int] = {}  # outputs per input, in the order of the inputs
+        self.waiting: dict[int, list[Output]] = {}
+        for output in part.standing:
+            self.waiting.setdefault(output.turn, []).append(output)
+
+    def expect(self, turn: int, count: int) -> None:
+        """Expect the outputs of the next input, besides those that stand."""
+        self.expected[turn] = count + len(self.waiting.get(turn, ()))
+
+    def write(self, in_order: bool = True) -> None:
+        """Pass on the inputs whose outputs are there, as far as their order allows."""
+        for turn, count in list(self.expected.items()):
+            if len(self.waiting.get(turn, ())) == count:
+                for output in sorted(self.waiting.pop(turn, ()), key=lambda one: (one.index, one.row.output)):
+                    self.writer.add(output)
+                del self.expected[turn]
+            elif in_order:
+                return
+
+
+class Run:
+    """A run: what is to be done, and a thread that writes what is done. A context manager, and a `Sink`.
 
     Attributes:
-        count: number of the planned outputs, one per input and sample. Output n of face f, which is found only when the
-            input is read, has the number n + f * count.
-        summary: counts so far.
-        error: the error after which no more outputs are written, or None.
+        summary: counts of what is written.
+        error: the error after which nothing more is written, or None.
     """
 
-    def __init__(
-        self, entries: Sequence[Input], options: BatchOptions, settings: RunSettings, group: int = GROUP,
-    ) -> None:
-        """Prepare the run without touching any file; `group` is as in `Staging`."""
-        self.entries, self.options, self.settings, self.group = entries, options, settings, group
-        self.summary = Summary()
+    def __init__(self, plan: Plan, settings: RunSettings, store: Store) -> None:
+        self.plan, self.settings, self.store = plan, settings, store
+        self.summary, self.inventory = Summary(), Inventory()
         self.error: BaseException | None = None
-        self.count, self._photos = len(entries) * options.samples, 0
-        self.total = sum(1 if entry.error is not None else options.samples for entry in entries)
+        self._received, self._photos = 0, 0
         self._moving = threading.Lock()
         self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
+        self._open: dict[int, _OpenPart] = {}
 
-    def __enter__(self) -> BatchRun:
-        """Take the lock, read the manifest and start the writing thread.
-
-        Raises OutputError if another run is writing there, the folder or the manifest cannot be written, or outputs
-        were made with other settings, and InvalidInputError if the manifest is damaged.
-        """
-        self._started = time.perf_counter()
-        output = self.options.output
-        prepare_folder(output)
-        with ExitStack() as stack:
-            stack.enter_context(locked(output, self.options.shard))
-            self.manifest = Manifest(self.options.manifest_path, self.count, self._keys(), self.options.face_of)
-            stack.callback(self.manifest.close)
-            self._refuse_changes()
-            self._staging = Staging(output, self.manifest, self.options.shard, self._report, self.group)
-            stack.callback(self._staging.close)
-            self._progress = stack.enter_context(Progress("upscaling", self.total, "images"))
-            self._stack = stack.pop_all()
+    def __enter__(self) -> Run:
+        """Start the writing thread."""
+        total = (self.plan.count - self.plan.archives) * self.settings.options.samples
+        self._progress = Progress("upscaling", total, "images").__enter__()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
         return self
@@ -77,158 +259,183 @@ class BatchRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
     ) -> None:
-        """Commit all results; a completed run also sorts its manifest."""
-        with self._stack:
-            self._queue.put(None)
-            self._writer.join()
-            if self.error is None and kind is None:
-                try:
-                    self.manifest.finish()
-                except OutputError as caught:
-                    self.error = caught
-            if isinstance(self.error, OutputError):
-                self.summary.stopped = str(self.error)
-                say(f"{self.error}; stopped; finished outputs are kept, and the same command resumes the run")
-            elif self.error is not None and kind is None:
-                raise self.error
-        self.summary.seconds = time.perf_counter() - self._started
+        """Write what is complete; a completed run also completes its place."""
+        self._queue.put(None)
+        self._writer.join()
+        for part in self._open.values():
+            with self._stopping():
+                part.write(in_order=False)
+            with self._stopping():
+                self._report(part.writer.give_up())
+        if self.error is None and kind is None:
+            self.inventory.finish()
+            with self._stopping():
+                self.store.finish()
+        self._progress.__exit__(None, None, None)
+        if isinstance(self.error, (PlaceError, OutputError)):
+            self.summary.stopped = str(self.error)
+            say(f"{self.error}; stopped; finished results are kept, and the same command resumes the run")
+        elif self.error is not None and kind is None:
+            raise self.error
 
-    def read(self, number: int) -> None:
-        """See `superres.batch.upscaling.Sink`."""
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Make an OutputError the run's error."""
+        try:
+            yield
+        except OutputError as caught:
+            self.error = self.error or caught
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts with the inputs that are to be done; report the others."""
+        numbers, options = itertools.count(), self.settings.options
+        for planned in self.plan.parts():
+            if self.error is not None:
+                return
+            counts = self.store.known.counts_of(planned.entries)
+            for entry, count in zip(planned.entries, counts, strict=True):
+                if count:
+                    self._queue.put(("known", entry, count))
+            left = tuple(entry for entry, count in zip(planned.entries, counts, strict=True) if not count)
+            if not left:
+                continue
+            turn, standing, samples = next(numbers) * TURNS, list[Output](), list[tuple[int, ...]]()
+            for place, entry in enumerate(left):
+                outputs = options.outputs(entry)
+                found = [self.store.standing(entry, output) for output in outputs]
+                samples.append(tuple(sample for sample, one in enumerate(found, 1) if one is None))
+                standing += [replace(one, turn=turn + place, index=index)
+                             for index, one in enumerate(found) if one is not None]
+            yield self.store.number(replace(planned, entries=left, turn=turn, samples=tuple(samples),
+                                            standing=tuple(standing)))
+
+    def opened(self) -> Iterator[Opened]:
+        """Open the inputs that are to be done."""
+        current: Part | None = None
+        for part, opened in open_parts(self.parts(), self.settings, self.inventory):
+            if opened is None:
+                if current is not None:
+                    self.end(current)
+                self.begin(part)
+                current = part
+            elif opened[2]:
+                yield opened
+            else:
+                self.read(opened[0], 0)
+            if self.error is not None:
+                return
+        if current is not None:
+            self.end(current)
+
+    def begin(self, part: Part) -> None:
+        """Begin a part, whose inputs are read next."""
+        self._queue.put(("begin", part))
+
+    def end(self, part: Part) -> None:
+        """Say that all inputs of a part have been read."""
+        self._queue.put(("end", part))
+
+    def read(self, turn: int, count: int) -> None:
+        """See `Sink`."""
+        self._queue.put(("read", turn, count))
 
     def put(self, result: Result[Request] | Output) -> None:
-        """Queue a decoded image or an output; block while the queue is full."""
-        self._queue.put(result)
+        """See `Sink`; blocks while the queue is full."""
+        self._queue.put(("made", result))
 
-    def cropped(self, line: str, more: int) -> None:
-        """Say how a photo was cropped, and add the outputs of its further faces to the total."""
-        self._extend(more)
+    def written(self, rows: list[Row]) -> None:
+        """Receive the rows of a part that another machine has written."""
+        self._queue.put(("written", rows))
+
+    def cropped(self, line: str) -> None:
+        """See `Sink`."""
         self._photos += 1
         if self._photos <= PHOTO_LINES:
             say(line)
         elif self._photos == PHOTO_LINES + 1:
-            say(f"the crops of further photos are in {self.manifest.path}")
-
-    def wanted(self) -> Iterator[Wanted]:
-        """Yield the outputs to make; report all other outputs."""
-        for index, entry in enumerate(self.entries):
-            if self.error is not None:
-                return
-            first, samples = index * self.options.samples, []
-            for sample, output in enumerate(self.options.outputs(entry), 1):
-                planned = first + sample - 1
-                outputs = [(planned + face * self.count, self.options.outputs(entry, face)[sample - 1])
-                           for face in self.manifest.known_faces(planned)]
-                outputs = outputs or [(planned, output)]
-                unchanged = [self._unchanged(number, entry.input, path) for number, path in outputs]
-                # If one of a photo's faces is missing, it is read again, and `_write_result` keeps the other faces.
-                if None in unchanged:
-                    samples.append(sample)
-                    continue
-                self._extend(len(outputs) - 1)
-                for result in unchanged:
-                    self._queue.put(result)
-            if samples:
-                yield first, entry, samples
+            options = self.settings.options
+            place = "the parts' manifests" if options.in_parts else options.manifest_path
+            say(f"the crops of further photos are in {place}")
 
     def progress(self, under_way: float) -> None:
-        """Show the progress; `under_way` is the amount of work in progress, in images."""
+        """See `Sink`."""
         with self._moving:
-            self._progress.to(max(self.summary.finished + under_way, self._progress.done))
-
-    def _extend(self, more: int) -> None:
-        """Add outputs to the total."""
-        with self._moving:
-            self._progress.total = (self._progress.total or 0) + more
-
-    def _keys(self) -> Iterator[str]:
-        for entry in self.entries:
-            outputs = self.options.outputs(entry)
-            yield from (output or entry.input for output in outputs)
-            yield from [""] * (self.options.samples - len(outputs))
-
-    def _refuse_changes(self) -> None:
-        """Raise OutputError if outputs were made with other settings and --on-existing is skip."""
-        if self.options.on_existing != "skip":
-            return
-        count, example = 0, ""
-        for number in self.manifest.numbers():
-            row = self.manifest.row(number)
-            differences = self.settings.differences(row) if row is not None and row.status == "ok" else []
-            if row is not None and differences and os.path.lexists(row.output):
-                count += 1
-                example = example or "; ".join(differences)
-        if count:
-            raise OutputError(f"{count} of the outputs in {self.options.output} were made with other settings "
-                              f"({example}); repeat those settings, choose another --output, or give "
-                              "--on-existing redo")
-
-    def _unchanged(self, number: int, input: str, output: str) -> Output | None:
-        """Return an output that is not to be made, or None to make it."""
-        mode, row = self.options.on_existing, self.manifest.row(number)
-        if mode == "overwrite" or not (os.path.isfile(output) or os.path.islink(output)):
-            return None
-        if mode == "error":
-            return self.settings.failed(
-                number, input, output, f"{output} exists already; use --on-existing skip or overwrite")
-        unchanged = Output(number, Row(input, output, "skipped"))
-        if row is None or row.status != "ok":
-            return unchanged if mode == "skip" else None
-        return None if self.settings.differences(row) or not _has_digest(output, row.sha256) else unchanged
+            self._progress.to(max(self._received + under_way, self._progress.done))
 
     def _write(self) -> None:
-        """Write queued results to disk until None arrives; the body of the writing thread."""
-        while True:
-            try:
-                result = self._queue.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                result = ()
+        """Handle what the other threads tell, until None arrives; the body of the writing thread."""
+        while (told := self._queue.get()) is not None:
             try:
                 if self.error is None:
-                    self._write_result(result)
-            except BaseException as error:  # the other threads continue to put results, and check `error`
+                    getattr(self, f"_on_{told[0]}")(*told[1:])
+            except BaseException as error:  # the other threads continue, and check `error`
                 self.error = error
-            if result is None:
-                return
 
-    def _write_result(self, result: Any) -> None:  # noqa: ANN401 -- as for `put`, or None or ()
-        if result is None or result == ():
-            self._staging.commit()
-            self._staging.commit()  # the failed rows of outputs that could not be renamed
-            return
-        output: Output = result if isinstance(result, Output) else self.settings.output(result)
-        row = output.row
-        if output.data is not None:
-            # Whether the output of one of several faces exists is known only now.
-            unchanged = self._unchanged(output.number, row.input, row.output) if output.number >= self.count else None
-            if unchanged is None:
-                self._staging.add(output)
-                return
-            output, row = unchanged, unchanged.row
+    def _on_known(self, entry: Input, count: int) -> None:
+        failures = self.store.known.failures_of(entry)
+        for row in failures:
+            self._failed(row)
+            self.summary.add(row)
+        self.summary.skipped += count - len(failures)
+        self._receive(count)
+
+    def _on_begin(self, part: Part) -> None:
+        self._open[part.turn // TURNS] = _OpenPart(part, self.store.writer(part))
+        for output in part.standing:
+            self._failed(output.row)
+
+    def _on_read(self, turn: int, count: int) -> None:
+        part = self._open[turn // TURNS]
+        part.expect(turn, count)
+        self._receive(len(part.waiting.get(turn, ())))
+        with self._moving:
+            planned = 0 if part.part.archive is not None else self.settings.options.samples
+            self._progress.total = (self._progress.total or 0) + part.expected[turn] - planned
+
+    def _on_end(self, part: Part) -> None:
+        number = part.turn // TURNS
+        self._open[number].is_read = True
+        self._advance(number)
+
+    def _on_made(self, result: Result[Request] | Output) -> None:
+        output = result if isinstance(result, Output) else self._output(result)
+        self._failed(output.row)
+        number = output.turn // TURNS
+        self._open[number].waiting.setdefault(output.turn, []).append(output)
+        self._receive(1)
+        self._advance(number)
+
+    def _on_written(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._failed(row)
+        self._receive(len(rows))
+        self._report(rows)
+
+    def _output(self, result: Result[Request]) -> Output:
+        """Return the output of a decoded image; whether that of one of several faces stands is known only now."""
+        request = result.item
+        if request.crop is not None and request.crop["face"]:
+            standing = self.store.standing(request.entry, request.output)
+            if standing is not None:
+                return replace(standing, turn=request.turn, index=request.index)
+        return self.settings.output(result)
+
+    def _advance(self, number: int) -> None:
+        """Write what can be written of a part, and finish it if that is all."""
+        part = self._open[number]
+        part.write()
+        if part.is_read and not part.expected:
+            self._report(part.writer.finish())
+            del self._open[number]
+
+    def _failed(self, row: Row) -> None:
         if row.error is not None:
             say(row.error if row.input in row.error else f"{row.input}: {row.error}")
-        before = self.manifest.row(output.number)
-        exists = row.status == "skipped" or os.path.lexists(row.output)
-        if before is not None and before.status == "ok" and exists:
-            self._report(row)  # the output exists, and its row in the manifest stays valid
-        else:
-            self._staging.add(output)
 
-    def lost(self, number: int, reason: str) -> None:
-        """Queue the failed output of a number in the plan."""
-        entry = self.entries[number // self.options.samples]
-        output = self.options.outputs(entry)[number % self.options.samples]
-        self.put(self.settings.failed(number, entry.input, output, reason))
-
-    def _report(self, row: Row) -> None:
-        self.summary.add(row)
+    def _receive(self, count: int) -> None:
+        self._received += count
         self.progress(0.0)
 
-
-def _has_digest(path: str, sha256: str | None) -> bool:
-    """Return whether a file exists and has the digest `sha256`."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest() == sha256
-    except OSError:
-        return False
+    def _report(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.summary.add(row)

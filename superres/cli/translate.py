@@ -55,7 +55,7 @@ def translate(
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
-    from superres.batch import text
+    from superres.pipeline import line_translation as text
 
     text.check_output(output, input)
     lines = text.input_lines(texts or [], input)

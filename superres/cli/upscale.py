@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from superres.batch.inputs import LOCAL, Input, read_list
-from superres.batch.parts import LAYOUTS, MOST_ROWS, ROWS, Job
-from superres.batch.plan import (
+from superres.batch.cluster import Cluster
+from superres.batch.inputs import LOCAL
+from superres.batch.options import (
     KEEP_ALPHA,
-    MANIFEST,
+    LAYOUTS,
+    LOCAL_ROWS,
     METADATA,
+    MOST_ROWS,
     ON_EXISTING,
+    ROWS,
     BatchOptions,
     parse_batch_size,
     parse_shard,
-    plan,
 )
-from superres.batch.ray_cluster import Cluster
+from superres.batch.parts import Plan
 from superres.cli import options as opt
-from superres.config import DEFAULT_CASCADE, DecodeConfig, require, require_choice, require_whole
+from superres.config import DEFAULT_CASCADE, require
 from superres.pipeline.options import as_option, combined
-from superres.system.output import check_folder, scratch_folder
+from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.signals import will_keep
@@ -36,10 +36,6 @@ from superres.system.terminal import echo
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import CROPS, DEFAULT_CROP
-
-if TYPE_CHECKING:
-    from superres.batch.record import Summary
-    from superres.pipeline.upscaler import Upscaler
 
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])  # formats that pack pictures into shards
 FEW = 20
@@ -57,8 +53,12 @@ Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Fol
                                       f"for up to {FEW} files]")]
 Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]), help="Format of the results; "
                                "webdataset and parquet pack PNG pictures into shards.")]
-Rows = Annotated[int, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per shard or, at a URL, per part of "
-                             f"the run, 1 to {MOST_ROWS}; an archive is a part by itself.")]
+Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part of the run, which "
+                                    f"is finished as a whole, and per shard, 1 to {MOST_ROWS}. [default: "
+                                    f"{LOCAL_ROWS} in a folder; {ROWS} at a URL or in shards, where an archive is a "
+                                    "part by itself]")]
+Verify = Annotated[bool, Option("--verify", rich_help_panel=opt.FILES, help="Compare the SHA-256 of results that exist "
+                                "with the manifest, not only their sizes.")]
 Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
                                "before its file extension.")]
 KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the inputs' sub-folders in "
@@ -93,16 +93,17 @@ OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_p
                                    "an output that exists.")]
 Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the input, its Lanczos "
                                "enlargement and the result, side by side and enlarged.")]
-Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal parts of "
-                              "the inputs, I from 0 to N-1.")]
+Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Do only every N-th part of the run, from "
+                              "part I on, I from 0 to N-1.")]
 Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
-                                         "output; a later run continues from it. [default: DIR/manifest.jsonl]")]
+                                         "output; a later run continues from it. [default: DIR/manifest.jsonl; at a "
+                                         "URL or in shards, one beside each part]")]
 Manifests = Annotated[list[str], Argument(metavar="MANIFEST", help="Manifests in the order of their shards; or folders "
-                                         "(URLs that end with /) of runs in parts.")]
+                                         "(URLs that end with /) with manifests of parts.")]
 Merged = Annotated[str, Option(metavar="FILE", help="File for the merged manifest.")]
 
 OneManifest = Annotated[str, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from its shards; or the "
-                                      "folder (URL that ends with /) of a run in parts.")]
+                                      "folder (URL that ends with /) with manifests of parts.")]
 
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 
@@ -115,7 +116,7 @@ def upscale(
     recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
-    engine: opt.Engine = "auto", rows: Rows = ROWS, allow: Allow = [],  # noqa: B006 -- typer wants a list
+    engine: opt.Engine = "auto", rows: Rows = None, verify: Verify = False, allow: Allow = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
@@ -125,98 +126,59 @@ def upscale(
     Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage, nothing was decoded.
     """
     decode = opt.decode_config(context)
-    if output is None:
+    if is_few := output is None and manifest is None:
         require_few(inputs, listed)
         suffix = suffix or "-superres"
         if not opt.is_given(context, "on_existing"):
             on_existing = "error"  # without a manifest, nothing says how an output was made
+    layout = format_name if format_name in SHARDS else "files"
     options = BatchOptions(
-        Path(output or ""), parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard),
-        manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha, metadata, crop, sheet,
-    )
+        output or "", layout, rows, parse_batch_size(batch_size), samples, source, recursive, on_existing,
+        parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha,
+        metadata, crop, sheet, verify)
     check_given(context, inputs, listed, workers)
-    allowed = allowed_hosts([*inputs, output or "", listed or ""], allow, listed)
-    job = part_job(context, output, inputs, listed, allowed)
+    check_place(context, output, options)
 
     from superres.pipeline.options import check_samples
 
     check_samples(decode, samples)
-    entries = [] if job else plan(inputs, options, list(read_list(listed)) if listed is not None else [], allowed)
-    if job is None and output is not None:
-        check_folder(options.output)
+    plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow, listed))
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
-    cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
-    will_keep("finished results are kept, and the same command "
-              f"{'continues' if output is not None else 'with --on-existing skip makes the others'}")
-    if job is not None:
-        counts = run_in_parts(job, upscaler, dataclasses.replace(options, place=job.output), decode, cluster)
+    if is_few:
+        from superres.batch.few import upscale_few
+
+        will_keep("finished results are kept, and the same command with --on-existing skip makes the others")
+        counts = upscale_few(plan, upscaler, decode)
     else:
-        counts = run_files(entries, upscaler, options, decode, cluster, output is not None)
+        from superres.batch.run import upscale as upscale_all
+
+        again = "--on-existing redo" if on_existing == "overwrite" else "the same command"
+        will_keep(f"finished results are kept, and {again} continues")
+        cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
+        counts = upscale_all(plan, upscaler, decode, cluster)
     repeated = counts.failed > len(counts.reasons)  # otherwise the line of each failure has said it
     for line in [*(counts.reason_lines() if repeated else []), counts.line()]:
         say(line)
     raise typer.Exit(counts.exit_code)
 
 
-def run_files(
-    entries: list[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster | None,
-    in_folder: bool,
-) -> Summary:
-    """Upscale into files of this machine; unless `in_folder`, keep no manifest but say where each result is."""
-    from superres.batch.manifest import latest_rows
-    from superres.batch.upscaling import upscale_files
-
-    with scratch_folder() as folder:
-        if not in_folder and options.manifest is None:
-            options = dataclasses.replace(options, manifest=folder / MANIFEST)
-        if cluster is None:
-            counts = upscale_files(entries, upscaler, options, decode)
-        else:
-            from superres.batch.ray_cluster import upscale_on_cluster
-
-            counts = upscale_on_cluster(entries, upscaler, options, decode, cluster)
-        for row in latest_rows(str(options.manifest_path)) if not in_folder else ():
-            if row.status == "ok":
-                say(f"{row.input}: written to {os.path.relpath(row.output)}")
-    return counts
-
-
-def run_in_parts(
-    job: Job, upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster | None,
-) -> Summary:
-    """Upscale into a store or into shards."""
-    redo = options.on_existing == "overwrite"
-    if cluster is None:
-        from superres.batch.part_run import upscale_parts
-
-        return upscale_parts(job, upscaler, options, decode, redo)
-    from superres.batch.ray_parts import upscale_parts_on_cluster
-
-    return upscale_parts_on_cluster(job, upscaler, options, decode, cluster, redo)
-
-
-def part_job(
-    context: typer.Context, output: str | None, inputs: Sequence[str], listed: str | None,
-    allowed: frozenset[tuple[str, str]],
-) -> Job | None:
-    """Return what a run in parts reads and writes; None if the results are single files of this machine."""
-    kind, rows = context.params["format_name"], context.params["rows"]
-    if output is None or not (is_url(output) or kind in SHARDS):
-        require(kind not in SHARDS, f"--format {kind} needs a folder or a URL; give --output")
-        opt.refuse_ineffective(context, "where each result is a file of this machine; leave it out, or give --format "
-                               "webdataset", "rows")
-        return None
-    require_whole("--rows", rows, 1, MOST_ROWS)
-    require_choice("--on-existing", context.params["on_existing"], ("skip", "overwrite"))
-    opt.refuse_ineffective(context, "in a store or with shards, since each part has its manifest beside it; leave it "
-                           "out", "manifest")
-    if is_url(output):
+def check_place(context: typer.Context, output: str | None, options: BatchOptions) -> None:
+    """Raise an error if the place of the outputs cannot be written, or an option has no effect there."""
+    if output is None:
+        require(options.layout == "files", f"--format {options.layout} needs a folder or a URL; give --output")
+        if options.manifest is None:
+            opt.refuse_ineffective(context, "without --output, where each of a few results is written by itself; leave "
+                                   "it out, or give --output", "rows", "shard", "ray", "verify")
+    elif is_url(output):
         check_url(output, writing=True)
-    return Job(output.rstrip("/") if is_url(output) else os.path.abspath(output), kind if kind in SHARDS else "files",
-               rows, tuple(place if is_url(place) else os.path.abspath(place) for place in inputs), listed, allowed)
+    else:
+        check_folder(Path(output))
+    if options.in_parts:
+        opt.refuse_ineffective(context, "in a store or with shards, since each part has its manifest beside it; leave "
+                               "it out", "manifest")
 
 
 def allowed_hosts(places: Sequence[str], allow: Sequence[str], listed: str | None) -> frozenset[tuple[str, str]]:
@@ -259,10 +221,10 @@ def require_few(inputs: Sequence[str], listed: str | None) -> None:
 def merge(paths: Manifests, output: Merged) -> None:
     """Merge the manifests of all shards into one.
 
-    The merged manifest has one row per output, in the order of a run without shards. If an output has several rows, a
-    row with status ok is kept. Exit code 1: some outputs failed.
+    The merged manifest has the manifests' rows one after another, one per output. If an output has several rows, a row
+    with status ok is kept. Exit code 1: some outputs failed.
     """
-    from superres.batch.manifest import merge as merge_manifests
+    from superres.batch.rows import merge as merge_manifests
 
     counts = merge_manifests(paths, output)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("ok", "skipped", "failed"))
@@ -276,8 +238,8 @@ def summary(path: OneManifest) -> None:
 
     Exit code 1: some outputs failed.
     """
-    from superres.batch.manifest import latest_rows
     from superres.batch.record import Summary
+    from superres.batch.rows import latest_rows
 
     counts, made, usual = Summary(), Counter[str](), opt.DEFAULTS.to_dict()
     for row in latest_rows(path):

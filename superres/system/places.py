@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
 from superres.system.output import scratch_file, scratch_folder, write_atomically
@@ -32,6 +32,23 @@ FIRST_WAIT = 0.2  # seconds before the second attempt; each further wait is twic
 FREE_BYTES = 500_000_000  # bytes of the disc that a fetched file leaves free
 
 T = TypeVar("T")
+
+
+class Listed(NamedTuple):
+    """A file of a folder: its name relative to it, its bytes, and text that changes with its content, if known."""
+
+    name: str
+    size: int = 0
+    version: str | None = None
+
+
+def version_of(path: str) -> str | None:
+    """Return text that changes when a file of this machine is changed: its size and time; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return f"{found.st_size}-{found.st_mtime_ns}"
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
@@ -163,10 +180,15 @@ def move_to(path: str, place: str) -> None:
     if not is_url(place):
         try:
             os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
-            with scratch_file(Path(place).parent, Path(place)) as file, open(path, "rb") as content:
-                shutil.copyfileobj(content, file)
-                file.flush()
-                os.fsync(file.fileno())
+            with open(path, "rb") as content:
+                os.fsync(content.fileno())
+                if os.stat(path).st_dev == os.stat(os.path.dirname(os.path.abspath(place))).st_dev:
+                    os.replace(path, place)
+                    return
+                with scratch_file(Path(place).parent, Path(place)) as file:
+                    shutil.copyfileobj(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())
             os.unlink(path)
         except OSError as error:
             raise OutputError(f"cannot write {place}: {error.strerror}; choose another --output") from error
@@ -198,8 +220,8 @@ def exists(place: str) -> bool:
     return bool(_persistently(lambda: system.exists(path), place, "read"))
 
 
-def files_in(folder: str, start: str = "", recursive: bool = False, folders: bool = False) -> Iterator[str]:
-    """Yield the names, relative to a folder, of its files whose names begin with `start`, in the order of their names.
+def files_in(folder: str, start: str = "", recursive: bool = False, folders: bool = False) -> Iterator[Listed]:
+    """Yield the files of a folder whose relative names begin with `start`, in the order of their names.
 
     With `folders`, and without `recursive`, the names of its sub-folders, which end with a slash, are yielded, too.
     A store's answers are read page by page, so that memory does not grow with their number (for other stores than S3,
@@ -216,13 +238,14 @@ def files_in(folder: str, start: str = "", recursive: bool = False, folders: boo
     yield from find(system, path, folder, start, recursive, folders)
 
 
-def _local_files(folder: str, start: str, recursive: bool, folders: bool) -> Iterator[str]:
+def _local_files(folder: str, start: str, recursive: bool, folders: bool) -> Iterator[Listed]:
     for parent, below, names in os.walk(folder):
         here = os.path.relpath(parent, folder)
         for name in sorted([*names, *(f"{one}/" for one in below if folders and not recursive)]):
             relative = name if here == "." else f"{here}/{name}"
             if relative.startswith(start):
-                yield relative
+                version = version_of(os.path.join(parent, name))
+                yield Listed(relative, int((version or "0-").partition("-")[0]), version)
         if not recursive:
             return
         below.sort()
@@ -230,7 +253,7 @@ def _local_files(folder: str, start: str, recursive: bool, folders: bool) -> Ite
 
 def _s3_files(
     system: Any, path: str, folder: str, start: str, recursive: bool, folders: bool,  # noqa: ANN401
-) -> Iterator[str]:
+) -> Iterator[Listed]:
     bucket, _, key = path.partition("/")
     root = f"{key}/" if key else ""
     more = {} if recursive else {"Delimiter": "/"}
@@ -239,9 +262,10 @@ def _s3_files(
         page = _persistently(lambda: system.call_s3("list_objects_v2", **request), folder, "list")
         for found in page.get("Contents", ()):
             if found["Key"] != root and not found["Key"].endswith("/"):
-                yield found["Key"][len(root):]
+                size = found.get("Size", 0)
+                yield Listed(found["Key"][len(root):], size, f"{size}-{found.get('ETag', '')}")
         for found in page.get("CommonPrefixes", ()) if folders else ():
-            yield found["Prefix"][len(root):]
+            yield Listed(found["Prefix"][len(root):])
         if not page.get("IsTruncated"):
             return
         request["ContinuationToken"] = page["NextContinuationToken"]
@@ -249,7 +273,7 @@ def _s3_files(
 
 def _walked_files(
     system: Any, path: str, folder: str, start: str, recursive: bool, folders: bool,  # noqa: ANN401
-) -> Iterator[str]:
+) -> Iterator[Listed]:
     waiting = [path]
     while waiting:
         here = waiting.pop()
@@ -265,11 +289,14 @@ def _walked_files(
         for entry in found:
             relative = entry["name"][len(path):].strip("/")
             if entry["type"] == "file" and relative and relative.startswith(start):
-                yield relative
+                size = int(entry.get("size") or 0)
+                names = ("etag", "ETag", "md5Hash", "mtime", "created")  # each store has its own
+                changed = next((entry[name] for name in names if entry.get(name)), "")
+                yield Listed(relative, size, f"{size}-{changed}")
         if recursive:
             waiting += reversed(below)
         elif folders:
-            yield from (f"{name[len(path):].strip('/')}/" for name in below)
+            yield from (Listed(f"{name[len(path):].strip('/')}/") for name in below)
 
 
 def _write_file(path: Path, data: bytes, new: bool) -> bool:

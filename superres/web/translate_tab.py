@@ -15,10 +15,10 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from superres.batch.text import accepted_tokens, notes, trace_lines
 from superres.config import TRANSLATION, BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
+from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
 from superres.pipeline.translator import Translated, Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import itertools
 import json
 import os
 import shutil
@@ -20,8 +21,8 @@ from picture_files import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 from PIL import Image
 
 from superres.batch.inputs import find_inputs
-from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.batch.opening import open_inputs
+from superres.batch.rows import Journal, Row, merge, read_rows
 from superres.checkpoint import (
     CONFIG,
     TRAINING,
@@ -90,16 +91,21 @@ def manifest(data: bytes) -> None:
     try:
         with open(path, "rb") as file:
             rows = [row for _, row in read_rows(file, path)]
-        opened = Manifest(path, 2, ["/out/a.png", "/out/b.png"])
+        opened = Journal(path)
+        assert list(map(Row.line, opened.rows())) == list(map(Row.line, rows))
     except InvalidInputError as error:
         one_line(error)
         return
     try:
-        opened.append([(1, Row("b", "/out/b.png", "ok"))])
-        opened.finish()
+        opened.append([Row("b", "/out/b.png", "ok")])
+        opened.sort(lambda inputs: np.full(len(inputs), -1))
     finally:
         opened.close()
-    last = {row.key: row for row in [*rows, Row("b", "/out/b.png", "ok")]}
+    rows.append(Row("b", "/out/b.png", "ok"))
+    groups = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.origin)]
+    last_group = {group[0].input: number for number, group in enumerate(groups)}
+    last = {row.key: (row, number) for number, group in enumerate(groups) for row in group}
+    last = {key: row for key, (row, number) in last.items() if row.status == "ok" or last_group[row.input] == number}
     with open(path, "rb") as file:
         found = [row for _, row in read_rows(file, path)]
     # As text: a number that is not one differs from itself.

@@ -1,4 +1,4 @@
-"""Write the outputs of a part: as a WebDataset tar file, a Parquet file, or one file per picture.
+"""Pack the pictures of a part into a shard: a WebDataset tar file, or a Parquet file.
 
 Equal outputs give equal files: a shard has no time, owner or machine in it. The seconds of decoding are in the manifest
 alone.
@@ -13,23 +13,19 @@ import os
 import re
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from superres.batch.manifest import Row
+from superres.batch.rows import Row
 from superres.errors import ConfigError
-from superres.system.places import move_to, write_place
 
-WRITERS = 8  # threads that write pictures to a store
-WAITING = 64  # pictures that wait for these threads
 PARQUET_ROWS = 256  # rows of a row group
 STATISTICS = ("input", "tokens", "iterations", "model_calls", "mean_accepted_block_size", "checkpoint", "crop",
               "sha256")
 """Fields of a row that a shard has beside the picture."""
 
 
-class PartWriter(Protocol):
-    """Writes the pictures of one part."""
+class Packer(Protocol):
+    """Writes a shard to a file of this machine."""
 
     def named(self, name: str) -> str:
         """Return the name under which `add` gets the picture whose output is `name`."""
@@ -38,22 +34,18 @@ class PartWriter(Protocol):
         """Add a picture, whose file is `name`, with its row."""
 
     def finish(self) -> None:
-        """Write what was added to its place, whole; raises as `superres.system.places.write_place`."""
-
-    def close(self) -> None:
-        """Give up what is not finished."""
+        """Complete the file, or close it if that is not wanted any more."""
 
 
-class TarWriter:
+class TarPacker:
     """A WebDataset shard: per picture its file and, under the same key, its statistics as JSON. Keys are unique."""
 
-    def __init__(self, place: str, scratch: str) -> None:
-        self.place, self.path = place, os.path.join(scratch, "shard.tar")
-        self.file = tarfile.open(self.path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115 -- closed by `finish`
+    def __init__(self, path: str) -> None:
+        self.file = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115 -- closed by `finish`
         self.keys = set[str]()
 
     def named(self, name: str) -> str:
-        """See `PartWriter.named`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
+        """See `Packer.named`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
         stem, suffix = os.path.splitext(name)
         folder, slash, base = stem.rpartition("/")
         key = re.sub(r"^__|[\x00-\x1f\x7f]", "_", f"{folder}{slash}{base.replace('.', '_')}")
@@ -63,7 +55,7 @@ class TarWriter:
         return f"{key}{suffix}"
 
     def add(self, row: Row, name: str, data: bytes) -> None:
-        """See `PartWriter.add`."""
+        """See `Packer.add`."""
         self._add(name, data)
         self._add(f"{os.path.splitext(name)[0]}.json", (json.dumps(statistics_of(row)) + "\n").encode())
 
@@ -73,25 +65,20 @@ class TarWriter:
         self.file.addfile(member, io.BytesIO(data))
 
     def finish(self) -> None:
-        """See `PartWriter.finish`."""
-        self.file.close()
-        move_to(self.path, self.place)
-
-    def close(self) -> None:
-        """See `PartWriter.close`."""
+        """See `Packer.finish`."""
         self.file.close()
 
 
-class ParquetWriter:
+class ParquetPacker:
     """A Parquet file: column key, column image as the library datasets stores pictures, and the statistics."""
 
-    def __init__(self, place: str, scratch: str) -> None:
+    def __init__(self, path: str) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise ConfigError("--format parquet needs the extra parquet; pip install 'superres[parquet]'") from error
-        self.place, self.path, self.rows = place, os.path.join(scratch, "shard.parquet"), list[dict[str, Any]]()
+            raise ConfigError("--format parquet needs the `parquet` extra; pip install 'superres[parquet]'") from error
+        self.rows = list[dict[str, Any]]()
         self.schema = pyarrow.schema([
             ("key", pyarrow.string()),
             ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
@@ -100,14 +87,14 @@ class ParquetWriter:
             ("checkpoint", pyarrow.string()), ("crop", pyarrow.string()), ("sha256", pyarrow.string()),
         ])
         self.table = pyarrow.Table
-        self.file = parquet.ParquetWriter(self.path, self.schema)
+        self.file = parquet.ParquetWriter(path, self.schema)
 
     def named(self, name: str) -> str:
-        """See `PartWriter.named`."""
+        """See `Packer.named`."""
         return name
 
     def add(self, row: Row, name: str, data: bytes) -> None:
-        """See `PartWriter.add`."""
+        """See `Packer.add`."""
         statistics = statistics_of(row)
         crop = statistics.pop("crop")
         self.rows.append({"key": os.path.splitext(name)[0], "image": {"bytes": data, "path": name}, **statistics,
@@ -121,42 +108,9 @@ class ParquetWriter:
         self.rows = []
 
     def finish(self) -> None:
-        """See `PartWriter.finish`."""
+        """See `Packer.finish`."""
         self._flush()
         self.file.close()
-        move_to(self.path, self.place)
-
-    def close(self) -> None:
-        """See `PartWriter.close`."""
-        self.file.close()
-
-
-class FilesWriter:
-    """One file per picture below `folder`, several at a time."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.waiting = folder, list[Future[bool]]()
-        self.pool = ThreadPoolExecutor(WRITERS, "superres-writing")
-
-    def named(self, name: str) -> str:
-        """See `PartWriter.named`."""
-        return name
-
-    def add(self, row: Row, name: str, data: bytes) -> None:
-        """See `PartWriter.add`."""
-        if len(self.waiting) >= WAITING:
-            self.waiting.pop(0).result()
-        self.waiting.append(self.pool.submit(write_place, f"{self.folder}/{name}", data))
-
-    def finish(self) -> None:
-        """See `PartWriter.finish`."""
-        for future in self.waiting:
-            future.result()
-        self.close()
-
-    def close(self) -> None:
-        """See `PartWriter.close`."""
-        self.pool.shutdown(cancel_futures=True)
 
 
 def statistics_of(row: Row) -> dict[str, Any]:
@@ -164,10 +118,4 @@ def statistics_of(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in STATISTICS}
 
 
-def writer_for(layout: str, output: str, shard: str) -> Callable[[str], PartWriter]:
-    """Return a function that opens the writer of a part, which gets a folder of this machine for its own files."""
-    if layout == "webdataset":
-        return lambda scratch: TarWriter(shard, scratch)
-    if layout == "parquet":
-        return lambda scratch: ParquetWriter(shard, scratch)
-    return lambda scratch: FilesWriter(output.rstrip("/"))
+PACKERS: dict[str, Callable[[str], Packer]] = {"webdataset": TarPacker, "parquet": ParquetPacker}
