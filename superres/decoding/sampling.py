@@ -101,7 +101,7 @@ class CoupledSampler(Sampler):
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
         """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; `target` holds their positions."""
-        return criterion.accept(proposed, self.adjust(scores, slice(1, None)), target)
+        return criterion.accept(proposed, self.adjust(scores, slice(1, 1 + scores.shape[1])), target)
 
     def clear(self, rows: Tensor) -> None:
         """Clear the data of the proposals of `rows` [R], which begin new sequences."""
@@ -165,10 +165,11 @@ class SpeculativeSampler(CoupledSampler):
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
         """See `CoupledSampler.accept`; the criterion is not used."""
-        self.p = self._distribution(scores, slice(1, None))
+        verified = slice(1, 1 + scores.shape[1])
+        self.p = self._distribution(scores, verified)
         own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
-        p, q = self.p.gather(-1, own), self.q[:, :-1].gather(-1, own)
-        return (self._uniform(slice(1, None), VERDICT) * q < p).squeeze(-1)
+        p, q = self.p.gather(-1, own), self.q[:, : scores.shape[1]].gather(-1, own)
+        return (self._uniform(verified, VERDICT) * q < p).squeeze(-1)
 
     def clear(self, rows: Tensor) -> None:
         """See `CoupledSampler.clear`."""
