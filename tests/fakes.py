@@ -17,10 +17,10 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
-from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
-from superres.nn.engines.native.variants import SELF_TEST
-from superres.nn.engines.torch_model import StepModel
+from superres.native.abi import DIGEST, FUNCTIONS
+from superres.native.variants import SELF_TEST
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 from superres.pipeline.base import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode

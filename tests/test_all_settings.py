@@ -40,9 +40,9 @@ from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 
 DRAWS = int(os.environ.get("SUPERRES_DRAWS", "40"))
 ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}

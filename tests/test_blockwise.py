@@ -18,7 +18,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.errors import ConfigError, InvalidInputError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 ROWS = 3
 LENGTH = 23

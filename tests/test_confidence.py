@@ -30,9 +30,9 @@ from superres.evaluation.calibration import (
     fit_confidence,
     verified_proposals,
 )
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
 from superres.tasks.translation import END
 

@@ -32,8 +32,8 @@ from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.cuda_graph import GraphModel
+from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, area_reduce, encode
 

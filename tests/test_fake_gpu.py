@@ -22,7 +22,7 @@ from superres.decoding.loop import decoding_type
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.tasks.consistency import cell_limits
 

@@ -16,7 +16,7 @@ from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode, iterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines import step_model
+from superres.pipeline.engines import step_model
 from superres.tasks.consistency import cell_limits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]

@@ -20,7 +20,7 @@ from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 ROWS = 3
 CAPACITY = 7

@@ -33,11 +33,11 @@ from superres.decoding.sampling import GREEDY
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ScoresError
 from superres.interfaces import LoopState
-from superres.nn.engines import step_model
-from superres.nn.engines.native import build, session, weights
-from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel, ThreadTrials
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build, session, weights
+from superres.native.build import NativeUnavailable
+from superres.native.model import NativeModel, ThreadTrials
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import step_model
 
 KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1}
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))

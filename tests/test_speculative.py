@@ -21,7 +21,7 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sampling import filtered
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 VOCABULARY, LENGTH, ROWS = 4, 4, 10_000
 ALPHA = 1e-4

@@ -18,8 +18,8 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding import reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.evaluation.text import bleu
-from superres.nn.engines.native import build
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.nn.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler

@@ -24,7 +24,7 @@ import typer
 
 from superres.config import require
 from superres.errors import SuperresError
-from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
+from superres.native.build import FORCED_VARIANT, candidates, forced_variant, processor
 from superres.system.machine import cpu_name, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
 from superres.system.training_lock import training_paused

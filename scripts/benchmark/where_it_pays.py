@@ -38,10 +38,10 @@ from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig
 from superres.decoding.cost import measured_costs
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
-from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.base import pick_device
+from superres.pipeline.engines import step_model
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result, write_results

@@ -31,7 +31,7 @@ from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoding
 from superres.evaluation.benchmark import step_work
-from superres.nn.engines.native.session import ROUNDS
+from superres.native.model import ROUNDS
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler

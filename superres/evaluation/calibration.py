@@ -13,9 +13,9 @@ from superres.config import Confidence, DecodeConfig
 from superres.config.decoding import LARGEST_COEFFICIENT
 from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
-from superres.nn.engines.torch_model import StepModel
 from superres.nn.heads import RecurrentHeads
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks import translation

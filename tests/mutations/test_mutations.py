@@ -33,9 +33,9 @@ from superres.decoding.proposers.lookahead import sampling as candidates
 from superres.decoding.sampling import SpeculativeSampler
 from superres.nn import cache
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines import torch_step, tree_attention
-from superres.nn.engines.torch_step import StepSession
-from superres.nn.engines.tree_attention import TreeCache, TreeSession
+from superres.nn.torch_step import StepSession
+from superres.nn.tree_attention import TreeCache, TreeSession
+from superres.pipeline.engines import torch_step, tree_attention
 
 
 class Mutation(NamedTuple):

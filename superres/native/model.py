@@ -1,7 +1,7 @@
 """The native engine: the model whose sessions run in compiled code, its sessions over trees, and its threads.
 
-`NativeModel` replaces `superres.nn.engines.torch_model.StepModel` if a C++ compiler is installed and the code supports
-the network. Otherwise `superres.nn.engines` logs a warning and uses the plain step.
+`NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the code supports
+the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain step.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import LoopState, Sources, StepOutput, Tree, TreeSession
-from superres.nn.engines.native.abi import LANES, MAX_HEAD, PANEL, CTree
-from superres.nn.engines.native.build import NativeUnavailable, chosen, library
-from superres.nn.engines.native.encoder import encode, packed_encoder
-from superres.nn.engines.native.loop import address
-from superres.nn.engines.native.step import NativeSession
-from superres.nn.engines.native.weights import PackedWeights
-from superres.nn.engines.torch_model import StepModel
-from superres.nn.engines.tree_attention import require_width
+from superres.native.abi import LANES, MAX_HEAD, PANEL, CTree
+from superres.native.build import NativeUnavailable, chosen, library
+from superres.native.decoder import address
+from superres.native.encoder import encode, packed_encoder
+from superres.native.session import NativeSession
+from superres.native.weights import PackedWeights
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_model import StepModel
+from superres.nn.tree_attention import require_width
 from superres.system.machine import TorchThreads, usable_cores
 
 LOG = logging.getLogger(__name__)

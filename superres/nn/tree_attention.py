@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from superres.config import ModelConfig
 from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.torch_step import StepSession
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_step import StepSession
 
 
 class TreeCache(KeyValueCache):

@@ -13,16 +13,16 @@ from torch import Tensor
 from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import LoopState, Sampler, StepOutput
+from superres.native import abi
+from superres.native.build import library
+from superres.native.decoder import address, loop_of
+from superres.native.weights import PackedWeights
 from superres.nn.cache import slot_count
-from superres.nn.engines.native import abi
-from superres.nn.engines.native.build import library
-from superres.nn.engines.native.loop import address, loop_of
-from superres.nn.engines.native.weights import PackedWeights
-from superres.nn.engines.proposing import ProposingSession, StepState
-from superres.nn.engines.torch_step import PARTS
 from superres.nn.heads import RecurrentHeads
 from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import Memory
+from superres.nn.proposing import ProposingSession, StepState
+from superres.nn.torch_step import PARTS
 
 GROUP_WIDTH = 64
 """Width of a group: see `Layers` in cpp/model/layer.h. A narrower one takes less time than the wait for its thread."""
@@ -181,7 +181,7 @@ class NativeSession(ProposingSession):
         return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, largest)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
+        """See `superres.nn.torch_step.StepSession.part_seconds`."""
         seconds = torch.zeros(len(abi.ENUMS["Part"]), dtype=torch.float64)
         self.session.report.seconds = seconds.data_ptr()
         try:

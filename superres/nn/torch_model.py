@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from superres.interfaces import GraphCapture, Peers, Sources, Tree
-from superres.nn.engines.torch_step import StepSession
-from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_step import StepSession
+from superres.nn.tree_attention import TreeSession
 
 SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for three reasons.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling
-from superres.nn.engines.native import abi
+from superres.native import abi
 
 
 def loop_of(
