@@ -349,9 +349,6 @@ class ScriptedSession:
         place = position.unsqueeze(1) + torch.arange(self.width)
         return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
 
-    def iterations(self, state):
-        return None
-
     def resize(self, width):
         self.width = width
 
@@ -377,6 +374,10 @@ class ScriptedModel:
     miss: int | None = None
     graph_capture: None = None
     own_threads = False
+    peers: None = None
+
+    def decoder(self, plain):
+        return None
 
     @property
     def length(self):

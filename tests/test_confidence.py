@@ -224,10 +224,10 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     assert loop.is_native == bool(number)
     for _ in range(5):
         loop.iterate()
-    before, kept = loop.block_costs.rate[0].clone(), torch.tensor([1])
+    before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
     assert before[1] != sizes.first[1]
     loop.shrink(model.session(source[kept], HEADS), kept)
-    assert torch.equal(loop.block_costs.rate[0], before)
+    assert torch.equal(loop.plain.block_costs.rate[0], before)
 
 
 def test_heads_that_are_not_ordinal_have_the_largest_block():

@@ -176,7 +176,7 @@ def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
     loops = iterations(graph, source, DecodeConfig())
     loop = next(loops)
-    loop.captured._captured.clear()
+    loop.decoder._captured.clear()
     loop.session.step = None
     with pytest.raises(TypeError):
         next(loops)

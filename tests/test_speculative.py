@@ -42,9 +42,6 @@ class MarkovSession:
     def propose(self, output, index, first, offsets, choose):
         return choose(self.model.heads[offsets - 1][:, first].transpose(0, 1), offsets)
 
-    def iterations(self, state):
-        return None
-
     def resize(self, width):
         self.width = width
 
@@ -69,6 +66,9 @@ class MarkovModel:
         generator = torch.Generator().manual_seed(self.seed)
         self.table = 1.5 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
         self.heads = 1.5 * torch.randn(2, VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
+
+    def decoder(self, plain):
+        return None
 
     def encode(self, source, padding=None):
         return source

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.noise import Noise, weights
-from superres.interfaces import Sampler, Sampling
+from superres.interfaces import Sampler
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -223,18 +223,6 @@ class Samplers:
         """Use `seed` and `keys` [B] from now on."""
         if self.noise is not None:
             self.noise.rekey(seed, keys)
-
-    def as_data(self, width: int) -> Sampling | None:
-        """Return the sampling as data for blocks of at most `width` tokens, or None for greedy choices."""
-        options, shape = self.options, (len(self.keys), width if self.speculative else 0)
-        if not options.is_sampling:
-            return None
-        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start threads to write them, and
-        # these compete with the session's own.
-        q = self.keys.new_empty(*shape, self.vocabulary, dtype=torch.int32)
-        return Sampling(
-            "speculative" if self.speculative else "gumbel", options.seed, self.keys, self.temperatures.float(),
-            options.sample_top_k, options.nucleus, q, self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> CoupledSampler:
         """Return the sampler at target positions [B, N]."""

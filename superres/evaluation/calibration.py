@@ -79,8 +79,8 @@ def verified_proposals(
     loop = BlockwiseLoop(engine, engine.session(source, count, padding), DecodeConfig(), rows, count)
     parts, offset = [], np.arange(1, count)
     while not loop.done():
-        heads = loop.decoding.head_confidence
-        loop.decoding.head_confidence = HeadConfidence(loop.decoding.sampler)
+        heads = loop.plain.head_confidence
+        loop.plain.head_confidence = HeadConfidence(loop.plain.sampler)
         loop.iterate()
         if heads is None:
             continue
