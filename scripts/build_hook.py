@@ -33,6 +33,6 @@ class NativeLibraries(BuildHookInterface):  # type: ignore[type-arg]
         if not platform or version == "editable":
             return
         for path in build(platform, Path(self.root) / "build" / platform):
-            build_data["force_include"][str(path)] = f"superres/nn/engines/native/lib/{path.name}"
+            build_data["force_include"][str(path)] = f"superres/native/lib/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

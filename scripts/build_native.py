@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-NATIVE = Path(__file__).resolve().parent.parent / "superres" / "nn" / "engines" / "native"
+NATIVE = Path(__file__).resolve().parent.parent / "superres" / "native"
 
 PLATFORMS = {
     "manylinux_2_28_x86_64": ("x86_64", "x86_64-linux-gnu.2.28"),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ROOT / "superres" / "nn" / "engines" / "native"
+NATIVE = ROOT / "superres" / "native"
 CPP = NATIVE / "cpp"
 BUILD = ROOT / "build" / "native"
 VARIANTS = runpy.run_path(str(NATIVE / "variants.py"))

@@ -16,9 +16,9 @@ from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
+from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.sum_limits import LimitedModel
-from superres.interfaces import Peers
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}
 WAYS = {

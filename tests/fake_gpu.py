@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 CUDA = torch.device("cuda", 0)
 

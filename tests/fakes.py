@@ -17,10 +17,10 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
-from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
-from superres.nn.engines.native.variants import SELF_TEST
-from superres.nn.engines.torch_model import StepModel
+from superres.native.abi import DIGEST, FUNCTIONS
+from superres.native.variants import SELF_TEST
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 from superres.pipeline.base import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode
@@ -349,9 +349,6 @@ class ScriptedSession:
         place = position.unsqueeze(1) + torch.arange(self.width)
         return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
 
-    def iterations(self, state):
-        return None
-
     def resize(self, width):
         self.width = width
 
@@ -377,6 +374,10 @@ class ScriptedModel:
     miss: int | None = None
     graph_capture: None = None
     own_threads = False
+    peers: None = None
+
+    def decoder(self, plain):
+        return None
 
     @property
     def length(self):

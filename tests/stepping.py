@@ -6,7 +6,7 @@ import torch
 from fakes import random_tokens
 
 from superres.interfaces import Sampler
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 
 def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None, resized=False):

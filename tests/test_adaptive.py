@@ -31,10 +31,10 @@ from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
 from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import ConfigError
-from superres.nn.engines import step_model
-from superres.nn.engines.native import build
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.engines import step_model
 
 HEADS = SMALL.prediction_heads
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")

@@ -1,9 +1,9 @@
-"""All settings at once: valid combinations of engines and settings decode as a plain reference says.
+"""All settings at once: valid combinations of engines and settings decode as `reference.py` does.
 
-Every draw is verified again token by token (`replay`), which covers acceptance, minimum blocks, limits and end tokens.
-Iterations of compiled code are compared with the loop around compiled steps, proposals included. Where no reference
-knows the proposals' distributions, a sequence must be decoded beside others as alone. `SUPERRES_DRAWS` sets the number
-of draws.
+Every draw is decoded again by `superres.decoding.reference`, with the same proposals: that covers acceptance, minimum
+blocks, limits and end tokens. Iterations of compiled code are compared with the loop around compiled steps, proposals
+included. Where no reference knows the proposals' distributions, a sequence must be decoded beside others as alone.
+`SUPERRES_DRAWS` sets the number of draws.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fakes import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay import SingleScorer, UncachedScorer, check_replay
 from test_consistency import assert_consistent
 from test_native import PreparedModel, Sessions, assert_same_decode
 from test_refill import refilled
 
 from superres.config import Confidence, DecodeConfig
+from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 
 DRAWS = int(os.environ.get("SUPERRES_DRAWS", "40"))
 ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
@@ -133,6 +133,26 @@ def network_of(engine, network, seed, end_token):
     return PreparedModel(random_model(config, seed, torch.float32), end_token, precision=ENGINES[engine])
 
 
+class SingleScorer:
+    """p1's scores by steps of one token: other kernels than torch's have the same bits at any width."""
+
+    def __init__(self, model, source, padding=None):
+        self.session, self.last, self.read, self.scores = model.session(source, 1, padding), model.length - 1, [], []
+
+    def __call__(self, tokens):
+        """Return p1's scores [1, 1, V] of the token that follows `tokens`; any scores past the target's end."""
+        tokens = tokens[: self.last]
+        same = next((at for at, pair in enumerate(zip(self.read, tokens)) if pair[0] != pair[1]),  # noqa: B905
+                    min(len(self.read), len(tokens)))
+        # The step at position p reads token p - 1; position 0 reads the start of the sequence.
+        del self.scores[same + 1 :]
+        for position in range(len(self.scores), len(tokens) + 1):
+            token = torch.tensor([[tokens[position - 1] if position else 0]])
+            self.scores.append(self.session.step(token, torch.tensor([position])).scores)
+        self.read = list(tokens)
+        return self.scores[-1]
+
+
 class Case:
     """What a draw decodes."""
 
@@ -193,8 +213,19 @@ class Case:
     def scorer(self, row):
         row = slice(row, row + 1)
         if self.drawn.engine == "plain" and self.padding is None:
-            return UncachedScorer(self.model, self.source[row])
+            return None
         return SingleScorer(self.model, self.source[row], None if self.padding is None else self.padding[row])
+
+    def reference(self, row, trace, length):
+        """Decode one row by the reference, with the proposals of a trace."""
+        proposals = {}
+        for position, accepted, block in zip(trace.positions, trace.accepted, trace.proposed.tolist(), strict=True):
+            # A step of lookahead may verify several candidates; its trace has the best one, or none that passed.
+            alone = self.options.proposer == "lookahead" and accepted == 1
+            proposals[position] = [] if alone else [token for token in block[1:] if token != -1]
+        return reference.decode(
+            self.model, self.source[row : row + 1], self.options, self.options.block_size, self.keys[row],
+            p1=self.scorer(row), length=length, propose=lambda tokens, first: proposals[len(tokens)])
 
     @property
     def proposes_in_steps_alike(self):
@@ -217,9 +248,8 @@ def check(drawn):
         assert all(1 <= accepted <= options.block_size for accepted in trace.accepted)
         if options.sampling == "coupled":
             most = case.model.length if longest is None or drawn.end_token is None else int(longest[number])
-            assert tokens == check_replay(
-                case.scorer(number), options, trace, case.keys[number], case.model.vocabulary, most, drawn.end_token,
-                options.proposer == "lookahead")
+            steps = case.reference(number, trace, most)
+            assert (tokens, trace.accepted) == (reference.tokens_of(steps), [step.accepted for step in steps])
     if drawn.engine != "plain" and case.proposes_in_steps_alike:
         case.inner.sessions = Sessions(rows_at_once=drawn.rows_at_once)
         assert_same_decode(case.decode(), case.decode_by_steps())
@@ -280,7 +310,7 @@ def test_a_minimum_block_holds_no_token_that_a_filter_excludes(engine, network, 
     check(drawn)
     case, forced = Case(drawn), 0
     for row, trace in enumerate(case.decode().traces):
-        scores_of, tokens = case.scorer(row), trace.sequence.tolist()
+        scores_of, tokens = SingleScorer(case.model, case.source[row : row + 1]), trace.sequence.tolist()
         for place, token in enumerate(tokens):
             assert token in permitted(scores_of(tokens[:place])[0, 0].double().numpy(), drawn.options)
         forced += sum(accepted > 1 for accepted in trace.accepted)

@@ -15,9 +15,9 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.beam import beam_search, beam_steps
 from superres.decoding.decode import decode
 from superres.errors import ConfigError
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 from superres.tasks.translation import END
 
 SHORT = replace(CONFIG, target_shape=(12,), source_shape=(9,))

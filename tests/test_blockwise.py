@@ -11,14 +11,14 @@ import torch
 from fakes import BAD_KEYS, VARIANTS, ScriptedModel, criterion_options, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import separate_reference, sequential_reference
 
 from superres.config import DecodeConfig
+from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.errors import ConfigError, InvalidInputError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 ROWS = 3
 LENGTH = 23
@@ -34,7 +34,8 @@ def small(variant):
 def greedy(variant, temperature=0.0, seed=0):
     model, source = small(variant)
     options = DecodeConfig(temperature=temperature, seed=seed)
-    return torch.tensor([sequential_reference(model, source[r : r + 1], options, r) for r in range(ROWS)])
+    decoded = (reference.decode(model, source[row : row + 1], options, key=row) for row in range(ROWS))
+    return torch.tensor([reference.tokens_of(steps) for steps in decoded])
 
 
 def check_exact(variant, options, proposer=None, width=None):
@@ -109,14 +110,14 @@ APPROXIMATE = {
 
 @pytest.mark.parametrize("options", APPROXIMATE.values(), ids=APPROXIMATE)
 @pytest.mark.parametrize(("variant", "block_size"), [("base aids", 4), ("sequential heads", 3)])
-def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_size, options):
+def test_every_row_of_a_batch_is_decoded_as_by_the_reference(variant, block_size, options):
     model, source = small(variant)
     decoded = decode(model, source, replace(options, block_size=block_size), width=block_size + 2)
     check_traces(decoded, block_size)
     row = 1
-    tokens, accepted = separate_reference(model, source[row : row + 1], options, block_size, row)
-    assert decoded.tokens[row].tolist() == tokens
-    assert decoded.traces[row].accepted == accepted
+    steps = reference.decode(model, source[row : row + 1], options, block_size, row)
+    assert decoded.tokens[row].tolist() == reference.tokens_of(steps)
+    assert decoded.traces[row].accepted == [step.accepted for step in steps]
 
 
 @settings(max_examples=30)
@@ -124,16 +125,16 @@ def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_siz
     st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(list(CRITERIA)),
     st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),
 )
-def test_scripted_decode_equals_the_separate_scheme(hits, block_size, minimum, accept, end_token, epsilon, miss):
+def test_a_scripted_decode_equals_the_reference(hits, block_size, minimum, accept, end_token, epsilon, miss):
     model, source = script(hits, prediction_heads=5, end_token=end_token, miss=miss)
     minimum = min(minimum, block_size)
     options = DecodeConfig(block_size, accept, epsilon=epsilon, top_k=epsilon + 1, min_block=minimum)
     decoded = decode(model, source, options)
     check_traces(decoded, block_size)
     for row in range(len(source)):
-        tokens, accepted = separate_reference(model, source[row : row + 1], options, block_size)
-        assert decoded.tokens[row, : decoded.lengths[row]].tolist() == tokens
-        assert decoded.traces[row].accepted == accepted
+        steps = reference.decode(model, source[row : row + 1], options, block_size)
+        assert decoded.tokens[row, : decoded.lengths[row]].tolist() == reference.tokens_of(steps)
+        assert decoded.traces[row].accepted == [step.accepted for step in steps]
         assert bool((decoded.tokens[row, decoded.lengths[row] :] == 0).all())
 
 

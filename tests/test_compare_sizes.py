@@ -12,8 +12,8 @@ import pytest
 
 import compare_sizes
 from superres.errors import CheckpointError, ConfigError
-from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.engines import step_model
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.training import trainer as training
 from superres.training.settings import TrainConfig

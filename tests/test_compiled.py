@@ -20,9 +20,9 @@ import pytest
 import torch
 from fakes import NATIVE, VARIANTS, random_model, random_tokens, small_source
 
-from superres.nn.engines.native import build
-from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel
+from superres.native import build
+from superres.native.build import NativeUnavailable
+from superres.native.model import NativeModel
 from superres.system.output import scratch_folder
 
 FORK = multiprocessing.get_context("fork")
@@ -208,7 +208,7 @@ def test_a_library_that_does_not_load_is_removed_and_compiled_again(source, cach
 FULL = """
 import subprocess, sys
 from pathlib import Path
-from superres.nn.engines.native import build
+from superres.native import build
 build.processor()
 try:
     (build.cache_folder() / "other").write_bytes(bytes(10**6))

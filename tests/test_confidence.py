@@ -30,9 +30,9 @@ from superres.evaluation.calibration import (
     fit_confidence,
     verified_proposals,
 )
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
 from superres.tasks.translation import END
 
@@ -224,10 +224,10 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     assert loop.is_native == bool(number)
     for _ in range(5):
         loop.iterate()
-    before, kept = loop.block_costs.rate[0].clone(), torch.tensor([1])
+    before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
     assert before[1] != sizes.first[1]
     loop.shrink(model.session(source[kept], HEADS), kept)
-    assert torch.equal(loop.block_costs.rate[0], before)
+    assert torch.equal(loop.plain.block_costs.rate[0], before)
 
 
 def test_heads_that_are_not_ordinal_have_the_largest_block():

@@ -15,7 +15,7 @@ from fakes import VARIANTS, random_model, random_tokens
 from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
 from superres.decoding.decode import decode
 from superres.errors import ConfigError
-from superres.nn.engines import step_model
+from superres.pipeline.engines import step_model
 from superres.training.settings import TrainConfig
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),

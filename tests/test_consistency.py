@@ -22,18 +22,18 @@ from fakes import (
 )
 from PIL import Image
 from recording import Recorded
-from reference import sequential_reference
 from torch.nn.functional import one_hot
 
 from superres.config import DecodeConfig
+from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.cuda_graph import GraphModel
+from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, area_reduce, encode
 
@@ -124,7 +124,8 @@ def test_exact_blocks_are_the_tokens_of_the_reference(network, way):
     model, source = limited(config), random_tokens(config, 2)[0]
     decoded = decode(model, source, options)
     for row in range(2):
-        assert decoded.tokens[row].tolist() == sequential_reference(model, source[row : row + 1], options, row)
+        steps = reference.decode(model, source[row : row + 1], options, key=row)
+        assert decoded.tokens[row].tolist() == reference.tokens_of(steps)
     assert not torch.equal(decoded.tokens, decode(model.model, source, options).tokens)
 
 

@@ -18,9 +18,9 @@ from superres.decoding.acceptance import CRITERIA, Distance, TopK
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
-from superres.nn.engines import step_model
-from superres.nn.engines.native import build
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import step_model
 from superres.tasks.registry import TASK_FILES, TASKS
 
 # Few different values, so that ties are common.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from test_cli_options import BLOCK, COMMANDS, command_lines, command_of
 
 import superres
+from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 
@@ -61,6 +65,15 @@ def test_a_command_line_in_a_block_parses(words, monkeypatch):
     command = command_of(["superres", *words])
     assert not hasattr(COMMANDS[command], "commands"), f"no command: {words}"
     COMMANDS[command].make_context(command, words[len(command.split()):])
+
+
+def test_the_pages_quote_the_algorithm_and_its_example_which_runs():
+    assert doctest.testmod(reference) == (0, 2)
+    [example] = doctest.DocTestFinder().find(reference, "reference", globs={})[:1]
+    for page in ("README.md", "docs/acceptance.md"):
+        assert example.examples[-1].want in (ROOT / page).read_text()
+    body = inspect.getsource(reference.blockwise).partition('iterations."""\n')[2]
+    assert textwrap.dedent(body) in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_readme_is_one_page():

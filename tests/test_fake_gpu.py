@@ -22,7 +22,7 @@ from superres.decoding.loop import decoding_type
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.tasks.consistency import cell_limits
 
@@ -135,11 +135,11 @@ KERNELS = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_iteration_stays_on_the_gpu_and_launches_as_many_kernels_as_recorded(name):
     with opened(CASES[name]) as case, case.loop() as loop:
-        if loop.captured is None:
+        if not loop.is_captured:
             loop.run(1)  # may copy tables to the device
         kernels = case.kernels(loop)
     assert 0 < kernels == KERNELS.get(name, kernels), "if it has to be, write down the new number"
-    assert (loop.captured is not None) == PROPOSERS[case.case.options.proposer].stateless
+    assert loop.is_captured == PROPOSERS[case.case.options.proposer].stateless
 
 
 @pytest.mark.parametrize("name", ["limited, speculative", "text, lookahead, sampled"])

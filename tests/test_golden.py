@@ -7,7 +7,7 @@ import json
 import pytest
 from golden.cases import CASES, RECORD, is_compared
 
-from superres.nn.engines.native import build
+from superres.native import build
 
 ON_RECORD = json.loads(RECORD.read_text())
 

@@ -16,7 +16,7 @@ from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode, iterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.nn.engines import step_model
+from superres.pipeline.engines import step_model
 from superres.tasks.consistency import cell_limits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
@@ -37,7 +37,7 @@ def tokens(config, rows, seed=0):
 
 def assert_captured(model, caplog, count=1):
     """Check that as many pieces of work were captured, and that no capture failed."""
-    assert sum(len(loop.captured._captured) for loop in model.graph_capture.loops.values()) == count
+    assert sum(len(loop.decoder._captured) for loop in model.graph_capture.loops.values()) == count
     assert "without CUDA graphs" not in caplog.text
 
 
@@ -125,4 +125,4 @@ def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
     assert not [name for name in names if name.startswith(READS)]
     if engine == "graph":
         assert any("cudaGraphLaunch" in name for name in names)
-        assert torch.cuda.memory_allocated() - held <= 4 * loop.captured._record.nbytes
+        assert torch.cuda.memory_allocated() - held <= 4 * loop.decoder._record.nbytes

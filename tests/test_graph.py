@@ -35,9 +35,9 @@ from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ConfigError
-from superres.nn.engines import step_model
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.cuda_graph import GraphModel
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import step_model
 
 CONFIG = replace(VARIANTS["sequential heads"], free_scores=False)
 ROWS = 3
@@ -176,7 +176,7 @@ def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
     loops = iterations(graph, source, DecodeConfig())
     loop = next(loops)
-    loop.captured._captured.clear()
+    loop.decoder._captured.clear()
     loop.session.step = None
     with pytest.raises(TypeError):
         next(loops)

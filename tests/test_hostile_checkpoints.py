@@ -39,9 +39,9 @@ from superres.decoding.decode import decode
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.state import NanCheck
 from superres.errors import CheckpointError, ScoresError
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.nn.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.tasks.translation import VOCABULARY_FILE, Codec
 

@@ -11,16 +11,16 @@ import torch
 from fakes import VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import sequential_reference
 from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
+from superres.decoding import reference
 from superres.decoding.decode import decode, iterations
 from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 ROWS = 3
 CAPACITY = 7
@@ -41,7 +41,8 @@ def small(variant):
 def sequential(variant, temperature=0.0):
     model, source = small(variant)
     options = DecodeConfig(temperature=temperature, seed=3)
-    return [sequential_reference(model, source[row : row + 1], options, row) for row in range(ROWS)]
+    decoded = (reference.decode(model, source[row : row + 1], options, key=row) for row in range(ROWS))
+    return [reference.tokens_of(steps) for steps in decoded]
 
 
 def check(decoded, expected, block_size):

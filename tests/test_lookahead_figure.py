@@ -20,8 +20,8 @@ from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
 from superres.errors import ConfigError
-from superres.nn.engines.native import build
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.nn.torch_model import StepModel
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask
 

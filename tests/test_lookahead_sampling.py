@@ -16,7 +16,8 @@ from superres.decoding.proposers.lookahead.decoding import partition
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.interfaces import StepOutput, Tree
+from superres.interfaces import StepOutput
+from superres.tree import Tree
 
 LOOKAHEAD = DecodeConfig(proposer="lookahead", block_size=3, window=2, candidates=3, temperature=1.0,
                          sampling="speculative")

@@ -15,10 +15,10 @@ from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
 from superres.nn import image_priors
 from superres.nn.attention import attend, causal_attention, hidden_mask, local_attention
-from superres.nn.engines.torch_model import StepModel
 from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import meta_network
+from superres.nn.torch_model import StepModel
 from superres.system.machine import TorchThreads
 
 

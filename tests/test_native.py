@@ -25,6 +25,7 @@ from test_consistency import assert_consistent
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode, iterations
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.heads import JacobiProposer
@@ -32,12 +33,12 @@ from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.sampling import GREEDY
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ScoresError
-from superres.interfaces import LoopState
-from superres.nn.engines import step_model
-from superres.nn.engines.native import build, session, weights
-from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel, ThreadTrials
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build, session, weights
+from superres.native.build import NativeUnavailable
+from superres.native.decoder import NativeDecoder
+from superres.native.model import NativeModel, ThreadTrials
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import step_model
 
 KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1}
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
@@ -47,20 +48,13 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 
 @dataclass
 class Sessions:
-    """Makes sessions that decode `rows_at_once` rows at a time, and do `whole` iterations or leave them to the loop."""
+    """Makes sessions that decode `rows_at_once` rows at a time, and `whole` decoders or none."""
 
     whole: bool = True
     rows_at_once: int | None = None
     asked: int = 0
 
     def prepare(self, session):
-        iterations = session.iterations
-
-        def counted(state):
-            self.asked += 1
-            return iterations(state) if self.whole else None
-
-        session.iterations = counted
         session.session.threads.rows_at_once = self.rows_at_once or session.session.threads.rows_at_once
         return session
 
@@ -77,6 +71,11 @@ class PreparedModel(NativeModel):
 
     def tree_session(self, *arguments):
         return self.sessions.prepare(super().tree_session(*arguments))
+
+    def decoder(self, plain):
+        decoder = super().decoder(plain) if self.sessions.whole else None
+        self.sessions.asked += decoder is not None
+        return decoder
 
 
 def model_of(config, **options):
@@ -396,15 +395,14 @@ def test_what_the_compiled_code_would_read_past_is_refused(change):
         session.step(**given | change)
 
 
-def loop_state(width=3, **change):
-    config, rows = KNOWN["sequential heads"], 2
-    tensors = {
-        "position": torch.full((rows,), -1), "limit": torch.full((rows,), config.target_length),
-        "store": torch.zeros(rows, 1 + config.target_length + width, dtype=torch.int64),
-        "proposals": torch.zeros(rows, width, dtype=torch.int64),
-    }
-    options = {"block_size": width, "min_block": 1, "rule": ("distance", 0), "end_token": None}
-    return LoopState(**tensors | options | change)
+def decoder_of(width=3, **change):
+    """Return a native decoder of two rows, some of whose settings or tensors have changed."""
+    config, rows = KNOWN["sequential heads"], torch.arange(2)
+    model, options = model_of(config), DecodeConfig()
+    loop = BlockwiseLoop(model, session_of(), options, rows, width)
+    for name, value in change.items():
+        setattr(loop.plain if name == "min_block" else loop.state, name, value)
+    return NativeDecoder(loop.plain)
 
 
 @pytest.mark.parametrize("change", [
@@ -413,10 +411,9 @@ def loop_state(width=3, **change):
     {"proposals": torch.zeros(2, 2, dtype=torch.int64)}, {"proposals": torch.zeros(3, 3, dtype=torch.int64)},
 ])
 def test_iterations_that_would_write_past_their_memory_are_refused(change):
-    session = session_of()
-    assert session.iterations(loop_state())(2, 3).shape == (2, 2, 5)
+    assert decoder_of().advance(2).shape == (2, 2, 5)
     with pytest.raises(ValueError, match=r"cannot verify|too few|the native step wants"):
-        session.iterations(loop_state(**change))
+        decoder_of(**change)
 
 
 def test_blocks_and_widths_without_memory_are_refused():
@@ -425,14 +422,16 @@ def test_blocks_and_widths_without_memory_are_refused():
     for width in (0, 4):
         with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
             session.resize(width)
-    iterate = session.iterations(loop_state(block_size=2))
+    loop = BlockwiseLoop(model_of(KNOWN["sequential heads"]), session, DecodeConfig(), torch.arange(2), 2)
     for following in (0, 4):
+        loop.plain.block_size = following
         with pytest.raises(ValueError, match=f"steps of 2 that propose blocks of {following}"):
-            iterate(1, following)
+            loop.decoder.advance(1)
+    loop.plain.block_size = 2
     for width in (1, 3):
         session.resize(width)
         with pytest.raises(ValueError, match=f"no memory for steps of {width}"):
-            iterate(1, 2)
+            loop.decoder.advance(1)
 
 
 def test_more_proposals_than_heads_are_refused():

@@ -12,9 +12,9 @@ from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import SOURCE_MULTIPLE
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import SOURCE_MULTIPLE
 
 PICTURES = replace(SMALL, **NATIVE, conditioning_width=32, source_shape=(4, 6, 3), target_shape=(8, 12, 3))
 NETWORKS = {

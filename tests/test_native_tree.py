@@ -18,10 +18,10 @@ from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.sum_limits import LimitedModel
-from superres.interfaces import Tree
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel, NativeTreeSession
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel, NativeTreeSession
+from superres.nn.torch_model import StepModel
+from superres.tree import Tree
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 

@@ -18,8 +18,8 @@ NEWCOMERS = '''
 from superres.decoding.acceptance import CRITERIA, Exact
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
-from superres.nn.engines import ENGINES
-from superres.nn.engines.torch_model import StepModel
+from superres.pipeline.engines import ENGINES
+from superres.nn.torch_model import StepModel
 
 class EverySecond(Exact):
     """Accepts nothing after an even token, and whatever the verifier chose after an odd one."""

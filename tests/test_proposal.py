@@ -13,7 +13,7 @@ from superres.config import DecodeConfig
 from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 K = 5
 LENGTH = SMALL.target_length

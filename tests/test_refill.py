@@ -12,9 +12,9 @@ from fakes import NATIVE, SMALL, VARIANTS, ScriptedModel, Waiting, proposer_for,
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 
 WAYS = {
     "exact": {}, "distance": {"accept": "distance", "epsilon": 1}, "colours": {"temperature": (0.9, 0.5, 0.7)},

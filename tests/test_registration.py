@@ -17,7 +17,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 
 class Fickle:

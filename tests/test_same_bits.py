@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from superres.checkpoint import bundled_checkpoints, find_checkpoint, read_stages
-from superres.nn.engines.native import build
+from superres.native import build
 
 SETTINGS = {
     "the oldest of torch": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",

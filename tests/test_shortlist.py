@@ -16,8 +16,8 @@ from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.decode import decode
 from superres.errors import CheckpointError
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
+from superres.native import build
+from superres.native.model import NativeModel
 from superres.pipeline.translator import Translator
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, TOKENS, Shortlists, make_shortlists

@@ -21,9 +21,9 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
-from superres.nn.engines import step_model
-from superres.nn.engines.native import build
+from superres.native import build
 from superres.pipeline.auto import face_task
+from superres.pipeline.engines import step_model
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.image_files import encode_png

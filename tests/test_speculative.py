@@ -21,7 +21,7 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sampling import filtered
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 VOCABULARY, LENGTH, ROWS = 4, 4, 10_000
 ALPHA = 1e-4
@@ -41,9 +41,6 @@ class MarkovSession:
 
     def propose(self, output, index, first, offsets, choose):
         return choose(self.model.heads[offsets - 1][:, first].transpose(0, 1), offsets)
-
-    def iterations(self, state):
-        return None
 
     def resize(self, width):
         self.width = width
@@ -69,6 +66,9 @@ class MarkovModel:
         generator = torch.Generator().manual_seed(self.seed)
         self.table = 1.5 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
         self.heads = 1.5 * torch.randn(2, VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
+
+    def decoder(self, plain):
+        return None
 
     def encode(self, source, padding=None):
         return source

@@ -17,7 +17,7 @@ from speculative import PAPER_ALPHA, QUICK_GAMMAS, TIMED, alpha_table, best_gamm
 from superres.checkpoint import save_checkpoint
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import ConfigError
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 NETWORK = replace(TINY, **NATIVE, source_shape=(4, 4, 3), target_shape=(8, 8, 3), prediction_heads=4)
 

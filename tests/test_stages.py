@@ -14,7 +14,7 @@ from superres.checkpoint import bundled_folder, load_checkpoint, read_config, re
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, SuperresError
-from superres.nn.engines.native import build
+from superres.native import build
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask

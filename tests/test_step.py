@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepping import assert_close, check_steps, proposal_scores
 
 from superres.nn.cache import slot_count
-from superres.nn.engines.torch_model import StepModel
+from superres.nn.torch_model import StepModel
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 LONG = replace(SMALL, source_shape=(4, 4, 3), target_shape=(8, 8, 3), attention_block_length=8)

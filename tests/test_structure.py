@@ -10,7 +10,7 @@ import grimp
 import pytest
 import torch
 
-from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.state import DecodeState
 
 PACKAGE = Path(__file__).parent.parent / "superres"
@@ -57,7 +57,7 @@ def test_the_network_reads_no_decoding_option():
 
 
 def test_the_algorithm_is_on_one_screen():
-    steps = BlockwiseDecoding.iterate, BlockwiseDecoding.verify, BlockwiseDecoding.propose
+    steps = PlainDecoder.iterate, PlainDecoder.verify, PlainDecoder.propose
     assert sum(len(inspect.getsource(step).splitlines()) for step in steps) <= 45
     state = vars(DecodeState(2, 12, 3, 3, 0, torch.device("cpu")))
     assert sum(isinstance(value, torch.Tensor) for value in state.values()) <= 12

@@ -15,8 +15,8 @@ from fakes import NATIVE, VARIANTS, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
+from superres.native import build
+from superres.native.model import NativeModel
 from superres.system.machine import TorchThreads, core_quota
 
 compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
@@ -28,7 +28,7 @@ sys.path.insert(0, {tests!r})
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
-from superres.nn.engines.native.session import NativeModel
+from superres.native.model import NativeModel
 
 torch.set_num_threads(2)
 config = replace(VARIANTS["sequential heads"], **NATIVE)

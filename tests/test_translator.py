@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import BAD_KEYS
-from reference import sequential_reference
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy
 
 import superres
 from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
+from superres.decoding import reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.evaluation.text import bleu
-from superres.nn.engines.native import build
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.nn.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -51,8 +51,8 @@ def folder(tmp_path):
 
 def test_exact_blocks_equal_greedy_decoding_without_a_cache_for_every_sentence(toy):
     plain = StepModel(toy.model, END)
-    wanted = [codec().decode([sequential_reference(plain, torch.from_numpy(codec().encode([line])), GREEDY)])[0]
-              for line in LINES]
+    sources = (torch.from_numpy(codec().encode([line])) for line in LINES)
+    wanted = [codec().decode([reference.tokens_of(reference.decode(plain, source, GREEDY))])[0] for source in sources]
     for k in (1, 2, 3, 4):
         assert toy(LINES, DecodeConfig(block_size=k), batch_size=8).texts == wanted
     assert len(set(wanted)) > 15

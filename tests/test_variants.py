@@ -17,11 +17,11 @@ from fakes import NATIVE, SMALL, random_model, small_source
 
 from superres.cli.main import run
 from superres.errors import ConfigError
-from superres.nn.engines import step_model
-from superres.nn.engines.native import abi, build, variants
-from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.report import report
-from superres.nn.engines.native.variants import BY_NAME, SUFFIX, for_machine
+from superres.native import abi, build, variants
+from superres.native.build import NativeUnavailable
+from superres.native.report import report
+from superres.native.variants import BY_NAME, SUFFIX, for_machine
+from superres.pipeline.engines import step_model
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress_demo
 import torch
 from fakes import TINY, random_model
 from gradio_client import Client
@@ -17,7 +18,6 @@ from textual import codec, learned, sentences, write_checkpoint
 from web_demo import HTTP, running
 
 import app
-import stress_demo
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError

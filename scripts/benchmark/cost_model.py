@@ -111,7 +111,7 @@ def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
     """
     total, count = torch.zeros(2, len(loop.keys), dtype=torch.float64, device=loop.keys.device)
     while not loop.done():
-        sampler, before = loop.decoding.sampler, loop.state.position.clone()
+        sampler, before = loop.plain.sampler, loop.state.position.clone()
         loop.iterate()
         if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
             continue

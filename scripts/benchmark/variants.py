@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from measurements import ROOT, Busy, Checkpoint, Document, Output, Row, Table, Values, run, values
 from superres.config import require
-from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
+from superres.native.build import FORCED_VARIANT, candidates, forced_variant, processor
 from superres.system.machine import require_idle
 from superres.system.output import markdown_table
 

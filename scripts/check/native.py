@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from superres.nn.engines.native.build import EXTRA_FLAGS, compiler
+from superres.native.build import EXTRA_FLAGS, compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -30,7 +30,7 @@ from superres.decoding.decode import iterations
 from superres.decoding.graph_cache import BURST
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.cuda_graph import GraphModel
 from superres.pipeline.auto import face_task
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result

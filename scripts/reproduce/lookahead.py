@@ -32,9 +32,9 @@ from superres.config import DecodeConfig, require
 from superres.decoding.decode import decode, iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.noise import noise_keys
-from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoding
+from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoder
 from superres.evaluation.benchmark import step_work
-from superres.nn.engines.native.session import ROUNDS
+from superres.native.model import ROUNDS
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -226,10 +226,10 @@ def fitted(rows: Sequence[Values]) -> dict[str, float]:
 def decode_from(pipeline: Pipeline, source: Tensor, options: DecodeConfig, seed: int) -> Decoded:
     """Decode with a window that starts with random tokens."""
     model, size = pipeline.scoring, options.block_size or 1
-    session = LookaheadDecoding.open_session(model, source, options, size)
+    session = LookaheadDecoder.open_session(model, source, options, size)
     loop = BlockwiseLoop(model, session, options, noise_keys(None, 1, source.device), size)
-    decoding, pending = loop.decoding, loop.state.pending
-    if not isinstance(decoding, LookaheadDecoding):
+    decoding, pending = loop.plain, loop.state.pending
+    if not isinstance(decoding, LookaheadDecoder):
         raise TypeError("only lookahead has a window")
     decoding.window.random_(0, model.vocabulary, generator=torch.Generator().manual_seed(seed))
     cells = decoding.window[:, decoding.stages, decoding.columns]

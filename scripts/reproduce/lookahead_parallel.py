@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 scripts/reproduce/lookahead_parallel.py val --limit 20
 
 Every process has the whole network and reads its part of the window's columns and of the candidates; see
-`superres.interfaces.Peers`. Processes with a GPU each exchange their tokens through NCCL, others through Gloo. The
-first one prints a JSON line per setting, with averages per sentence.
+`superres.decoding.proposers.lookahead.peers`. Processes with a GPU each exchange their tokens through NCCL, others
+through Gloo. The first one prints a JSON line per setting, with averages per sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from superres.config import DEFAULT_TRANSLATOR
 from superres.decoding.decode import decode
 from superres.decoding.loop import Decoded
 from superres.decoding.proposers.lookahead.decoding import Layout
-from superres.interfaces import Peers
+from superres.decoding.proposers.lookahead.peers import Peers
 from superres.pipeline.translator import Translator
 from superres.system.machine import Timer
 from superres.system.output import short_digest

@@ -208,7 +208,7 @@ def own_steps(
 
     def loop_of(model: ScoringModel, width: int) -> BlockwiseLoop:
         loop = BlockwiseLoop(model, model.session(source, width, padding), options, keys, 1)
-        loop.decoding.end_token = None  # further steps would cost nothing
+        loop.plain.end_token = None  # further steps would cost nothing
         loop.burst(position, STEPS)
         return loop
 

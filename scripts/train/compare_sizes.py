@@ -30,8 +30,8 @@ from scipy.optimize import curve_fit
 from continuous import run_folder
 from superres.config import PRESETS, DecodeConfig, ModelConfig, reader_of, require
 from superres.errors import ConfigError, SuperresError
-from superres.nn.engines import step_model
 from superres.nn.likelihood import bits_per_dim
+from superres.pipeline.engines import step_model
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
 from superres.system.reading import read_json

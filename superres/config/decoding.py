@@ -27,7 +27,7 @@ DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeb
 """Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
 
 ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph", "graph-bf16"]
-"""Engines that compute the decoding step, implemented in `superres.nn.engines.ENGINES`.
+"""Engines that compute the decoding step, implemented in `superres.nn.ENGINES`.
 
 "plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
 "graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,

@@ -7,14 +7,16 @@ criterion accepts a token of probability 0 (score -inf), such as a token that a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from superres.config import CRITERION_NAMES, CRITERION_PLUGINS, DecodeConfig, Registry
 
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
 
-    from superres.interfaces import Rule
+Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
+"""A criterion as data. ("distance", e): |proposal - p1's choice| must be at most e grey levels, 0 for exact acceptance.
+("rank", n): the proposal must be among the n tokens that p1 scores best."""
 
 
 def possible(proposed: Tensor, scores: Tensor) -> Tensor:

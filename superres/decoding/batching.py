@@ -276,7 +276,7 @@ class RefilledDecoder(Generic[ItemT]):
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
         # Captured iterations have a fixed number of rows. Text ends after fewer iterations than a new session costs.
-        can_shrink = loop.captured is None and self.model.end_token is None
+        can_shrink = not loop.is_captured and self.model.end_token is None
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             loop.shrink(self._empty(kept), kept)

@@ -6,22 +6,25 @@ greedy decoding, and every iteration commits at least one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion, possible
-from superres.decoding.confidence import HeadConfidence
+from superres.decoding.confidence import BlockCosts, ConfidentBlockSize, HeadConfidence
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.sampling import CoupledSampler, Samplers
-from superres.decoding.state import DecodeState
-from superres.interfaces import LookaheadData, ScoringModel, Session, Sources, StepOutput
+from superres.decoding.state import DecodeState, NanCheck
+from superres.decoding.trace import trace_entry
+from superres.interfaces import ScoringModel, Session, Sources, StepOutput
 
 
-class BlockwiseDecoding:
-    """The algorithm. An iteration changes tensors in place and reads nothing back, so that it can be captured.
+class PlainDecoder:
+    """The algorithm on torch: a `superres.interfaces.Decoder`, and the rows of every other decoder.
+
+    An iteration changes tensors in place and reads nothing back, so that it can be captured.
 
     Shape letters: B rows, W columns of a step, k block size, V vocabulary. `block_size` is k of the next proposals;
     that of the pending ones is in the state.
@@ -29,35 +32,50 @@ class BlockwiseDecoding:
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
+        samplers: Samplers, state: DecodeState, confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare to start the rows of `state`; the session is an empty one of these rows, by `open_session`.
 
-        `observe` is called with the scores of each model call [B, W, V].
+        `confident` chooses the block size of every iteration; None leaves it to `block_size`.
         """
-        self.session, self.observe = session, observe
+        self.session, self.confident = session, confident
+        self.nan_check = NanCheck(len(state.position), session.width, state.position.device)
         self.criterion, self.proposer, self.samplers = criterion, proposer, samplers
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.head_confidence: HeadConfidence | None = None  # of the pending proposals, if the loop has set it
-        self._state = state
+        self.state = state
         self._sampler = None if samplers.buffer is None else samplers.at(state.targets(self.block_size))
+        self.head_confidence: HeadConfidence | None = None  # of the pending proposals
+        self.block_costs: BlockCosts | None = None
+        if confident is not None:
+            self.head_confidence = HeadConfidence(self.sampler)
+            self.block_costs = confident.block_costs(len(state.position), session.shape)
 
     @property
     def sampler(self) -> CoupledSampler:
-        """Chooses tokens at the positions of the pending block; made when needed, since native iterations need none."""
+        """Chooses tokens at the positions of the pending block; made when needed, since other decoders need none."""
         if self._sampler is None:
-            self._sampler = self.samplers.at(self._state.targets(self._state.block_size))
+            self._sampler = self.samplers.at(self.state.targets(self.state.block_size))
         return self._sampler
 
     @sampler.setter
     def sampler(self, sampler: CoupledSampler) -> None:
         self._sampler = sampler
 
+    def advance(self, count: int) -> Tensor:
+        """See `superres.interfaces.Decoder.advance`; does one iteration."""
+        state, size = self.state, self.state.block_size
+        block, accepted = self.iterate(state)
+        state.starting = False
+        if self.confident is not None and self.head_confidence is not None and self.block_costs is not None:
+            state.block_size = self.confident.choose(
+                self.head_confidence, state.proposals, state.missing(), self.block_costs)
+        return trace_entry(state.position - accepted, block[:, :size], accepted).unsqueeze(0)
+
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
         place = state.place + state.next_columns  # [B, W]: the target that each column of the step scores
         output = self.session.step(state.pending, place[:, 0])  # scores [B, W, V]: the only model call
-        self.observe(output.scores)
+        self.nan_check.note(output.scores)
         block, accepted = self.verify(state, output, place)  # [B, W], [B]: the longest prefix that passes
         accepted = self.stop_at_end_token(state, block, accepted)
         state.commit(block, place, accepted)
@@ -110,18 +128,23 @@ class BlockwiseDecoding:
             parts.append(parts[0].expand(-1, width - k))
         torch.cat(parts, dim=1, out=state.proposals[:, :width])
 
-    def lookahead_data(self) -> LookaheadData | None:
-        """Return the state of lookahead decoding for native iterations; None in blockwise decoding."""
-        return None
-
-    def start(self, rows: Tensor) -> None:
-        """Clear the state of `rows` [R], which begin new sequences."""
+    def start(self, rows: Tensor, longest: Tensor | None) -> None:
+        """Begin new sequences in `rows` [R], of at most `longest` [B] tokens, T if None."""
+        self.state.start(rows, longest)
+        self.nan_check.clear(rows)
         if self._sampler is not None:
             self._sampler.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session, samplers: Samplers, state: DecodeState) -> None:
-        """Continue with `rows` [R] only; `session`, `samplers` and `state` are already reduced to them."""
+    def keep(self, rows: Tensor) -> None:
+        """See `superres.interfaces.Decoder.keep`: `shrink` has done it."""
+
+    def shrink(self, rows: Tensor, session: Session, samplers: Samplers) -> None:
+        """Continue with `rows` [R] only; `session` and `samplers` are already reduced to them."""
         self.session, self.samplers = session, samplers
+        self.state.keep(rows)
+        self.nan_check.shrink(rows)
+        if (costs := self.block_costs) is not None:
+            self.block_costs = replace(costs, sizes=costs.sizes[rows], rate=costs.rate[rows])
         before, self._sampler = self._sampler, None
         if before is not None:
             self.sampler.inherit(before, rows)

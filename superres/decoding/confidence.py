@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from superres.config import Confidence, DecodeConfig
-from superres.decoding.acceptance import CRITERIA
+from superres.decoding.acceptance import CRITERIA, Rule
 from superres.decoding.sampling import CoupledSampler
-from superres.interfaces import BlockCosts, Rule, Sampler
+from superres.interfaces import Sampler
 
 FIRST_GUESS = 0.8  # Probability that a proposal passes, for the rate of the first iteration
 LEAST_ODDS = 1e-6  # Smallest odds of all other tokens against a proposal, so that their logarithm is finite
@@ -93,6 +93,21 @@ class HeadConfidence(Sampler):
         """See `Sampler.observe_scores`."""
         own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
         self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Data of one decode for choosing the block size of every iteration by its proposals."""
+
+    costs: Tensor  # seconds of an iteration at block sizes 1 to K, float64 [K]
+    offset: float  # as in `superres.config.Confidence`
+    exponent: float  # as in `superres.config.Confidence`
+    reach: float  # distance from a proposal within which p1's centre must lie for the proposal to pass
+    sizes: Tensor  # block size of each row's pending proposals, int64 [B]
+    # running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
+    # iterations, and the probability that a proposal for each channel passes. The rows of a group, all rows in Python,
+    # have the same values
+    rate: Tensor
 
 
 class ConfidentBlockSize:

@@ -46,7 +46,7 @@ def measured_costs(
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
         loop = BlockwiseLoop(model, session, options, keys, largest, proposer, resizable=True)
-        loop.decoding.end_token = None  # a row that ended during the measurement would cost nothing from then on
+        loop.plain.end_token = None  # a row that ended during the measurement would cost nothing from then on
         # In rounds over all sizes, so that other work on the machine slows no single size.
         for times in seconds:
             for index, size in enumerate(sizes):

@@ -7,48 +7,52 @@ from typing import Any
 
 from torch import Tensor
 
-from superres.decoding.trace import TraceRecorder, trace_entry
+from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.trace import trace_entry
 from superres.interfaces import GraphCapture
 
 BURST = 16  # Number of iterations whose record fits into the buffer on the device
 KEPT_ROWS = 1024  # Largest total number of rows of cached loops; every loop holds the attention caches of its rows
 
 
-class CapturedIterations:
-    """The captured iterations of one loop, one per block size, and the buffer of their records.
+class CapturedDecoder:
+    """Replays the iterations of a `PlainDecoder`, captured once per block size: a `superres.interfaces.Decoder`.
 
-    Captured work writes to the same memory at every replay, so a counter on the device selects the entry of the buffer.
+    Captured work writes to the same memory at every replay, so a counter on the device selects the entry of the trace.
     """
 
-    def __init__(self, capture: Callable[[Callable[[], None]], Callable[[], None]], proposals: Tensor) -> None:
-        """Prepare for a loop whose pending proposals are `proposals` [B, W]."""
-        self._capture = capture
+    def __init__(self, plain: PlainDecoder, capture: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+        self.plain, self._capture = plain, capture
         self._captured: dict[int, Callable[[], None]] = {}
-        batch, width = proposals.shape
-        self._record = proposals.new_zeros(BURST, batch, 2 + width)
-        self._count = proposals.new_zeros(1)
+        batch, width = plain.state.proposals.shape
+        self._record = plain.state.proposals.new_zeros(BURST, batch, 2 + width)
+        self._count = plain.state.proposals.new_zeros(1)
 
-    def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Record one iteration as `TraceRecorder.record` does; `proposed` [B, N] may be narrower than the buffer."""
-        entry = trace_entry(position, proposed, accepted)  # [B, 2 + N]
+    def advance(self, count: int) -> Tensor:
+        """See `superres.interfaces.Decoder.advance`; does at most BURST iterations."""
+        size, count = self.plain.state.block_size, min(count, BURST)
+        if self.plain.block_size != size:
+            count = 1
+            self._iterate()
+        else:
+            if size not in self._captured:
+                self._captured[size] = self._capture(self._iterate)
+            for _ in range(count):
+                self._captured[size]()
+        self.plain.nan_check.is_noted = True  # captured work sets no flag of the host
+        self._count.zero_()
+        return self._record[:count].clone()
+
+    def keep(self, rows: Tensor) -> None:
+        """Raise a ValueError: captured iterations have a fixed number of rows."""
+        raise ValueError("captured iterations have a fixed number of rows")
+
+    def _iterate(self) -> None:
+        """Do one iteration and record it on the device."""
+        block, accepted = self.plain.iterate(self.plain.state)
+        entry = trace_entry(self.plain.state.position - accepted, block, accepted)  # [B, 2 + N]
         self._record[..., : entry.shape[1]].index_copy_(0, self._count, entry.unsqueeze(0))
         self._count.add_(1)
-
-    def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:
-        """Do `count` iterations of `block_size`, at most BURST, and append their records to `recorder`.
-
-        An `iteration` changes tensors in place and has no other effect.
-        """
-        if block_size not in self._captured:
-            self._captured[block_size] = self._capture(iteration)
-        for _ in range(count):
-            self._captured[block_size]()
-        self.flush(block_size, count, recorder)
-
-    def flush(self, block_size: int, count: int, recorder: TraceRecorder) -> None:
-        """Append the records of the last `count` iterations to `recorder`, and empty the buffer."""
-        recorder.extend(self._record[:count].clone(), block_size)
-        self._count.zero_()
 
 
 def keep(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.noise import Noise, weights
-from superres.interfaces import Sampler, Sampling
+from superres.interfaces import Sampler
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,7 +101,7 @@ class CoupledSampler(Sampler):
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
         """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; `target` holds their positions."""
-        return criterion.accept(proposed, self.adjust(scores, slice(1, None)), target)
+        return criterion.accept(proposed, self.adjust(scores, slice(1, 1 + scores.shape[1])), target)
 
     def clear(self, rows: Tensor) -> None:
         """Clear the data of the proposals of `rows` [R], which begin new sequences."""
@@ -165,10 +165,11 @@ class SpeculativeSampler(CoupledSampler):
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
         """See `CoupledSampler.accept`; the criterion is not used."""
-        self.p = self._distribution(scores, slice(1, None))
+        verified = slice(1, 1 + scores.shape[1])
+        self.p = self._distribution(scores, verified)
         own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
-        p, q = self.p.gather(-1, own), self.q[:, :-1].gather(-1, own)
-        return (self._uniform(slice(1, None), VERDICT) * q < p).squeeze(-1)
+        p, q = self.p.gather(-1, own), self.q[:, : scores.shape[1]].gather(-1, own)
+        return (self._uniform(verified, VERDICT) * q < p).squeeze(-1)
 
     def clear(self, rows: Tensor) -> None:
         """See `CoupledSampler.clear`."""
@@ -222,18 +223,6 @@ class Samplers:
         """Use `seed` and `keys` [B] from now on."""
         if self.noise is not None:
             self.noise.rekey(seed, keys)
-
-    def as_data(self, width: int) -> Sampling | None:
-        """Return the sampling as data for blocks of at most `width` tokens, or None for greedy choices."""
-        options, shape = self.options, (len(self.keys), width if self.speculative else 0)
-        if not options.is_sampling:
-            return None
-        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start threads to write them, and
-        # these compete with the session's own.
-        q = self.keys.new_empty(*shape, self.vocabulary, dtype=torch.int32)
-        return Sampling(
-            "speculative" if self.speculative else "gumbel", options.seed, self.keys, self.temperatures.float(),
-            options.sample_top_k, options.nucleus, q, self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> CoupledSampler:
         """Return the sampler at target positions [B, N]."""

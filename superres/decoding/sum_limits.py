@@ -10,8 +10,7 @@ Limits are whole numbers below 2**24, so float32 holds them exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,18 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superres.decoding.proposers.base import RowTensors, StatefulSession
-from superres.interfaces import (
-    GraphCapture,
-    LoopState,
-    Peers,
-    Sampler,
-    ScoringModel,
-    Session,
-    Sources,
-    StepOutput,
-    Tree,
-    TreeSession,
-)
+from superres.interfaces import Decoder, GraphCapture, Sampler, ScoringModel, Session, Sources, StepOutput
+from superres.tree import Tree, TreeSession
 
 UNLIMITED = 2**22  # Bound of the tokens past the target's end; they are undefined, and have no limits
 
@@ -183,14 +172,6 @@ class LimitedSession(StatefulSession):
             sampler, self.limits, self._bounds(target, start.unsqueeze(2)).float(), same.float())
         return self.session.propose(inner, index, first, offsets, limited)
 
-    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.Session.iterations`."""
-        draft = state.proposer.draft
-        if not isinstance(draft, LimitedSession | None):
-            return None
-        return self.session.iterations(replace(
-            state, limits=(self.limits.earlier, self.bounds),
-            proposer=replace(state.proposer, draft=None if draft is None else draft.session)))
 
 
 class LimitedTreeSession(LimitedSession):
@@ -245,9 +226,13 @@ class LimitedModel:
         self.own_threads = model.own_threads
 
     @property
-    def peers(self) -> Peers | None:
+    def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
         """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
+
+    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
+        """See `superres.interfaces.ScoringModel.decoder`."""
+        return self.model.decoder(plain)
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
         """See `superres.interfaces.ScoringModel.encode`."""

@@ -197,7 +197,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     if width > 1:
         output, offsets = session.step(tokens, position), torch.arange(1, width, device=device)
         index = torch.zeros_like(position)
-        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets, loop.decoding.sampler))
+        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets, loop.plain.sampler))
     return {"step": step, **{f"part_{name}": value for name, value in parts.items()}, "heads": heads,
             "iteration": iteration, "acceptance": max(iteration - step - heads, 0.0)}
 

@@ -13,9 +13,9 @@ from superres.config import Confidence, DecodeConfig
 from superres.config.decoding import LARGEST_COEFFICIENT
 from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
-from superres.nn.engines.torch_model import StepModel
 from superres.nn.heads import RecurrentHeads
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks import translation
@@ -79,8 +79,8 @@ def verified_proposals(
     loop = BlockwiseLoop(engine, engine.session(source, count, padding), DecodeConfig(), rows, count)
     parts, offset = [], np.arange(1, count)
     while not loop.done():
-        heads = loop.decoding.head_confidence
-        loop.decoding.head_confidence = HeadConfidence(loop.decoding.sampler)
+        heads = loop.plain.head_confidence
+        loop.plain.head_confidence = HeadConfidence(loop.plain.sampler)
         loop.iterate()
         if heads is None:
             continue

@@ -1,4 +1,4 @@
-"""The encoder-decoder network, scoring whole sequences by teacher forcing; `superres.nn.engines` decodes with it."""
+"""The encoder-decoder network, scoring whole sequences by teacher forcing; `torch_model` decodes with it."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Sou
 from superres.decoding.decode import BlockSizeChooser, check_options
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
-from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.engines import step_model
 from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 

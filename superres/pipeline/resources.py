@@ -15,7 +15,7 @@ from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
 from superres.interfaces import ScoringModel
-from superres.nn.engines import step_model
+from superres.pipeline.engines import step_model
 
 NGRAMS = "ngrams.safetensors"  # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
 

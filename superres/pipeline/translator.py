@@ -22,8 +22,8 @@ from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown
-from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.display import texts_html
 from superres.pipeline.options import choices_for

@@ -20,7 +20,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from superres.batch.manifest import Row
+from superres.batch.rows import Row
 from superres.config import FACES, DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options

@@ -36,8 +36,8 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
-from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 from superres.tasks.colour import SRGB, matrix_profile
 from superres.tasks.pictures import read_picture
 from superres.tasks.translation import Codec, train_vocabulary

@@ -26,10 +26,10 @@ from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.cuda_graph import GraphModel
+from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 

@@ -24,7 +24,7 @@ from fakes import SMALL, VARIANTS, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding import blockwise, sampling
-from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.decode import decode, iterations
 from superres.decoding.noise import Noise
 from superres.decoding.proposers.draft import DraftProposer
@@ -33,9 +33,9 @@ from superres.decoding.proposers.lookahead import sampling as candidates
 from superres.decoding.sampling import SpeculativeSampler
 from superres.nn import cache
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines import torch_step, tree_attention
-from superres.nn.engines.torch_step import StepSession
-from superres.nn.engines.tree_attention import TreeCache, TreeSession
+from superres.nn.torch_step import StepSession
+from superres.nn.tree_attention import TreeCache, TreeSession
+from superres.pipeline.engines import torch_step, tree_attention
 
 
 class Mutation(NamedTuple):
@@ -190,13 +190,13 @@ def check_draft():
 
 LOOP = {
     "the proposer chooses the first token": Mutation(
-        BlockwiseDecoding, "propose", trust_the_proposer_with_the_first_token, check_exact),
+        PlainDecoder, "propose", trust_the_proposer_with_the_first_token, check_exact),
     "a whole block is accepted": Mutation(
         blockwise, "accepted_length", lambda _: lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1),
         check_exact),
-    "a captured tensor moves": Mutation(BlockwiseDecoding, "iterate", move_a_tensor, check_captured),
+    "a captured tensor moves": Mutation(PlainDecoder, "iterate", move_a_tensor, check_captured),
     "a captured iteration reads from the device": Mutation(
-        BlockwiseDecoding, "iterate", read_from_the_device, check_captured),
+        PlainDecoder, "iterate", read_from_the_device, check_captured),
     "a draft does not roll back": Mutation(DraftProposer, "propose", propose_one_token_later, check_draft),
 }
 

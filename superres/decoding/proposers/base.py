@@ -6,22 +6,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.interfaces import (
-        LoopState,
-        Peers,
-        Sampler,
-        ScoringModel,
-        Session,
-        Sources,
-        StepOutput,
-        Tree,
-        TreeSession,
-    )
+    from superres.interfaces import Decoder, Sampler, ScoringModel, Session, Sources, StepOutput
+    from superres.tree import Tree, TreeSession
+
+
+@dataclass(frozen=True)
+class ProposerData:
+    """A proposer and the state of its rows as data, for other decoders."""
+
+    kind: str  # heads, jacobi, draft, ngram, lookup or lookahead
+    uses_heads: bool = False  # whether the prediction heads propose
+    draft: Session | None = None  # session of the draft model for the same rows, which reads two tokens per step
+    keys: Tensor | None = None  # contexts of n-grams in ascending order, int64 [N]
+    known: Tensor | None = None  # the next token of each context, int64 [N]
+    order: int = 0  # number of tokens of the longest n-gram
+    channels: int = 0  # number of channels that n-grams are counted for
+    source: Tensor | None = None  # source tokens, int64 [B, S]
+    longest: int = 0  # largest number of latest tokens that are looked up in the source and the target
 
 
 @dataclass
@@ -63,11 +67,10 @@ class Proposer:
         """Return proposals int64 [B, k - 1] for the tokens at `context.position + offsets`; `offsets` are 1..k-1."""
         raise NotImplementedError
 
-    def as_data(self, session: Session) -> dict[str, Any] | None:
-        """Return the fields of `superres.interfaces.ProposerData` for the rows of `session`.
+    def as_data(self, session: Session) -> ProposerData | None:
+        """Return the proposer as data for the rows of `session`, so that another decoder can run the iterations.
 
-        None leaves the proposals to `propose`, so that the engine does single steps. A class that overrides `propose`
-        overrides this method as well.
+        None leaves the iterations to the plain decoder. A class that overrides `propose` overrides this method as well.
         """
         return None
 
@@ -141,10 +144,6 @@ class StatefulSession:
         """See `superres.interfaces.Session.propose`."""
         return self.session.propose(output, index, first, offsets, sampler)
 
-    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.Session.iterations`."""
-        return self.session.iterations(state)
-
     def resize(self, width: int) -> None:
         """See `superres.interfaces.Session.resize`; the state does not depend on the width."""
         self.session.resize(width)
@@ -183,7 +182,7 @@ class StatefulModel:
         return self.model.weight_bytes + self.proposer.weight_bytes
 
     @property
-    def peers(self) -> Peers | None:
+    def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
         """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
@@ -192,9 +191,15 @@ class StatefulModel:
         own, proposers = source if isinstance(source, tuple) else (source, source)
         return self.model.encode(own, padding), self.proposer.encode(proposers, padding)
 
+    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
+        """See `superres.interfaces.ScoringModel.decoder`."""
+        return self.model.decoder(plain)
+
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
-        return self.model.tree_session(source[0] if isinstance(source, tuple) else source, tree, kept, padding)
+        own = source[0] if isinstance(source, tuple) else source
+        made: TreeSession = self.model.tree_session(own, tree, kept, padding)
+        return made
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """See `superres.interfaces.ScoringModel.session`."""

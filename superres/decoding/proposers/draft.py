@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superres.config import require
-from superres.decoding.proposers.base import Context, Proposer, state_of
+from superres.decoding.proposers.base import Context, Proposer, ProposerData, state_of
 from superres.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class DraftProposer(Proposer):
         session.resize(READ)
         return session
 
-    def as_data(self, session: Session) -> dict[str, Any]:
+    def as_data(self, session: Session) -> ProposerData:
         """See `Proposer.as_data`."""
-        return {"kind": "draft", "draft": state_of(session)}
+        return ProposerData("draft", draft=state_of(session))
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.base import Context, Proposer
+from superres.decoding.proposers.base import Context, Proposer, ProposerData
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor
@@ -20,9 +20,9 @@ class HeadProposer(Proposer):
     stateless = True
     training = "prediction heads"
 
-    def as_data(self, session: Session) -> dict[str, Any]:
+    def as_data(self, session: Session) -> ProposerData:
         """See `Proposer.as_data`."""
-        return {"kind": "heads", "uses_heads": True}
+        return ProposerData("heads", uses_heads=True)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
@@ -40,9 +40,9 @@ class JacobiProposer(Proposer):
 
     stateless = True
 
-    def as_data(self, session: Session) -> dict[str, Any]:
+    def as_data(self, session: Session) -> ProposerData:
         """See `Proposer.as_data`."""
-        return {"kind": "jacobi"}
+        return ProposerData("jacobi")
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.base import Context, Proposer, RowTensors, state_of
+from superres.decoding.proposers.base import Context, Proposer, ProposerData, RowTensors, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +25,9 @@ class LookupProposer(Proposer):
         """See `Proposer.new_state`."""
         return RowTensors(source.repeat_interleave(copies, dim=0))
 
-    def as_data(self, session: Session) -> dict[str, Any]:
+    def as_data(self, session: Session) -> ProposerData:
         """See `Proposer.as_data`."""
-        return {"kind": "lookup", "source": state_of(session).tensors[0], "longest": LONGEST}
+        return ProposerData("lookup", source=state_of(session).tensors[0], longest=LONGEST)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from superres.config import require, require_whole
-from superres.decoding.proposers.base import Context, Proposer
+from superres.decoding.proposers.base import Context, Proposer, ProposerData
 from superres.errors import CheckpointError, ConfigError, plain
 from superres.system.reading import require_regular
 
@@ -158,13 +158,12 @@ class NgramProposer(Proposer):
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
-    def as_data(self, session: Session) -> dict[str, Any]:
+    def as_data(self, session: Session) -> ProposerData:
         """See `Proposer.as_data`."""
         import torch
 
         keys, known = self._table_on(torch.device("cpu"))
-        return {"kind": "ngram", "keys": keys, "known": known, "order": self.table.order,
-                "channels": self.table.channels}
+        return ProposerData("ngram", keys=keys, known=known, order=self.table.order, channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

@@ -10,7 +10,7 @@ a step of (W + G)(N - 1) columns costs little more than a step of one column. It
 of an intensity depends on its place, so only smooth areas repeat, in short n-grams. Trained heads accept more tokens
 with fewer columns. Images are still decoded exactly, since the attention windows apply to every column.
 
-Several processes may divide the columns of a step among them (section 3.4; `superres.interfaces.Peers`). Each process
+Several processes may divide the columns of a step among them (section 3.4; `Peers`). Each process
 holds the whole model and its own cache. It reads its part of the window's columns and of the candidates, which needs no
 communication. After a step, the processes exchange the accepted and the predicted tokens only. Each process computes
 the keys and values of tokens that another process accepted, by reading the last N tokens again. The rewritten cache
@@ -23,7 +23,7 @@ follows the accepted tokens as far as its own candidates do, and one of them rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,16 @@ from torch import Tensor
 
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import Criterion
-from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
 from superres.decoding.sampling import COMMITTED, VERDICT, Samplers, distribution, scaled
 from superres.decoding.state import DecodeState
-from superres.interfaces import LookaheadData, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
+from superres.interfaces import ScoringModel, Session, Sources, StepOutput
+from superres.tree import Tree, TreeSession
 
 
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
@@ -98,7 +101,7 @@ class Layout:
         return cls(ngram_size, partition(window, rank, count), len(partition(candidates, rank, count)), ngram_size - 1)
 
 
-class LookaheadDecoding(BlockwiseDecoding):
+class LookaheadDecoder(PlainDecoder):
     """Blockwise decoding whose step reads a tree; each row also has a window and a pool of n-grams.
 
     If several processes decode the batch together (`ScoringModel.peers`), all of them hold equal states.
@@ -108,9 +111,9 @@ class LookaheadDecoding(BlockwiseDecoding):
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
+        samplers: Samplers, state: DecodeState, confident: ConfidentBlockSize | None = None,
     ) -> None:
-        super().__init__(model, session, options, criterion, proposer, samplers, state, observe)
+        super().__init__(model, session, options, criterion, proposer, samplers, state, confident)
         batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
@@ -131,9 +134,11 @@ class LookaheadDecoding(BlockwiseDecoding):
         cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
         padding: Tensor | None = None,
     ) -> Session:
-        """See `BlockwiseDecoding.open_session`; also raises ConfigError as `Layout.of` does."""
+        """See `PlainDecoder.open_session`; also raises ConfigError as `Layout.of` does."""
         require(width is None, f"lookahead determines its own step width; leave out the width {width}")
-        return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
+        tree = Layout.of(options, block_size, model.peers).tree
+        session: TreeSession = model.tree_session(source, tree, block_size, padding)
+        return session
 
     def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best block [B, N] of all candidates, and the number of its tokens that are accepted [B].
@@ -152,7 +157,7 @@ class LookaheadDecoding(BlockwiseDecoding):
         return block, torch.minimum(accepted, state.missing())
 
     def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
-        """See `BlockwiseDecoding.propose`: add n-grams to the pool, advance the window, and fill the next columns."""
+        """See `PlainDecoder.propose`: add n-grams to the pool, advance the window, and fill the next columns."""
         stages = torch.cat([self.window, self.predicted.unsqueeze(1)], dim=1)  # [B, N, W]
         self.pool.add(stages.transpose(1, 2))
         # Each guess keeps its place in the sequence; the last guess is repeated beyond the window's end.
@@ -170,21 +175,17 @@ class LookaheadDecoding(BlockwiseDecoding):
             parts.insert(0, state.tokens.gather(1, reread))
         torch.cat(parts, dim=1, out=state.pending)
 
-    def lookahead_data(self) -> LookaheadData:
-        """See `BlockwiseDecoding.lookahead_data`."""
-        return LookaheadData(self.paths, self.guesses, self.cells, self.window, self.pool.grams)
-
-    def start(self, rows: Tensor) -> None:
-        """See `BlockwiseDecoding.start`."""
-        super().start(rows)
+    def start(self, rows: Tensor, longest: Tensor | None) -> None:
+        """See `PlainDecoder.start`."""
+        super().start(rows, longest)
         self.window.index_fill_(0, rows, 0)
         self.found.index_fill_(0, rows, 0)
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session, samplers: Samplers, state: DecodeState) -> None:
-        """See `BlockwiseDecoding.keep`."""
-        super().keep(rows, session, samplers, state)
+    def shrink(self, rows: Tensor, session: Session, samplers: Samplers) -> None:
+        """See `PlainDecoder.shrink`."""
+        super().shrink(rows, session, samplers)
         self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)
 

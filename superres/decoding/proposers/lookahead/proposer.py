@@ -1,12 +1,12 @@
-"""The registry entry of lookahead decoding; `LookaheadDecoding` contains the algorithm."""
+"""The registry entry of lookahead decoding; `LookaheadDecoder` contains the algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superres.config import DecodeConfig, require
-from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.base import Proposer, ProposerData
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,6 @@ class LookaheadProposer(Proposer):
         require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every step, but lookahead "
                                         "may have none; leave min-block out")
 
-    def as_data(self, session: Session) -> dict[str, Any] | None:
+    def as_data(self, session: Session) -> ProposerData | None:
         """See `Proposer.as_data`; single steps read another pool."""
-        return {"kind": "lookahead"} if self.pool is None else None
+        return ProposerData("lookahead") if self.pool is None else None

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from superres.errors import ConfigError
-from superres.nn.engines.native import build
-from superres.nn.engines.native.variants import for_machine
+from superres.native import build
+from superres.native.variants import for_machine
 from superres.system.machine import cpu_name, usable_cores
 from superres.system.output import cache_folder
 

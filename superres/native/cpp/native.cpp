@@ -1,5 +1,5 @@
-// The decoding step for CPUs: the computation of superres/nn/engines/torch_step.py in one call.
-// superres/nn/engines/native/build.py compiles it; abi.h declares its functions, which session.py calls.
+// The decoding step for CPUs: the computation of superres/nn/torch_step.py in one call.
+// superres/native/build.py compiles it; abi.h declares its functions, which session.py calls.
 //
 // The order of every sum depends on the position alone, never on the step width, the batch or the number of threads. A
 // block of k tokens therefore gets bit for bit the scores that the same tokens get one at a time.

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 
 from superres.config import ENGINE_NAMES, Registry, require_choice
-from superres.nn.engines.cuda_graph import GraphModel
-from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel
-from superres.nn.engines.torch_model import StepModel
+from superres.native.build import NativeUnavailable
+from superres.native.model import NativeModel
+from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
 
 LOG = logging.getLogger(__name__)
 

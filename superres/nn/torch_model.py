@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from superres.interfaces import GraphCapture, Peers, Sources, Tree
-from superres.nn.engines.torch_step import StepSession
-from superres.nn.engines.tree_attention import TreeSession
+from superres.interfaces import Decoder, GraphCapture, Sources
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_step import StepSession
+from superres.nn.tree_attention import TreeSession
+from superres.tree import Tree
 
 SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for three reasons.
@@ -39,7 +41,7 @@ class StepModel:
         self.length = model.config.target_length
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
-        self.peers: Peers | None = None
+        self.peers: Any = None  # see `superres.interfaces.ScoringModel.peers`
         self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.layers: nn.ModuleList = model.decoder
 
@@ -63,6 +65,10 @@ class StepModel:
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
+
+    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
+        """See `superres.interfaces.ScoringModel.decoder`."""
+        return None
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`."""

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from superres.errors import ConfigError
-from superres.nn.engines.native import variants
-from superres.nn.engines.native.abi import DIGEST, FUNCTIONS
-from superres.nn.engines.native.variants import Variant, for_machine
+from superres.native import variants
+from superres.native.abi import DIGEST, FUNCTIONS
+from superres.native.variants import Variant, for_machine
 from superres.system.output import cache_folder, lock_file, scratch_folder
 from superres.system.progress import Progress
 

@@ -1,7 +1,7 @@
 """The native engine: the model whose sessions run in compiled code, its sessions over trees, and its threads.
 
-`NativeModel` replaces `superres.nn.engines.torch_model.StepModel` if a C++ compiler is installed and the code supports
-the network. Otherwise `superres.nn.engines` logs a warning and uses the plain step.
+`NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the code supports
+the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain step.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from superres.interfaces import LoopState, Sources, StepOutput, Tree, TreeSession
-from superres.nn.engines.native.abi import LANES, MAX_HEAD, PANEL, CTree
-from superres.nn.engines.native.build import NativeUnavailable, chosen, library
-from superres.nn.engines.native.encoder import encode, packed_encoder
-from superres.nn.engines.native.loop import address
-from superres.nn.engines.native.step import NativeSession
-from superres.nn.engines.native.weights import PackedWeights
-from superres.nn.engines.torch_model import StepModel
-from superres.nn.engines.tree_attention import require_width
+from superres.decoding.blockwise import PlainDecoder
+from superres.interfaces import Decoder, Sources, StepOutput
+from superres.native.abi import LANES, MAX_HEAD, PANEL, CTree
+from superres.native.build import NativeUnavailable, chosen, library
+from superres.native.decoder import native_decoder
+from superres.native.encoder import encode, packed_encoder
+from superres.native.session import NativeSession, address
+from superres.native.weights import PackedWeights
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_model import StepModel
+from superres.nn.tree_attention import require_width
 from superres.system.machine import TorchThreads, usable_cores
+from superres.tree import Tree, TreeSession
 
 LOG = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class ThreadTrials:
 
 
 class NativeTreeSession(NativeSession):
-    """A batch being decoded by native steps over a tree with root 0: `superres.interfaces.TreeSession`."""
+    """A batch being decoded by native steps over a tree with root 0: `superres.tree.TreeSession`."""
 
     def __init__(self, packed: PackedWeights, memory: Memory, tree: Tree, threads: int) -> None:
         super().__init__(packed, memory, tree.size, threads)
@@ -95,19 +97,15 @@ class NativeTreeSession(NativeSession):
         return self.tree.scored
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.TreeSession`."""
+        """See `superres.tree.TreeSession`."""
         self.start = position.clone()
         return super().step(tokens, position)
 
     def keep(self, columns: Tensor) -> None:
-        """See `superres.interfaces.TreeSession.keep`."""
+        """See `superres.tree.TreeSession.keep`."""
         columns = columns.contiguous()
         library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch, columns.shape[1]),
                                 columns.shape[1], address(self.start, torch.int64, self.batch))
-
-    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.Session.iterations`; sampled tokens are chosen in single steps."""
-        return None if state.sampling is not None or state.lookahead is None else super().iterations(state)
 
     def resize(self, width: int) -> None:
         """Raise a ValueError for any width but the tree's."""
@@ -187,6 +185,10 @@ class NativeModel(StepModel):
             source.tokens = None if self.shortlists is None else tokens
         with TorchThreads(1):
             return super().encode(source, padding, copies)
+
+    def decoder(self, plain: PlainDecoder) -> Decoder | None:
+        """See `superres.interfaces.ScoringModel.decoder`."""
+        return native_decoder(plain)
 
     def session(  # type: ignore[override]
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,

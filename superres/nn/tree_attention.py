@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.interfaces import StepOutput, Tree
+from superres.interfaces import StepOutput
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.torch_step import StepSession
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.torch_step import StepSession
+from superres.tree import Tree
 
 
 class TreeCache(KeyValueCache):
@@ -73,7 +74,7 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a time.
+    """A batch being decoded by steps over a tree: `superres.tree.TreeSession`. For one decode at a time.
 
     `keep` takes at most `kept` columns.
     """
@@ -91,12 +92,12 @@ class TreeSession(StepSession):
         return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.TreeSession`."""
+        """See `superres.tree.TreeSession`."""
         self.start = position - self.tree.root
         return super().step(tokens, position)
 
     def keep(self, columns: Tensor) -> None:
-        """See `superres.interfaces.TreeSession.keep`."""
+        """See `superres.tree.TreeSession.keep`."""
         place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
         self.cache.keep(columns, place)
         if self.neighbourhood is not None:

@@ -1,6 +1,6 @@
 // What Python and C++ share: the only declaration of its constants, enums, structures and functions.
 //
-// superres/nn/engines/native/abi.py reads this file, so it keeps to a plain subset: `constexpr int N = 1;`, `enum E : int64_t
+// superres/native/abi.py reads this file, so it keeps to a plain subset: `constexpr int N = 1;`, `enum E : int64_t
 // { A, B };`, `struct S { ... };` with fields `T a, *b[2];`, and `extern "C" R f(T a, const U* b);`. A library carries the digest
 // of the file that it was compiled with, and Python loads no library of another digest.
 //

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.native import abi
+from superres.native import abi
 from superres.nn.heads import PredictionHeads, RecurrentHeads
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.layers import Layer, TiedProjection

@@ -1,5 +1,5 @@
 // Says what the processor can do. A library of its own: it is compiled for the oldest processors and in no time, and
-// superres/nn/engines/native/build.py asks it which variant of native.cpp to compile or to load.
+// superres/native/build.py asks it which variant of native.cpp to compile or to load.
 
 #include <string>
 

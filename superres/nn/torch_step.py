@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from superres.interfaces import StepOutput
 from superres.nn.attention import attend, reach
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
 from superres.nn.layers import Layer
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.proposing import ProposingSession, StepState
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step that are timed separately."""

@@ -1,5 +1,5 @@
 // Whether this library computes what every other one does: a digest of what its kernels make of fixed inputs. The recorded
-// digest is `SELF_TEST` in superres/nn/engines/native/variants.py.
+// digest is `SELF_TEST` in superres/native/variants.py.
 
 #pragma once
 

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
-from superres.errors import ScoresError
-from superres.interfaces import LoopState, Sampler, StepOutput
+from superres.interfaces import Sampler, StepOutput
+from superres.native import abi
+from superres.native.build import library
+from superres.native.weights import PackedWeights
 from superres.nn.cache import slot_count
-from superres.nn.engines.native import abi
-from superres.nn.engines.native.build import library
-from superres.nn.engines.native.loop import address, loop_of
-from superres.nn.engines.native.weights import PackedWeights
-from superres.nn.engines.proposing import ProposingSession, StepState
-from superres.nn.engines.torch_step import PARTS
 from superres.nn.heads import RecurrentHeads
 from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import Memory
+from superres.nn.proposing import ProposingSession, StepState
+from superres.nn.torch_step import PARTS
 
 GROUP_WIDTH = 64
 """Width of a group: see `Layers` in cpp/model/layer.h. A narrower one takes less time than the wait for its thread."""
@@ -131,57 +129,8 @@ class NativeSession(ProposingSession):
         )
         return tokens
 
-    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.Session.iterations`.
-
-        Raises ValueError if the tensors of `state` are too small for the session's step width, or the step width is too
-        small for a block size.
-        """
-        width, capacity, draft = self.width, state.proposals.shape[1], state.proposer.draft
-        if not isinstance(draft, NativeSession | None) or not self._knows_block_costs(state):
-            return None
-        largest = self._largest_block(state)
-        loop = loop_of(state, self.session, None if self.heads is None else self.head_memory,
-                       None if draft is None else draft.session)
-
-        def iterate(count: int, following: int) -> Tensor:
-            if not 1 <= following <= largest or not max(state.block_size, state.min_block) <= self.width <= width:
-                raise ValueError(f"iterations in blocks of {state.block_size} have no memory for steps of {self.width} "
-                                 f"that propose blocks of {following}")
-            record = torch.empty(count, self.batch, capacity + 2, dtype=torch.int64)
-            made: int = library().superres_iterate(
-                byref(self.session), byref(loop), count, following, record.data_ptr())
-            if self.not_finite:
-                self.not_finite.zero_()  # the session may decode other rows later
-                raise ScoresError
-            return record[:made]
-
-        return iterate
-
-    def _largest_block(self, state: LoopState) -> int:
-        """Return the most tokens of a block, after the checks of `iterations`."""
-        width = self.width
-        largest = capacity = state.proposals.shape[1]
-        if state.proposer.uses_heads:
-            largest = 1 if self.heads is None else min(capacity, 1 + self.heads.count)
-        if capacity < width or state.store.shape[1] < 1 + self.config.target_length + width:
-            raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory are too few "
-                             f"for steps of {width}")
-        if not 1 <= state.block_size <= min(width, largest) or not 0 <= state.min_block <= width:
-            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        return largest
-
-    def _knows_block_costs(self, state: LoopState) -> bool:
-        """Return whether the session can choose the block size of every iteration, or need not."""
-        if state.block_costs is None:
-            return True
-        largest = 0 if self.heads is None or not state.proposer.uses_heads else 1 + self.heads.count
-        # The centres of ordinal heads alone must determine their proposals.
-        known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
-        return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, largest)
-
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
+        """See `superres.nn.torch_step.StepSession.part_seconds`."""
         seconds = torch.zeros(len(abi.ENUMS["Part"]), dtype=torch.float64)
         self.session.report.seconds = seconds.data_ptr()
         try:
@@ -293,6 +242,19 @@ class NativeSession(ProposingSession):
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
             self.head_memory = torch.empty(self.batch * count)
+
+
+def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """Return the address of a tensor; None for None, which is null in C++.
+
+    Raises ValueError if the tensor is not contiguous, not on the CPU, or not of the given type and shape.
+    """
+    if tensor is None:
+        return None
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
+                         f"{list(tensor.shape)} on {tensor.device.type}")
+    return tensor.data_ptr()
 
 
 def groups_of(config: ModelConfig) -> int:

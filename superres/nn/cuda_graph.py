@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from superres.errors import ConfigError
 from superres.interfaces import GraphCapture
-from superres.nn.engines.torch_model import StepModel
-from superres.nn.engines.torch_step import StepSession
 from superres.nn.model import EncoderDecoder
+from superres.nn.torch_model import StepModel
+from superres.nn.torch_step import StepSession
 
 LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from superres.interfaces import LoopState, Sampler, StepOutput
+from superres.interfaces import Sampler, StepOutput
 from superres.nn.heads import PredictionHeads, RecurrentHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
@@ -69,10 +69,6 @@ class ProposingSession:
         tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum,
                   self.longest]
         return [table for table in (*tables, *self.source) if table is not None]
-
-    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.Session.iterations`."""
-        return None
 
     def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:
         """See `superres.interfaces.Session.copy_rows`."""
