@@ -31,7 +31,8 @@ def upscale(inputs, output, upscaler=None, decode=None, listed=None, cluster=Non
     """Upscale one input or several, and return the summary."""
     settings = BatchOptions(str(output), **options)
     plan = Plan(settings, [str(one) for one in (inputs if isinstance(inputs, list) else [inputs])], listed)
-    return run.upscale(plan, upscaler or FakeUpscaler(), decode or DecodeConfig(), cluster)
+    return run.upscale(plan, upscaler or FakeUpscaler(), decode or DecodeConfig(),
+                       None if cluster is None else cluster.decode)
 
 
 def plan(inputs, options, listed=(), **allowed):

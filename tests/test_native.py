@@ -33,7 +33,8 @@ from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.sampling import GREEDY
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ScoresError
-from superres.native import build, session, weights
+from superres.native import build, weights
+from superres.native import model as native_model
 from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
 from superres.native.model import NativeModel, ThreadTrials
@@ -332,12 +333,12 @@ def test_the_fastest_number_of_threads_is_taken_and_a_busy_machine_forgotten():
 
     trials = ThreadTrials(6, lambda: now)
     assert trials.fastest(step) == 2  # 4 save less than 5 %
-    assert steps == [n for n in (1, 2, 4, 6) * session.FIRST_ROUNDS for _ in range(session.IN_A_ROW)]
+    assert steps == [n for n in (1, 2, 4, 6) * native_model.FIRST_ROUNDS for _ in range(native_model.IN_A_ROW)]
     seconds[6] = 0.5
     assert trials.fastest(step) == 6
     seconds[6] = 3.0
-    assert {trials.fastest(step) for _ in range(2 * session.ROUNDS)} == {6}
-    assert trials.rounds == session.ROUNDS
+    assert {trials.fastest(step) for _ in range(2 * native_model.ROUNDS)} == {6}
+    assert trials.rounds == native_model.ROUNDS
 
 
 def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_one():

@@ -15,18 +15,17 @@ from superres.pipeline.auto import load
 SOURCE = np.asarray(Image.open(Path(__file__).parent.parent / "scripts" / "faces" / "face-1.png").resize((8, 8)))
 
 NEWCOMERS = '''
-from superres.decoding.acceptance import CRITERIA, Exact
+from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.pipeline.engines import ENGINES
 from superres.nn.torch_model import StepModel
 
-class EverySecond(Exact):
+class EverySecond(Criterion):
     """Accepts nothing after an even token, and whatever the verifier chose after an odd one."""
-    rule = None
 
     def accept(self, proposed, scores, position):
-        return super().accept(proposed, scores, position) & (proposed % 2 == 1)
+        return (proposed == scores.argmax(-1)) & (proposed % 2 == 1)
 
 class Repeat(Proposer):
     """Proposes the last token again."""

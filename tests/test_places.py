@@ -114,7 +114,7 @@ def test_pages_of_a_listing_are_joined():
             return {"Contents": [{"Key": "in/"}, *found], **more}
 
     found = list(places._s3_files(System(), "bucket/in", "s3://bucket/in", "", True, False))
-    assert found == ["0a.png", "0b.png", "1a.png", "1b.png", "2a.png", "2b.png"]
+    assert [one.name for one in found] == ["0a.png", "0b.png", "1a.png", "1b.png", "2a.png", "2b.png"]
 
 
 @pytest.mark.parametrize("url", [

@@ -31,13 +31,13 @@ main()
 """
 """The command line with many lines of progress, by which a test knows where the command is."""
 STUCK = """
-import hashlib, sys
+import hashlib, sys, threading
 from superres.cli.main import app, main
 from superres.system.progress import say
 
 @app.command()
 def stuck():
-    say("begun")
+    threading.Timer(1.0, say, ["begun"]).start()  # by then, this thread is in the call
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # compiled code that never asks for signals
 
 main()

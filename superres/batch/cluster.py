@@ -50,6 +50,10 @@ class Cluster:
     device: str = "auto"
     engine: str = "auto"
 
+    def decode(self, run: Run) -> None:
+        """Do the parts of a run on the cluster; see `decode_on_cluster`."""
+        decode_on_cluster(run, self)
+
 
 class Worker:
     """An actor: loads the model once, and decodes parts. It is a `superres.batch.run.Sink`.

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -33,7 +33,6 @@ from superres.system.folders import Inventory
 from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
-    from superres.batch.cluster import Cluster
     from superres.decoding.batching import Feed, Result
     from superres.pipeline.upscaler import Upscaler
 
@@ -62,9 +61,12 @@ class Sink(Protocol):
         """Receive the amount of work in progress, in images."""
 
 
-def upscale(plan: Plan, upscaler: Upscaler, decode: DecodeConfig, cluster: Cluster | None = None) -> Summary:
+def upscale(
+    plan: Plan, upscaler: Upscaler, decode: DecodeConfig, elsewhere: Callable[[Run], None] | None = None,
+) -> Summary:
     """Upscale the inputs of a plan that are not done, and return the counts; every output has a row in a manifest.
 
+    `elsewhere` does the parts of the run instead of this process (`superres.batch.cluster.decode_on_cluster`).
     A failure is one line on standard error. If a place does not answer or the disk is full, the run stops and its
     summary says why. Raises ConfigError if the checkpoint does not support `decode`; InvalidInputError if a manifest is
     damaged; OutputError if the place of the outputs cannot be written, another run is writing there, or outputs were
@@ -74,10 +76,8 @@ def upscale(plan: Plan, upscaler: Upscaler, decode: DecodeConfig, cluster: Clust
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings.of(upscaler, decode, options)
     with store_of(plan, settings) as store, Run(plan, settings, store) as run:
-        if cluster is not None:
-            from superres.batch.cluster import decode_on_cluster
-
-            decode_on_cluster(run, cluster)
+        if elsewhere is not None:
+            elsewhere(run)
         else:
             most = 1 << 30 if plan.archives else plan.count * options.samples
             rows = min(options.batch_size or upscaler.fitting_rows(decode), most)

@@ -158,7 +158,7 @@ def upscale(
         again = "--on-existing redo" if on_existing == "overwrite" else "the same command"
         will_keep(f"finished results are kept, and {again} continues")
         cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
-        counts = upscale_all(plan, upscaler, decode, cluster)
+        counts = upscale_all(plan, upscaler, decode, None if cluster is None else cluster.decode)
     repeated = counts.failed > len(counts.reasons)  # otherwise the line of each failure has said it
     for line in [*(counts.reason_lines() if repeated else []), counts.line()]:
         say(line)

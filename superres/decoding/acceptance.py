@@ -24,12 +24,12 @@ def possible(proposed: Tensor, scores: Tensor) -> Tensor:
     return ~scores.gather(-1, proposed.unsqueeze(-1)).squeeze(-1).isneginf()
 
 
-class Exact:
-    """Accept a token that equals the verifier's choice (section 3). Other criteria derive from this one."""
+class Criterion:
+    """An acceptance criterion; one of your own derives from this class and defines `accept`."""
 
     settings: ClassVar[tuple[str, ...]] = ()  # Names of the fields of `DecodeConfig` that the criterion reads
-    rule: Rule | None = ("distance", 0)
-    """The criterion as data, for engines with native iterations; None if it has no such form."""
+    rule: Rule | None = None
+    """The criterion as data, for compiled iterations; None if it has no such form: `accept` is called instead."""
 
     def __init__(self, options: DecodeConfig) -> None:
         """Read the `settings` from `options`; raises ConfigError if the criterion does not support them."""
@@ -41,13 +41,20 @@ class Exact:
         to its left, but not on those to its right. `scores` are p1's [B, N, V], divided by the temperature, with noise
         added. Results at a target `position` [B, N] past the end are ignored.
         """
+        raise NotImplementedError
+
+
+class Exact(Criterion):
+    """Accept a token that equals the verifier's choice (section 3)."""
+
+    rule = ("distance", 0)
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
+        """See `Criterion.accept`."""
         return proposed == scores.argmax(-1)
 
 
-Criterion: TypeAlias = Exact  # Any acceptance criterion
-
-
-class Distance(Exact):
+class Distance(Criterion):
     """Accept a token within epsilon grey levels of the verifier's choice (section 5.2)."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
@@ -57,11 +64,11 @@ class Distance(Exact):
         self.rule = ("distance", self.epsilon)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Exact.accept`."""
+        """See `Criterion.accept`."""
         return ((proposed - scores.argmax(-1)).abs() <= self.epsilon) & possible(proposed, scores)
 
 
-class TopK(Exact):
+class TopK(Criterion):
     """Accept a token among the verifier's k best (section 5.1), including ties with the k-th best."""
 
     settings: ClassVar[tuple[str, ...]] = ("top_k",)
@@ -71,7 +78,7 @@ class TopK(Exact):
         self.rule = ("rank", self.k)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Exact.accept`."""
+        """See `Criterion.accept`."""
         own = scores.gather(-1, proposed.unsqueeze(-1))  # [B, N, 1]
         worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]  # [B, N, 1]
         # If fewer than k tokens are possible, the k-th best score is -inf.

@@ -84,6 +84,8 @@ class NativeDecoder:
         plain, state, session = self.plain, self.plain.state, self.session
         size, following = state.block_size, plain.block_size
         count = count if following == size else 1
+        if session.width > self.width:  # rows were taken over in a narrower session, which has been resized since
+            self._bind()
         if not 1 <= following <= self.largest or not max(size, plain.min_block) <= session.width <= self.width:
             raise ValueError(f"iterations in blocks of {size} have no memory for steps of {session.width} that propose "
                              f"blocks of {following}")

@@ -46,7 +46,7 @@ def version_of(path: str) -> str | None:
     """Return text that changes when a file of this machine is changed: its size and time; None if there is no file."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a NUL character in the name
         return None
     return f"{found.st_size}-{found.st_mtime_ns}"
 
