@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from skimage import data
-
 from stress_demo import encoded, zipped
+
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
 from superres.decoding.trace import RowTrace

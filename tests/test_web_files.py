@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import stress_demo
 from web_demo import FACES, FAST, FILE, HTTP, events, running, toy
 
-import stress_demo
 from superres.web.files import NOT_UPLOADED
 
 

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+import stress_demo
 from gradio_client import Client, handle_file
 from hostile_pictures import many_scans
 from PIL import Image
@@ -23,7 +24,6 @@ from textual import write_checkpoint
 from web_demo import FACES, FAST, FILE, HTTP, ROOT, Blocked, events, running, start, toy, wait
 
 import app
-import stress_demo
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store

@@ -10,6 +10,7 @@ from html import unescape
 
 import numpy as np
 import pytest
+import stress_demo
 import torch
 from fakes import TINY, random_model
 from gradio_client import Client, handle_file
@@ -17,7 +18,6 @@ from PIL import Image
 from skimage import data
 from web_demo import running
 
-import stress_demo
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline.upscaler import Upscaler
