@@ -31,11 +31,10 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookahead import decoding as lookahead
 from superres.decoding.proposers.lookahead import sampling as candidates
 from superres.decoding.sampling import SpeculativeSampler
-from superres.nn import cache
+from superres.nn import cache, torch_step, tree_attention
 from superres.nn.cache import KeyValueCache
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeCache, TreeSession
-from superres.pipeline.engines import torch_step, tree_attention
 
 
 class Mutation(NamedTuple):
