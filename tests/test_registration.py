@@ -81,7 +81,10 @@ class Ones(superres.Proposer):
         return torch.ones(len(context.position), len(offsets), dtype=torch.int64)
 
 class Lax(superres.Criterion):
-    settings, rule = ("epsilon",), None
+    settings = ("epsilon",)
+
+    def accept(self, proposed, scores, position):
+        return (proposed - scores.argmax(-1)).abs() <= 3
 """
 PLUGINS = {
     "raising": "raise RuntimeError('mine\\nis broken')", "exiting": "import sys; sys.exit(3)", "good": GOOD,

@@ -41,7 +41,7 @@ class Criterion:
         to its left, but not on those to its right. `scores` are p1's [B, N, V], divided by the temperature, with noise
         added. Results at a target `position` [B, N] past the end are ignored.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"the criterion {type(self).__name__} does not define accept")
 
 
 class Exact(Criterion):
