@@ -136,11 +136,12 @@ def test_members_of_a_zip_file_lead_nowhere(demo, secret, tmp_path):
             link = zipfile.ZipInfo(name)
             link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
             archive.writestr(link, str(target))
-        for name in (str(secret), f"../../../../../..{secret}", f"folder.png/{secret.name}", "..", "/"):
+        for name in (f"{secret}.png", f"../../../../../..{secret}", f"folder.png/{secret.name}", "..", "/", "x.png"):
             archive.writestr(name, b"overwritten")
     files = [demo.upload("faces.zip", buffer.getvalue())]
     (_, report), _ = stress_demo.call(demo.url, "upscale_batch", {"files": files, **FAST})
     assert {row["status"] for row in report["rows"]} == {"failed"}
+    assert len(report["rows"]) == 4
     assert all("is not an image" in row["error"] for row in report["rows"])
 
 

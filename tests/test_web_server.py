@@ -90,7 +90,7 @@ def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own page
-    assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "other.png"]
+    assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "more.zip/other.png"]
     frames = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("True ", "False "))]
     tokens = [int(frame[1]) for frame in frames]
     assert tokens == sorted(tokens)

@@ -43,7 +43,8 @@ class Member(NamedTuple):
     Attributes:
         number: its place in the archive, from 0.
         name: its path in the archive.
-        read: returns its content, or why there is none; must be called before the next member is asked for.
+        read: returns its content of at most so many bytes, or why there is none; must be called before the next member
+            is asked for.
         target: of a link, the path of its target in the archive, normalised.
         is_symbolic: whether the link leads to what has the target's name in the end, not at its own place.
         left_out: why it is no picture whatever its name, None for a file.
@@ -51,7 +52,7 @@ class Member(NamedTuple):
 
     number: int
     name: str
-    read: Callable[[], Content | SuperresError] | None = None
+    read: Callable[[int], Content | SuperresError] | None = None
     target: str | None = None
     is_symbolic: bool = False
     left_out: str | None = None
@@ -89,7 +90,9 @@ def list_members(path: str, label: str, tally: Tally) -> Iterator[tuple[int, str
         raise damage
 
 
-def read_members(path: str, label: str, wanted: Iterable[int]) -> Iterator[Content | SuperresError]:
+def read_members(
+    path: str, label: str, wanted: Iterable[int], most_bytes: int = MAX_MEMBER_BYTES,
+) -> Iterator[Content | SuperresError]:
     """Yield the content of members of an archive by their numbers, which must not decrease.
 
     Ends early where a number is not there; raises one of `DAMAGED` where the archive is damaged.
@@ -101,7 +104,7 @@ def read_members(path: str, label: str, wanted: Iterable[int]) -> Iterator[Conte
             read = next((member.read for member in members if member.number == number), None)
             if read is None:
                 return
-            content, last = read(), number
+            content, last = read(most_bytes), number
         # Links share the content of their target, but not the position in it.
         yield io.BytesIO(content.getbuffer()) if isinstance(content, io.BytesIO) else content
 
@@ -169,7 +172,7 @@ def _zip_members(path: str, label: str) -> Iterator[Member]:
             if not stat.S_ISLNK(info.external_attr >> 16):
                 yield Member(number, info.filename, read)
                 continue
-            content = read() if info.file_size <= MOST_TARGET else None
+            content = read(MOST_TARGET) if info.file_size <= MOST_TARGET else None
             target = content.getvalue().decode(errors="replace") if isinstance(content, io.BytesIO) else ""
             yield _symbolic(number, info.filename, target)
 
@@ -181,11 +184,13 @@ def _symbolic(number: int, name: str, target: str) -> Member:
     return Member(number, name, None, normalised(reached) if is_inside else "", True)
 
 
-def _read_zip_member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Content | SuperresError:
+def _read_zip_member(
+    path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, most_bytes: int,
+) -> Content | SuperresError:
     label = f"{path}/{plain(info.filename)}"
     try:
         with archive.open(info) as file:
-            return _limited(file, label)
+            return _limited(file, label, most_bytes)
     except DAMAGED as error:  # other members may still be readable
         return InvalidInputError(f"{label} cannot be unpacked ({reason_of(error)}); pack it again, without a password")
 
@@ -245,7 +250,7 @@ def _parquet_members(path: str, label: str) -> Iterator[Member]:
         yield Member(number, f"{stem}{suffix}", partial(_limited, io.BytesIO(content), f"{label}/{plain(stem)}"))
 
 
-def _read_picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...]) -> Content:
+def _read_picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...], _most_bytes: int) -> Content:
     size = math.prod(shape)
     stream.seek(start + number * size)
     content = stream.read(size)
@@ -254,10 +259,10 @@ def _read_picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, 
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _limited(file: IO[bytes], label: str) -> Content | SuperresError:
-    content = file.read(MAX_MEMBER_BYTES + 1)
-    if len(content) > MAX_MEMBER_BYTES:
-        return InvalidInputError(f"{label} is over {MAX_MEMBER_BYTES // 1_000_000} MB once unpacked; reduce it first")
+def _limited(file: IO[bytes], label: str, most_bytes: int) -> Content | SuperresError:
+    content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        return InvalidInputError(f"{label} is over {most_bytes / 1e6:g} MB once unpacked; reduce it first")
     if not content:
         return InvalidInputError(f"{label} is empty (0 bytes); provide an image file")
     return io.BytesIO(content)

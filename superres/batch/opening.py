@@ -64,15 +64,18 @@ def _read_url(entry: Input) -> Content | SuperresError:
 def _open_archive(archive: str, entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
     try:
         with fetched(archive) as path:
-            yield from _open_members(archive, path, entries)
+            yield from open_members(archive, path, entries)
     except SuperresError as error:
         yield from ((entry, error) for entry in entries)
 
 
-def _open_members(
-    archive: str, path: str, entries: Iterator[Input],
+def open_members(
+    archive: str, path: str, entries: Iterator[Input], most_bytes: int = MAX_MEMBER_BYTES,
 ) -> Iterator[tuple[Input, Content | SuperresError]]:
-    """Yield the content of members of the archive, whose copy is the file `path`, in the order of their numbers."""
+    """Yield the content of members of the archive, whose copy is the file `path`, in the order of their numbers.
+
+    A member of over `most_bytes` has an error instead.
+    """
     asked, problem = deque[Input](), "it ends early"
 
     def numbers() -> Iterator[int]:
@@ -81,7 +84,7 @@ def _open_members(
             yield entry.member
 
     try:
-        for content in read_members(path, archive, numbers()):
+        for content in read_members(path, archive, numbers(), most_bytes):
             yield asked.popleft(), content
     except DAMAGED as error:
         problem = reason_of(error)
@@ -112,6 +115,6 @@ def read_archive(
         else:
             inventory.add(tally)
         yield from open_inputs(entry for entry in entries if entry.error is not None)
-        yield from _open_members(archive, path, (entry for entry in entries if entry.error is None))
+        yield from open_members(archive, path, (entry for entry in entries if entry.error is None))
     if damage is not None:
         yield Input(archive, "", error=damage), InvalidInputError(damage)

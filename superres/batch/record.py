@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from superres.tasks.sheets import face_sheet
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
+    from superres.decoding.trace import RowTrace
     from superres.pipeline.upscaler import Upscaler
 
 
@@ -161,15 +163,20 @@ class RunSettings:
         """Return the output of a decoded image."""
         from superres.pipeline.cascade import stage_traces  # imports torch
 
-        request, traces = result.item, stage_traces(result)
-        tokens, iterations = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
+        image = self.task.decode(result.tokens[None].numpy())[0]
+        return self.drawn(result.item, image, stage_traces(result), result.seconds)
+
+    def drawn(self, request: Request, image: Pixels, traces: Sequence[RowTrace], seconds: float) -> Output:
+        """Return the output of an image, uint8 [target, target, 3], with the traces of its stages."""
+        tokens, iterations, calls = (sum(getattr(trace, name) for trace in traces)
+                                     for name in ("tokens", "iterations", "model_calls"))
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
         if request.crop is not None:
             record["crop"] = request.crop
-        data = encode(request, self.task.decode(result.tokens[None].numpy())[0], record, self.options)
-        row = Row(request.entry.input, request.output, "ok", None, tokens, iterations,
-                  sum(trace.model_calls for trace in traces), tokens / max(iterations, 1), result.seconds,
-                  **self._fields(request.entry), sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
+        data = encode(request, image, record, self.options)
+        row = Row(request.entry.input, request.output, "ok", None, tokens, iterations, calls,
+                  tokens / max(iterations, 1), seconds, **self._fields(request.entry),
+                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
         return Output(row, data, request.turn, request.index)
 
     def failed(self, entry: Input, output: str, reason: str, turn: int = 0, index: int = 0) -> Output:

@@ -1,85 +1,74 @@
 """The tab Batch, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
 
-The files are read one by one and decoded in groups, and each file has a row in the manifest.
+It lists, names and records files as `superres upscale` does (`superres.batch`). They are read one by one and decoded in
+groups, in turns with other visitors, and each has a row in the manifest.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import io
-import json
+import itertools
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import gradio as gr
 import numpy as np
 
+from superres.batch.archives import DAMAGED, list_members
+from superres.batch.inputs import Input, damage_of, display_path, input_of, member_input
+from superres.batch.opening import open_members
+from superres.batch.options import MANIFEST, BatchOptions
+from superres.batch.record import Output, Request, RunSettings
 from superres.batch.rows import Row
-from superres.config import FACES, DecodeConfig
-from superres.errors import InvalidInputError
+from superres.config import FACES
+from superres.errors import InvalidInputError, SuperresError
 from superres.pipeline.options import resolve_options
-from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import encode_png
+from superres.system.folders import MEMBER, Tally
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder
-from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
+from superres.web.files import MAX_FILE_BYTES, NOT_UPLOADED, new_folder, path_of
 from superres.web.photos import Subject, input_sizes, reduce_picture, start_control, subjects
 from superres.web.turns import StoppedError
 
 MAX_FILES = 100  # in a batch, including files inside zip files
-MAX_ENTRIES = 10 * MAX_FILES  # in a zip file, including folders and metadata
-MAX_MEMBER_BYTES = 10_000_000  # of a file inside a zip file, unpacked
-MAX_BATCH_BYTES = 200_000_000  # unpacked from the zip files of a batch
-MAX_BATCH_PIXELS = 600_000_000  # read for a batch, which takes about half a minute
 GROUP_SIZE = 8  # images decoded together
-_UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
 INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}. A request may have
 {MAX_FILES} files, zip files unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The
 detail is invented**: never use it to identify anyone."""
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of a batch: its name without folders, that of its output, the upload, and its entry if that is a zip."""
+class File(NamedTuple):
+    """A file of a batch, the upload that is it or holds it, and the name of its output."""
 
-    name: str
+    entry: Input
+    upload: str
     output: str
-    upload: Path
-    member: zipfile.ZipInfo | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """An output to be decoded: a face of a file, its name, and its input."""
-
-    file: File
-    output: str
-    subject: Subject
+Waiting: TypeAlias = tuple[Request, Subject]
+"""An output to be decoded, and what it is drawn from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A finished output: its name, its input, its picture, uint8 [target, target, 3], and the picture's metadata."""
+    """A finished output, its input, and its picture, uint8 [target, target, 3]."""
 
-    output: str
+    output: Output
     subject: Subject
     image: Pixels
-    record: dict[str, Any]
 
     def html(self) -> str:
         """Return the crop of the photo, if it is large enough, the input and the result, side by side."""
-        source, truth = self.subject.source, self.subject.truth
-        crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {self.output}", None)]
-        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {self.output}", None),
-                                drawing.figure(self.image, self.output, f"Upscaled {self.output}")], self.output)
+        source, truth, name = self.subject.source, self.subject.truth, self.output.row.output
+        crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {name}", None)]
+        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {name}", None),
+                                drawing.figure(self.image, name, f"Upscaled {name}")], name)
 
 
 @dataclass
@@ -87,27 +76,28 @@ class Batch:
     """The progress of a batch.
 
     Attributes:
+        settings: what the rows and the pictures record.
         total: number of outputs, as far as it is known: of one per file, and one per further face.
-        bytes_left: bytes that may still be unpacked; negative after the file that exceeds them. So is `pixels_left`.
+        notes: one line per zip file of which something is left out.
         done: number of decoded images, with the decoded share of the current group.
         rows: one manifest row per output that is finished or has failed.
         pictures: the finished results.
     """
 
+    settings: RunSettings
     total: int
-    bytes_left: int
-    pixels_left: int
+    notes: list[str]
     done: float = 0.0
     rows: list[Row] = field(default_factory=list)
     pictures: list[Finished] = field(default_factory=list)
 
-    def fail(self, file: File, reason: object, output: str | None = None) -> None:
-        """Add the row of a file, or of one of its outputs, that cannot be upscaled."""
-        self.rows.append(Row(file.name, output or file.output, "failed", str(reason)))
+    def fail(self, entry: Input, output: str, reason: object) -> None:
+        """Add the row of an output that cannot be made."""
+        self.rows.append(self.settings.failed(entry, output, str(reason)).row)
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return the rows as JSON objects, as `superres upscale --manifest` writes them."""
-        return [dataclasses.asdict(row) for row in self.rows]
+        return [asdict(row) for row in self.rows]
 
     def save(self) -> str | None:
         """Write the finished results and the manifest as a zip file, and return its path; None without results."""
@@ -116,8 +106,8 @@ class Batch:
         path = new_folder() / "superres-batch.zip"
         with zipfile.ZipFile(path, "w") as archive:
             for one in self.pictures:
-                archive.writestr(one.output, encode_png(Picture(one.image), one.record))
-            archive.writestr("manifest.jsonl", "".join(json.dumps(row) + "\n" for row in self.manifest()))
+                archive.writestr(one.output.row.output, one.output.data or b"")
+            archive.writestr(MANIFEST, b"".join(row.line() for row in self.rows))
         return str(path)
 
 
@@ -167,11 +157,12 @@ def state_html(batch: Batch) -> str:
     """Return the progress of a batch, and the errors of failed files."""
     errors = [row.error or "" for row in batch.rows if row.status == "failed"]
     items = "".join(f"<li>{escape(error)}</li>" for error in errors)
+    notes = "".join(f'<p class="sr-hint">{escape(note)}</p>' for note in batch.notes)
     failures = f'<p>Not upscaled: {len(errors)}</p><ul class="sr-bad">{items}</ul>' if errors else ""
     failed = f", {len(errors)} not upscaled" if errors else ""
     return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready{failed} <progress '
             f'max="{batch.total}" '
-            f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}')
+            f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}{notes}')
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
@@ -201,121 +192,114 @@ def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequ
     checkpoint, and StoppedError if the server is stopping.
     """
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
-    task = decoder.upscaler.face_task.from_size(start)
-    deadline, files = decoder.deadline(), find_files([path_of(upload) for upload in uploads or []])
-    batch, results = Batch(len(files), MAX_BATCH_BYTES, MAX_BATCH_PIXELS), list[Result]()
-    taken = {file.output for file in files}
+    deadline, taken, notes = decoder.deadline(), set[str](), list[str]()
+    files = find_files([path_of(upload) for upload in uploads or []], taken, notes)
+    upscaler = decoder.upscaler.from_size(decoder.upscaler.face_task.from_size(start).source)
+    batch = Batch(RunSettings.of(upscaler, options, BatchOptions("")), len(files), notes)
+    left, waiting = dict(enumerate(files)), list[Waiting]()
     try:
-        for file in files:
+        for (turn, file), content in zip(enumerate(files), open_files(files), strict=True):
             decoder.check_time(deadline)
             try:
-                results += _read(file, batch, task, taken, deadline)
+                waiting += _read(file, turn, content, batch, taken, deadline)
             except InvalidInputError as error:
-                batch.fail(file, error)
+                batch.fail(file.entry, file.output, error)
+            del left[turn]
             yield batch
-        for shape in dict.fromkeys(one.subject.source.shape for one in results):  # a cascade reads several sizes
-            waiting = [one for one in results if one.subject.source.shape == shape]
-            for start in range(0, len(waiting), GROUP_SIZE):
-                yield from _decode(decoder, waiting[start:start + GROUP_SIZE], options, deadline, batch)
+        for shape in dict.fromkeys(subject.source.shape for _, subject in waiting):  # a cascade reads several sizes
+            group = [one for one in waiting if one[1].source.shape == shape]
+            for first in range(0, len(group), GROUP_SIZE):
+                yield from _decode(decoder, group[first:first + GROUP_SIZE], deadline, batch)
     except StoppedError as error:
         if decoder.is_closing:
             raise
-        outputs = {one.output: one.file for one in results}
-        read = set(outputs.values())
-        outputs |= {file.output: file for file in files if file not in read}
-        for output in outputs.keys() - {row.output for row in batch.rows}:
-            batch.fail(outputs[output], error, output)
+        made = {row.output for row in batch.rows}
+        for entry, output in [*((request.entry, request.output) for request, _ in waiting),
+                              *((file.entry, file.output) for file in left.values())]:
+            if output not in made:
+                batch.fail(entry, output, error)
     yield batch
 
 
-def find_files(uploads: Sequence[str]) -> list[File]:
-    """Return the files of the uploads and of their zip files, each with an output name of its own."""
-    files, taken = list[File](), set[str]()
-    for upload in map(Path, uploads):
-        for member in _members(upload) if zipfile.is_zipfile(upload) else [None]:
-            # A path in a zip file may have slashes or backslashes.
-            name = Path((upload.name if member is None else member.filename).replace("\\", "/")).name or "unnamed"
-            files.append(File(name, _output_name(name, taken), upload, member))
-            taken.add(files[-1].output)
+def find_files(uploads: Sequence[str], taken: set[str], notes: list[str]) -> list[File]:
+    """Return the files of the uploads and of their zip files, whose outputs' names join `taken`.
+
+    What is left out of a zip file becomes a line of `notes`.
+    """
+    files = list[File]()
+    for upload in uploads:
+        for entry in _entries(upload, notes):
+            files.append(File(entry, upload, unique_name(entry.name or Path(entry.input).stem, taken)))
         if len(files) > MAX_FILES:
             raise InvalidInputError(f"{len(files)} files are too many at once; upload at most {MAX_FILES}, or use the "
                                     "command superres upscale")
     if not files:
-        raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
+        raise InvalidInputError(f"{'; '.join(notes) or 'there is no file yet'}; upload images, or a zip file of images")
     return files
 
 
-def _members(path: Path) -> list[zipfile.ZipInfo]:
-    """Return the files in a zip file, without the metadata that macOS adds."""
+def _entries(upload: str, notes: list[str]) -> Iterator[Input]:
+    """Yield an upload as an input, or those of a zip file; their names and errors never have the server's paths."""
+    label = Path(upload).name
+    if not label.lower().endswith(".zip"):
+        yield input_of(label, label, keep_tree=False)
+        return
+    tally = Tally(label, MEMBER)
     try:
-        with zipfile.ZipFile(path) as archive:
-            found = archive.infolist()
-    except _UNPACKING_ERRORS as error:
-        raise InvalidInputError(f"{path.name} is a damaged zip file; pack it again") from error
-    if len(found) > MAX_ENTRIES:
-        raise InvalidInputError(f"{path.name} has {len(found)} entries, which are too many at once; upload at most "
-                                f"{MAX_FILES} files, or use the command superres upscale")
-    return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+        for number, name in list_members(upload, label, tally):
+            yield member_input(label, label, name, number, keep_tree=False)
+    except FileNotFoundError:
+        yield Input(label, "", error=f"{label} {NOT_UPLOADED}")
+    except DAMAGED as error:
+        yield Input(label, "", error=damage_of(label, error))
+    notes += [tally.line()] if tally.left_out else []
 
 
-def _output_name(name: str, taken: set[str], face: int = 0) -> str:
-    """Return the name of the output of a face, 0 for the only one, with a number if another output has this name."""
-    stem = "".join(letter if letter.isprintable() else "_" for letter in Path(name).stem)[:100]
-    stem += f"-face{face}" if face else ""
-    output, number = f"{stem}.png", 1
-    while output in taken:
-        number += 1
-        output = f"{stem}-{number}.png"
+def open_files(files: Sequence[File]) -> Iterator[Any]:
+    """Yield the content of each file, or the error why it cannot be read."""
+    for (upload, archive), group in itertools.groupby(files, key=lambda file: (file.upload, file.entry.archive)):
+        entries = (file.entry for file in group)
+        if archive is not None:
+            yield from (content for _, content in open_members(archive, upload, entries, MAX_FILE_BYTES))
+        else:
+            yield from (upload if entry.error is None else InvalidInputError(entry.error) for entry in entries)
+
+
+def unique_name(stem: str, taken: set[str]) -> str:
+    """Return the name of an output without folders, with a number if it is in `taken`, which it joins."""
+    stem = "".join(letter if letter.isprintable() else "_" for letter in stem.replace("\\", "/").rpartition("/")[2])
+    numbered = itertools.chain([stem[:100]], (f"{stem[:100]}-{number}" for number in itertools.count(2)))
+    output = next(name for one in numbered if (name := f"{one}.png") not in taken)
+    taken.add(output)
     return output
 
 
-def _read(file: File, batch: Batch, task: FaceTask, taken: set[str], deadline: Deadline) -> list[Result]:
-    """Read a file, unpacked if it is in a zip file, and return its outputs to be decoded, whose names join `taken`."""
-    if min(batch.pixels_left, batch.bytes_left) < 0:
-        raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
-    opened: Path | io.BytesIO = file.upload
-    if file.member is not None:
-        try:
-            with zipfile.ZipFile(file.upload) as archive, archive.open(file.member) as packed:
-                content = packed.read(MAX_MEMBER_BYTES + 1)
-        except _UNPACKING_ERRORS as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
-            raise InvalidInputError(message) from None
-        batch.bytes_left -= len(content)
-        if len(content) > MAX_MEMBER_BYTES:
-            raise InvalidInputError(f"{file.name} has over {MAX_MEMBER_BYTES / 1e6:g} MB unpacked; reduce it first")
-        opened = io.BytesIO(content)
-
-    def reduced(image: Pixels) -> list[Subject]:
-        batch.pixels_left -= image.shape[0] * image.shape[1]
-        return subjects(image, task)
-
-    results = []
-    for subject in reduce_picture(opened, reduced, task.source, file.name, deadline):
+def _read(
+    file: File, turn: int, content: str | IO[bytes] | SuperresError, batch: Batch, taken: set[str], deadline: Deadline,
+) -> list[Waiting]:
+    """Read a file, and return its outputs to be decoded, whose names join `taken`."""
+    if isinstance(content, SuperresError):
+        raise content
+    entry, task, found = file.entry, batch.settings.task, list[Waiting]()
+    for subject in reduce_picture(content, lambda image: subjects(image, task), task.source,
+                                  display_path(entry.input, entry.archive), deadline):
         face = 0 if subject.crop is None else subject.crop.face
-        results.append(Result(file, _output_name(file.name, taken, face) if face else file.output, subject))
-        taken.add(results[-1].output)
-    batch.total += len(results) - 1
-    return results
+        output = unique_name(f"{entry.name}-face{face}", taken) if face else file.output
+        crop = None if subject.crop is None else asdict(subject.crop)
+        found.append((Request(turn, len(found), 1, entry, output, Picture(subject.source), crop), subject))
+    batch.total += len(found) - 1
+    return found
 
 
-def _decode(
-    decoder: Decoder, group: Sequence[Result], options: DecodeConfig, deadline: Deadline, batch: Batch,
-) -> Iterator[Batch]:
+def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline, batch: Batch) -> Iterator[Batch]:
     """Decode a group of outputs into `batch`, and yield it after each frame."""
-    sources = np.stack([one.subject.source for one in group])
-    before, upscaler = batch.done, decoder.upscaler.from_size(sources.shape[1])
-    for frames in decoder.upscale("batch", sources, {"": options}, deadline=deadline):
+    sources, before = np.stack([subject.source for _, subject in group]), batch.done
+    for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline):
         result = frames[""]
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
-            for row, (one, image) in enumerate(zip(group, result.images, strict=True)):
-                counts, crop = drawing.counts_of(result.stage_traces(row)), one.subject.crop
-                batch.pictures.append(Finished(one.output, one.subject, image,
-                                               drawing.record_of(upscaler, options, 1)))
-                batch.rows.append(Row(
-                    one.file.name, one.output, "ok", None, **counts, seconds=result.seconds / len(group),
-                    checkpoint=f"{upscaler.name}@{upscaler.revision}", config=options.to_dict(), seed=options.seed,
-                    crop=None if crop is None else dataclasses.asdict(crop)))
+            for row, ((request, subject), image) in enumerate(zip(group, result.images, strict=True)):
+                output = batch.settings.drawn(request, image, result.stage_traces(row), result.seconds / len(group))
+                batch.pictures.append(Finished(output, subject, image))
+                batch.rows.append(output.row)
         yield batch
