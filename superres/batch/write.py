@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import FileIO
@@ -39,6 +39,7 @@ FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 """Error numbers that stop the run, since the next output would fail too."""
 WRITERS = 8  # threads that write pictures to a store
 WAITING = 64  # pictures that wait for these threads
+FLUSHERS = 8  # threads that flush the files of a part: the disk takes little longer for several than for one
 
 
 class PartWriter(Protocol):
@@ -115,6 +116,7 @@ class FolderStore:
             self._read()
             self._empty_hidden()
             stack.callback(shutil.rmtree, self.hidden, ignore_errors=True)
+            self.flushers = stack.enter_context(ThreadPoolExecutor(FLUSHERS, "superres-flushing"))
             self._stack = stack.pop_all()
         return self
 
@@ -210,9 +212,12 @@ class FolderWriter:
         """See `PartWriter`."""
         staged, self.staged = self.staged, []
         try:
+            flushed = [self.store.flushers.submit(os.fsync, file.fileno()) for _, file in staged if file is not None]
+            wait(flushed)
+            for one in flushed:
+                one.result()
             for row, file in staged:
                 if file is not None:
-                    os.fsync(file.fileno())
                     file.close()
                     self._make_room(row)
             self.store.journal.append(row for row, _ in staged)
