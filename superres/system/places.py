@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
@@ -378,27 +379,20 @@ def _s3_session() -> Any:  # noqa: ANN401 -- of aiobotocore
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-        async def _get_session(self, proxy_url: object) -> Any:  # noqa: ANN401
-            return _Direct(await super()._get_session(proxy_url))
+        async def _get_session(self, proxy_url: object) -> SimpleNamespace:
+            session = await super()._get_session(proxy_url)
+
+            async def request(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 -- of aiohttp
+                response = await session.request(*arguments, allow_redirects=False, **options)
+                # botocore itself follows Amazon's redirects, to the region of a bucket; others become refusals.
+                if response.status in (301, 302, 303, 307, 308) and not (
+                        str(response.url.host).endswith(".amazonaws.com")):
+                    response.status = 403
+                return response
+
+            return SimpleNamespace(request=request)
 
     return Session
-
-
-class _Direct:
-    """A session of aiohttp that follows no redirect. That of another store than Amazon's becomes a refusal (403).
-
-    Amazon's, to the region of a bucket, are followed by botocore itself.
-    """
-
-    def __init__(self, session: Any) -> None:  # noqa: ANN401 -- of aiohttp
-        self.session = session
-
-    async def request(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        response = await self.session.request(*arguments, allow_redirects=False, **options)
-        is_redirect = response.status in (301, 302, 303, 307, 308)
-        if is_redirect and not str(response.url.host).endswith(".amazonaws.com"):
-            response.status = 403
-        return response
 
 
 class _EmptyError(Exception):
