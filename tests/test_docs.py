@@ -16,9 +16,11 @@ import pytest
 from test_cli_options import BLOCK, COMMANDS, command_lines, command_of
 
 import superres
+from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.pipeline.options import combined
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,11 +62,13 @@ def test_a_python_block_runs(code, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", LINES)
-def test_a_command_line_in_a_block_parses(words, monkeypatch):
+def test_a_command_line_in_a_block_is_taken(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     command = command_of(["superres", *words])
     assert not hasattr(COMMANDS[command], "commands"), f"no command: {words}"
-    COMMANDS[command].make_context(command, words[len(command.split()):])
+    context = COMMANDS[command].make_context(command, words[len(command.split()):])
+    if context.obj:  # it has decoding options
+        combined(DEFAULTS, given_options(context, decode_config(context)), 10)
 
 
 def test_the_pages_quote_the_algorithm_and_its_example_which_runs():
