@@ -22,7 +22,7 @@ from skimage import data
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
-from superres.tasks.faces import FaceTask, area_reduce, crop_square
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, read_sources
 from superres.tasks.pictures import read_image
 
@@ -56,14 +56,6 @@ def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns)
 def test_area_reduce_refuses_what_it_cannot_average(shape, dtype, size):
     with pytest.raises(InvalidInputError):
         area_reduce(np.zeros(shape, dtype), size, size)
-
-
-def test_the_square_of_an_aligned_picture_is_the_celeba_crop_and_of_others_the_centre():
-    y, x = np.mgrid[:218, :178].astype(np.uint8)
-    aligned = np.stack([y, x, x], -1)
-    np.testing.assert_array_equal(crop_square(aligned), aligned[40:178, 20:158])
-    np.testing.assert_array_equal(crop_square(aligned[:, :100]), aligned[59:159, :100])
-    np.testing.assert_array_equal(crop_square(aligned[:51]), aligned[:51, 63:114])
 
 
 def test_only_a_picture_of_its_size_is_an_input():

@@ -136,10 +136,10 @@ def read_place(place: str, most: int) -> bytes:
 
 
 @contextmanager
-def fetched(place: str, most: int | None = None) -> Iterator[str]:
+def fetched(place: str) -> Iterator[str]:
     """Yield the path of a copy of a URL's content, which is removed afterwards, or the path itself.
 
-    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too large, too.
+    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too large.
     """
     if not is_url(place):
         yield place
@@ -148,32 +148,24 @@ def fetched(place: str, most: int | None = None) -> Iterator[str]:
     with scratch_folder() as folder:
         room = max(0, shutil.disk_usage(folder).free - FREE_BYTES)
         copy = os.path.join(folder, "content")
-        callback = functools.partial(_limit, place, room if most is None else min(room, most))
-        _persistently(lambda: system.get_file(path, copy, callback=callback()), place, "read")
+        _persistently(lambda: system.get_file(path, copy, callback=_limit(place, room)), place, "read")
         yield copy
 
 
-def write_place(place: str, data: bytes, new: bool = False) -> bool:
-    """Write `data`, whole or not at all; with `new`, only where there is nothing. Return whether it was written.
+def write_place(place: str, data: bytes) -> None:
+    """Write `data`, whole or not at all.
 
     Raises OutputError if it cannot be written, and PlaceError if it cannot be written at present.
     """
-    if not is_url(place):
-        return _write_file(Path(place), data, new)
-    system, path = _opened(place, writing=True)
-
-    def write() -> bool:
-        try:
-            system.pipe_file(path, data, **({"mode": "create"} if new else {}))
-        except FileExistsError:
-            return False
-        except (NotImplementedError, TypeError):  # the store does not know the condition
-            if not new or system.exists(path):
-                return False
-            system.pipe_file(path, data)
-        return True
-
-    return _persistently(write, place, "write")
+    if is_url(place):
+        system, path = _opened(place, writing=True)
+        _persistently(lambda: system.pipe_file(path, data), place, "write")
+        return
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
+        write_atomically(Path(place), data)
+    except OSError as error:
+        raise OutputError(f"cannot write {place}: {error.strerror}; choose another --output") from error
 
 
 def move_to(path: str, place: str) -> None:
@@ -298,36 +290,6 @@ def _walked_files(
             waiting += reversed(below)
         elif folders:
             yield from (Listed(f"{name[len(path):].strip('/')}/") for name in below)
-
-
-def _write_file(path: Path, data: bytes, new: bool) -> bool:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not new:
-            write_atomically(path, data)
-            return True
-        with scratch_file(path.parent) as file:
-            file.write(data)
-            file.flush()
-            _link(file.name, path)
-    except FileExistsError:
-        if path.is_file():
-            return False
-        raise OutputError(f"cannot write {path}: something else has that name; choose another --output") from None
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
-    return True
-
-
-def _link(file: str, path: Path) -> None:
-    """Give a file its name, or raise FileExistsError: a rename would replace what has that name."""
-    try:
-        os.link(file, path)
-    except FileExistsError:
-        raise
-    except OSError:  # the file system has no hard links
-        with open(path, "xb") as only, open(file, "rb") as content:
-            shutil.copyfileobj(content, only)
 
 
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:

@@ -65,16 +65,6 @@ def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
-def crop_square(image: Pixels) -> Pixels:
-    """Crop a square from uint8 [H, W, 3]: Img2imgCeleba's 138x138 pixels of an aligned picture, else the centre."""
-    height, width = image.shape[:2]
-    if (height, width) == CELEBA_ALIGNED:
-        return image[40:178, 20:158]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return image[top : top + side, left : left + side]
-
-
 def encode(images: Pixels) -> Int64:
     """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B."""
     if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
