@@ -123,7 +123,7 @@ def test_the_citation_names_this_version():
 
 
 def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path):
-    pytest.importorskip("material", reason="the extra docs is not installed")
+    pytest.importorskip("material", reason="the docs extra is not installed")
     built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
                            cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

@@ -126,7 +126,7 @@ def mark_of(data):
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_describes_a_picture_is_kept_and_what_describes_its_file_or_camera_is_not(form, name):
     if form == "HEIF":
-        pytest.importorskip("pillow_heif", reason="the extra heic is not installed").register_heif_opener()
+        pytest.importorskip("pillow_heif", reason="the heic extra is not installed").register_heif_opener()
     given = photo(form)
     assert given.count(GONE) > 12
     picture = read_picture(io.BytesIO(given), form)

@@ -29,7 +29,7 @@ from superres.system.places import (
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 
-pytest.importorskip("s3fs", reason="the extra cloud is not installed")
+pytest.importorskip("s3fs", reason="the cloud extra is not installed")
 
 pytestmark = pytest.mark.slow
 

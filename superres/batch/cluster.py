@@ -157,7 +157,7 @@ def import_ray() -> ModuleType:
         import ray
         import ray.data
     except ImportError as error:
-        raise ConfigError("--ray needs the extra ray; pip install 'superres[ray]'") from error
+        raise ConfigError("--ray needs the ray extra; pip install 'superres[ray]'") from error
     module: ModuleType = ray
     return module
 

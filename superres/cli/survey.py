@@ -268,7 +268,7 @@ def export(
 ) -> None:
     """Write the votes to a file, one row per vote.
 
-    With the layout votes, files beside it have the study's settings and a description of the columns.
+    With the votes layout, files beside it have the study's settings and a description of the columns.
     """
     from superres.survey.export import export_study
     from superres.system.output import prepare_folder

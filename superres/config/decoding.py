@@ -130,10 +130,10 @@ class DecodeConfig(Config):
         10, f"Largest number of n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G",
         panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
     draft: str | None = setting(
-        None, "Checkpoint of the draft model for the proposer draft.", "NAME|DIR", panel=EXPERTS,
+        None, "Checkpoint of the draft model for the draft proposer.", "NAME|DIR", panel=EXPERTS,
         unset="NAME-draft beside --checkpoint NAME, if it exists", depends_on="proposer")
     ngrams: str | None = setting(
-        None, "File of n-gram counts for the proposer ngram, from 'superres train ngrams'.", "FILE",
+        None, "File of n-gram counts for the ngram proposer, from 'superres train ngrams'.", "FILE",
         panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it exists", depends_on="proposer")
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
@@ -185,7 +185,7 @@ class DecodeConfig(Config):
 
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
         the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
-        minimum block or the proposer lookahead is given, or if the given settings make the tokens depend on the block
+        minimum block or the lookahead proposer is given, or if the given settings make the tokens depend on the block
         sizes.
         """
         plain, temperature = type(self)(), given.get("temperature")

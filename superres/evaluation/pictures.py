@@ -121,7 +121,7 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def quality(images: Pixels, references: Pixels) -> dict[str, Scores]:
-    """Return each image's PSNR, SSIM and, with the extra `scores`, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
+    """Return each image's PSNR, SSIM and, with the `scores` extra, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
     measures = {"psnr": psnr, "ssim": ssim, "fsim": fsim()}
     return {name: measure(images, references) for name, measure in measures.items() if measure is not None}
 

@@ -1,6 +1,6 @@
 """Read and write places: paths of this machine, and URLs of object stores and web servers through fsspec.
 
-A place is text. One with "://" is a URL (extra `cloud`); any other is a path. Credentials are those of the ecosystem
+A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials are those of the ecosystem
 (environment variables and profiles), so a URL with a password or a query is refused: it would be recorded. Requests
 that fail for a passing reason are repeated; a write is whole or absent. Redirects to another host are not followed.
 """
@@ -315,7 +315,7 @@ def _system(scheme: str, process: int) -> Any:  # noqa: ANN401 -- of fsspec; eac
             options["client_kwargs"] = {"trace_configs": [_same_host_only()]}
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        raise ConfigError(f"places of {scheme}:// need the extra cloud; pip install 'superres[cloud]'") from error
+        raise ConfigError(f"places of {scheme}:// need the cloud extra; pip install 'superres[cloud]'") from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"cannot open places of {scheme}:// ({plain(first_line(error))}); check the store's "
                           "credentials") from error

@@ -64,7 +64,7 @@ def read_picture(
 
     The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
     blended with `background`, a colour's name in Pillow. All samples are scaled to 8 bits; palette, grey, CMYK and Lab
-    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the extra `heic`. Damaged
+    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the `heic` extra. Damaged
     metadata is ignored, and the picture's notes say so.
 
     `file` is a path, or content opened for reading, and `label` its name in messages; the format is detected from the

@@ -1,7 +1,7 @@
 """Translation: text as SentencePiece tokens, parallel text files, and lines that are too long for the model.
 
 A token is a piece of the joint vocabulary of both languages. Sources and targets end with END; PADDING fills a batch.
-SentencePiece is in the extra `text`. Text and tokens that cannot be used raise InvalidInputError.
+SentencePiece is in the `text` extra. Text and tokens that cannot be used raise InvalidInputError.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str)
     require(entry.translated_by in earlier or entry.translated_by is None,
             f"{rung} is translated by {entry.translated_by!r}, which is not an earlier rung")
     require((settings.stage == "distil") == (entry.own_images > 0),
-            f"{rung}: own_images must be positive in the stage distil, and only there")
+            f"{rung}: own_images must be positive in the distil stage, and only there")
     require(entry.head_layer is None or (entry.head_layer in HEAD_LAYERS and settings.trains_heads), f"{rung}: "
             f"head_layer {entry.head_layer!r} must be one of {', '.join(HEAD_LAYERS)}, in a rung that trains heads")
     require(back is None or back in backward,

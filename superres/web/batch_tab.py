@@ -1,4 +1,4 @@
-"""The tab Batch, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
+"""The Batch tab, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
 
 The files are read one by one and decoded in groups, and each file has a row in the manifest.
 """

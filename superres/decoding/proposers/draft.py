@@ -30,7 +30,7 @@ class DraftProposer(Proposer):
     def __init__(self, draft: ScoringModel | None = None) -> None:
         """Use the model `draft`; raises ConfigError if it is None."""
         if draft is None:
-            raise ConfigError("the proposer draft needs a draft model; name its checkpoint with --draft")
+            raise ConfigError("the draft proposer needs a draft model; name its checkpoint with --draft")
         self.draft = draft
 
     def check(self, model: ScoringModel) -> None:

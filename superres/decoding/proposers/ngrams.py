@@ -147,7 +147,7 @@ class NgramProposer(Proposer):
     def __init__(self, table: NgramTable | None = None) -> None:
         """Use the counts in `table`; raises ConfigError if it is None."""
         if table is None:
-            raise ConfigError("the proposer ngram needs counts; name their file with --ngrams, and make it with "
+            raise ConfigError("the ngram proposer needs counts; name their file with --ngrams, and make it with "
                               "'superres train ngrams'")
         self.table = table
         self._cached: tuple[Tensor, Tensor] | None = None
