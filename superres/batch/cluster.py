@@ -102,19 +102,16 @@ class Worker:
         return part.turn, rows, [], self.lines
 
     def read(self, turn: int, count: int) -> None:
-        """See `superres.batch.run.Sink`."""
         self.counts.append((turn, count))
 
     def put(self, result: Result[Request] | Output) -> None:
-        """See `superres.batch.run.Sink`."""
         self.outputs.append(result if isinstance(result, Output) else self.settings.output(result))
 
     def cropped(self, line: str) -> None:
-        """See `superres.batch.run.Sink`."""
         self.lines.append(line)
 
     def progress(self, under_way: float) -> None:
-        """See `superres.batch.run.Sink`."""
+        ...
 
 
 def decode_on_cluster(run: Run, cluster: Cluster) -> None:

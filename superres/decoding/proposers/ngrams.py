@@ -153,20 +153,17 @@ class NgramProposer(Proposer):
         self._cached: tuple[Tensor, Tensor] | None = None
 
     def check(self, model: ScoringModel) -> None:
-        """See `Proposer.check`."""
         counted = self.table.vocabulary
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         import torch
 
         keys, known = self._table_on(torch.device("cpu"))
         return ProposerData("ngram", keys=keys, known=known, order=self.table.order, channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         import torch
 
         keys, known_tokens = self._table_on(context.tokens.device)
@@ -190,7 +187,6 @@ class NgramProposer(Proposer):
 
     @property
     def weight_bytes(self) -> int:
-        """See `Proposer.weight_bytes`."""
         return self.table.keys.nbytes + self.table.tokens.nbytes
 
     def _table_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
