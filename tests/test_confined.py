@@ -19,6 +19,7 @@ import torch
 from batch_tools import rows_of, upscale, write_image
 from fakes import random_model
 from hostile_pictures import many_scans
+from picture_files import saved
 from PIL import Image, ImageCms
 from test_pipeline import FAST
 
@@ -50,12 +51,6 @@ def is_running(process):
     return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
 
 
-def encoded(image, suffix="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, suffix, **options)
-    return buffer.getvalue()
-
-
 def kinds():
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (50, 30, 4), np.uint8))
@@ -63,10 +58,10 @@ def kinds():
     exif[0x0112], exif[0x010F] = 6, "camera"
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return {
-        "alpha": encoded(image), "grey": encoded(image.convert("L")), "exif": encoded(image.convert("RGB"), exif=exif),
-        "xmp": encoded(image.convert("RGB"), "JPEG", xmp=b"<x:xmpmeta/>"), "empty": b"", "text": b"no picture",
-        "profile": encoded(image.convert("RGB"), "JPEG", icc_profile=profile), "small": encoded(image.resize((3, 3))),
-        "damaged": encoded(image)[:-100],
+        "alpha": saved(image, "PNG"), "grey": saved(image.convert("L"), "PNG"), "empty": b"", "text": b"no picture",
+        "exif": saved(image.convert("RGB"), "PNG", exif=exif), "damaged": saved(image, "PNG")[:-100],
+        "xmp": saved(image.convert("RGB"), "JPEG", xmp=b"<x:xmpmeta/>"), "small": saved(image.resize((3, 3)), "PNG"),
+        "profile": saved(image.convert("RGB"), "JPEG", icc_profile=profile),
     }
 
 

@@ -53,14 +53,6 @@ def store(host: str = "127.0.0.1", errors: float = 0.0, cuts: float = 0.0) -> It
         endpoint = json.loads(process.stdout.readline())["endpoint"] if process.stdout else ""
         os.environ.update(KEYS, AWS_ENDPOINT_URL=endpoint)
         try:
-            import s3fs
-
-            for _ in range(10):
-                try:
-                    s3fs.S3FileSystem(skip_instance_cache=True).call_s3("create_bucket", Bucket="faces")
-                    break
-                except OSError:
-                    time.sleep(0.2)
             yield endpoint
         finally:
             process.terminate()

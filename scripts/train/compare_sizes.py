@@ -33,8 +33,8 @@ from superres.errors import ConfigError, SuperresError
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.engines import step_model
 from superres.pipeline.upscaler import Upscaler
+from superres.system.json_files import read_json
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
-from superres.system.reading import read_json
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.training.data import ImageBatches

@@ -195,7 +195,7 @@ def pool_of(ray: ModuleType, cluster: Cluster, most: int) -> tuple[int, dict[str
 
 
 def _execute(ray: ModuleType, run: Run, cluster: Cluster, left: dict[int, Part]) -> None:
-    """Map the parts `left`, of which those that are done are removed."""
+    """Map the parts `left`, and remove the parts that are done."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False

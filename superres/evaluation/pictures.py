@@ -143,7 +143,7 @@ def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, 
     """Return `picture_scores` by method, and the mean differences of `quality` from that of `BASELINE`.
 
     `pictures` are uint8 [N,H,W,3] by method. The difference of a score has the name "<score>_above_lanczos". Its
-    interval is that of the differences of pictures, and so narrower than the intervals of the scores.
+    interval is computed from the pictures' differences, so it is narrower than the scores' intervals.
     """
     scores = {method: quality(images, pairs.hr) for method, images in pictures.items()}
     compared = {}

@@ -60,7 +60,7 @@ class ThreadTrials:
     def fastest(self, step: Callable[[int], None], rows: int = 1) -> int:
         """Return the number of threads with the fastest step, after timing `step` of `rows`, which takes this number.
 
-        Timings per row are kept, since those of a large batch would never be shorter than those of a small one.
+        Timings per row are kept, since a large batch never takes less time than a small one.
         """
         more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
         self.rounds += more

@@ -1,6 +1,6 @@
 """Read and write places: paths of this machine, and URLs of object stores and web servers through fsspec.
 
-A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials are those of the ecosystem
+A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials come from the ecosystem
 (environment variables and profiles), so a URL with a password or a query is refused: it would be recorded. Requests
 that fail for a passing reason are repeated; a write is whole or absent. Redirects to another host are not followed.
 """
@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
+from superres.system.json_files import read_file
 from superres.system.output import scratch_file, scratch_folder, write_atomically
-from superres.system.reading import read_file
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 """The package that reads URLs of a scheme."""
 READ_ONLY = ("http", "https")
-ATTEMPTS = 7  # attempts of a request, within about 15 seconds, besides those of the store's own library
+ATTEMPTS = 7  # attempts of a request, within about 15 seconds, besides the attempts of the store's own library
 FIRST_WAIT = 0.2  # seconds before the second attempt; each further wait is twice as long
 FREE_BYTES = 500_000_000  # bytes of the disc that a fetched file leaves free
 

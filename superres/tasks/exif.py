@@ -82,7 +82,7 @@ class Block:
 
 
 def read_block(file: IO[bytes] | bytes) -> Block:
-    """Read the kept tags of an EXIF block or a TIFF file; those that are damaged are left out."""
+    """Read the kept tags of an EXIF block or a TIFF file, without damaged ones."""
     reader = Reader(BytesIO(file.removeprefix(b"Exif\0\0")) if isinstance(file, bytes) else file)
     block = Block(reader.order, is_damaged=reader.order == "")
     offsets = {MAIN: reader.first}

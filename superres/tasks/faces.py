@@ -101,7 +101,7 @@ class FaceTask:
 
     @classmethod
     def of(cls, network: ModelConfig) -> FaceTask:
-        """Return the task of a network; raise ConfigError unless its shapes are those of square RGB pictures."""
+        """Return the task of a network; raise ConfigError unless it maps square RGB pictures to such."""
         shapes = network.source_shape, network.target_shape
         require(all(len(shape) == 3 and shape[0] == shape[1] and shape[2] == CHANNELS for shape in shapes),
                 f"faces are square RGB pictures, but the network has source_shape {list(shapes[0])} and target_shape "

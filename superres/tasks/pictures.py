@@ -117,7 +117,7 @@ def open_source(file: IO[bytes]) -> PixelSource:
 
 
 def check_file(path: str | os.PathLike[str], label: str) -> None:
-    """Raise InvalidInputError unless a path is that of a file with content."""
+    """Raise InvalidInputError unless the path names a file with content."""
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"

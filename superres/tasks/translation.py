@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.system.reading import read_file
+from superres.system.json_files import read_file
 from superres.system.text_files import decode_lines
 
 if TYPE_CHECKING:

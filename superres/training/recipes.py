@@ -37,9 +37,9 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
+from superres.system.json_files import read_json
 from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
-from superres.system.reading import read_json
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset, check_data

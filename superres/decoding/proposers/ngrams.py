@@ -13,7 +13,7 @@ import numpy.typing as npt
 from superres.config import require, require_whole
 from superres.decoding.proposers.base import Context, Proposer, ProposerData
 from superres.errors import CheckpointError, ConfigError, plain
-from superres.system.reading import require_regular
+from superres.system.json_files import require_regular
 
 if TYPE_CHECKING:
     import torch

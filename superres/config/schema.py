@@ -285,7 +285,7 @@ class Registry(UserDict[str, T]):
     """Implementations of a setting by name.
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
-    implementation also changes this list. `names` are the keys of the first `members`, and those that `with_plugins`
+    implementation also changes this list. `names` are the keys of the first `members`, and names that `with_plugins`
     adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
     ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Members are classes
     derived from `base`, the attribute `label` of superres, if it is given.

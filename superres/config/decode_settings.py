@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
-from superres.config.settings import (
+from superres.config.schema import (
     EXPERTS,
     FACES,
     REQUIRED,
@@ -31,7 +31,7 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph"
 
 "plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
 "graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,
-values and inputs of products to bytes. Their tokens can differ from those of the others.
+values and inputs of products to bytes. Their tokens can differ from the tokens of other engines.
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""
@@ -46,7 +46,7 @@ PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 LEAST_TEMPERATURE = 1e-9
 """Smallest temperature above 0.
 
-Divided by it, scores up to 3e29 stay finite in float32. Sampling equals greedy decoding unless two scores differ by
+Scores up to 3e29 divided by it stay finite in float32. Sampling equals greedy decoding unless two scores differ by
 less than 1e-7.
 """
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
@@ -91,7 +91,7 @@ class DecodeOptions(TypedDict, total=False):
 class DecodeConfig(Config):
     """Settings of blockwise decoding.
 
-    Each field describes its setting completely (see `superres.config.settings`). A new setting needs its field here,
+    Each field describes its setting completely (see `superres.config.schema`). A new setting needs its field here,
     the code that uses it, and a check below if its range alone does not define the valid values.
     """
 
@@ -173,7 +173,7 @@ class DecodeConfig(Config):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the tokens are those of one token per step with the same seed, whatever the block sizes."""
+        """Whether any block size gives the tokens of one token per step with the same seed."""
         return self.accept == "exact" and self.min_block == 1 and self.sampling == "coupled"
 
     def sequential(self) -> DecodeConfig:
