@@ -19,7 +19,7 @@ from superres.config.decode_settings import (
 )
 from superres.config.names import file_name
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
-from superres.config.schema import (
+from superres.config.setting import (
     DECODING,
     EXPERTS,
     FACES,

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
-from superres.config.schema import (
+from superres.config.setting import (
     EXPERTS,
     FACES,
     REQUIRED,
@@ -91,7 +91,7 @@ class DecodeOptions(TypedDict, total=False):
 class DecodeConfig(Config):
     """Settings of blockwise decoding.
 
-    Each field describes its setting completely (see `superres.config.schema`). A new setting needs its field here,
+    Each field describes its setting completely (see `superres.config.setting`). A new setting needs its field here,
     the code that uses it, and a check below if its range alone does not define the valid values.
     """
 

@@ -27,7 +27,7 @@ _TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _PROFILE = 322, 324, 325, 338
 _PIXEL_TAGS = frozenset({
     _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES, _PLANAR, 292, 293,
     _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347, *range(512, 522), *range(529, 533)})
-_WHOLE = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+_WHOLE = {1: "B", 3: "H", 4: "I", 13: "I"}
 _COLOURS = {0: "L", 1: "L", 2: "RGB", 3: "P", 5: "CMYK", 6: "YCbCr", 8: "LAB"}
 _ANY = None
 _NATIVE = {
@@ -59,13 +59,16 @@ class Directory:
         self.file, self.notes, self.tags = file, list[str](), dict[int, Tag]()
         self.size = file.seek(0, os.SEEK_END)
         reader = exif.Reader(file)
-        self.order, self.is_big = reader.order, reader.word == "Q"
+        self.order = reader.order
         for tag, kind, count, inline in reader.entries(reader.first):
             size, is_pixels = count * exif.SIZES.get(kind, 0), tag in _PIXEL_TAGS
             if not is_pixels and tag not in (_ORIENTATION, _PROFILE):
                 continue
             value = reader.value(size, inline, _MOST_PIXEL_TAG if is_pixels else MOST_METADATA)
             if value is not None:
+                if kind in (16, 18):  # of BigTIFF; files that are read are far smaller than 4 GB
+                    numbers = struct.unpack(f"{self.order}{count}Q", value)
+                    kind, value = 4, struct.pack(f"{self.order}{count}I", *numbers)
                 self.tags[tag] = Tag(kind, count, value)
             elif is_pixels:
                 raise ValueError(f"TIFF tag {tag} lies outside the file or has {size:,} bytes")
@@ -85,23 +88,19 @@ class Directory:
         return {tag: one for tag, one in self.tags.items() if tag in _PIXEL_TAGS}
 
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
-        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image."""
-        long, head, start = ("Q", 16, self.size + self.size % 2) if self.is_big else ("I", 8, self.size + self.size % 2)
-        inline = struct.calcsize(order + long)
-        first = start + struct.calcsize(order + ("Q" if self.is_big else "H")) + len(tags) * (4 + 2 * inline) + inline
+        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a classic TIFF."""
+        start = self.size + self.size % 2
+        first = start + 2 + 12 * len(tags) + 4
         entries, values = b"", b""
         for number, tag in sorted(tags.items()):
-            value = tag.raw.ljust(inline, b"\0")
-            if len(value) > inline:
-                value = struct.pack(order + long, first + len(values))
+            value = tag.raw.ljust(4, b"\0")
+            if len(value) > 4:
+                value = struct.pack(f"{order}I", first + len(values))
                 values += tag.raw + bytes(len(tag.raw) % 2)
-            entries += struct.pack(f"{order}HH{long}", number, tag.kind, tag.count) + value
-        mark = b"II" if order == "<" else b"MM"
-        header = struct.pack(f"{order}2sHHHQ", mark, 43, 8, 0, start) if self.is_big else (
-            struct.pack(f"{order}2sHI", mark, 42, start))
-        count = struct.pack(order + ("Q" if self.is_big else "H"), len(tags))
-        parts: list[Part] = [header, (head, self.size),
-                             bytes(self.size % 2) + count + entries + bytes(inline) + values]
+            entries += struct.pack(f"{order}HHI", number, tag.kind, tag.count) + value
+        header = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, start)
+        directory = bytes(start - self.size) + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
+        parts: list[Part] = [header, (8, self.size), directory]
         return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
 
 
@@ -165,8 +164,7 @@ class RowSource(PixelSource):
             values.pop(tag, None)
         # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte order.
         order = "<" if self.bits == 12 else directory.order
-        long, kind = ("Q", 16) if directory.is_big else ("I", 4)
-        tags = {tag: Tag(kind, len(one), struct.pack(f"{order}{len(one)}{long}", *one)) for tag, one in values.items()}
+        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag, one in values.items()}
         return directory.view(tags, order)
 
     def needed_bytes(self) -> int:
