@@ -95,7 +95,8 @@ def fingerprint(place: str) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
         files = dict(zip(names, pool.map(lambda name: read_place(f"{place}/{name}", 1 << 30), names), strict=True))
     rows = [json.loads(row.line()) for row in latest_rows(f"{place}/")]
     for row in rows:
-        row["seconds"], row["output"] = None, row["output"].removeprefix(place)
+        row["seconds"] = row["version"] = None  # a version is a time here and an ETag there
+        row["output"] = row["output"].removeprefix(place)
         row["input"] = row["input"].partition("/in/")[2]
         row["error"] = row["error"] and row["error"].partition(".png")[2]
     return files, rows
