@@ -420,7 +420,7 @@ class FilesWriter:
 
     def __init__(self, options: BatchOptions, part: Part) -> None:
         self.manifest, self.rows = place_of(options, part.number, ".jsonl"), list[Row]()
-        self.waiting = list[Future[bool]]()
+        self.waiting = list[Future[None]]()
         self.pool = ThreadPoolExecutor(WRITERS, "superres-writing")
 
     def add(self, output: Output) -> None:
