@@ -50,7 +50,7 @@ EmbedIn = Annotated[list[str] | None, typer.Option(
     "several sites.")]
 TimeLimit = Annotated[float, typer.Option(min=1, help="Seconds that a request may take, besides waiting for its turn.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
-    metavar="NAME|DIR", help="Checkpoint of the tab Translate. The page has no such tab if the default is not "
+    metavar="NAME|DIR", help="Checkpoint of the Translate tab. The page has no such tab if the default is not "
     f"available. [default: {DEFAULT_TRANSLATOR}]")]
 Survey = Annotated[str | None, typer.Option(
     metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. Raters can also use "

@@ -66,7 +66,7 @@ def decode(page: Page, button: str) -> None:
 
 
 def draw_faces(page: Page, output: Path) -> None:
-    """Draw the tab Upscale: a result, samples, a race, and a step."""
+    """Draw the Upscale tab: a result, samples, a race, and a step."""
     page.wait_for_selector("#preview figure")
     decode(page, "#run")
     save(page.screenshot(full_page=True), output / "demo-upscale.webp")
@@ -80,7 +80,7 @@ def draw_faces(page: Page, output: Path) -> None:
 
 
 def draw_batch(page: Page, output: Path) -> None:
-    """Draw the tab Batch with two faces, and a file that is no picture."""
+    """Draw the Batch tab with two faces, and a file that is no picture."""
     page.get_by_role("tab", name="Batch").click()
     with page.expect_file_chooser() as chooser:
         page.get_by_text("Click to Upload").last.click()
@@ -94,7 +94,7 @@ def draw_batch(page: Page, output: Path) -> None:
 
 
 def draw_translation(page: Page, output: Path) -> None:
-    """Draw the tab Translate, if the page has it."""
+    """Draw the Translate tab, if the page has it."""
     if page.get_by_role("tab", name="Translate").count():
         page.get_by_role("tab", name="Translate").click()
         page.fill("#text textarea", SENTENCES)

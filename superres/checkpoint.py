@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -25,8 +25,8 @@ from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfi
 from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.hub import hub_problem
+from superres.system.json_files import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.system.output import short_digest
-from superres.system.reading import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.tasks.registry import TASK_FILES
 
 WEIGHTS = "model.safetensors"
@@ -302,49 +302,17 @@ def weights_digest(folder: str | Path) -> str:
     return short_digest(path.read_bytes())
 
 
-class HubModel(torch.nn.Module, PyTorchModelHubMixin):
-    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, which loads strictly.
-
-    `files` are the contents of the task's files by name (such as the vocabulary of a translation model). Raises
-    CheckpointError if a file of the task is missing.
-    """
-
-    def __init__(self, model: EncoderDecoder, files: Mapping[str, bytes] | None = None) -> None:
-        super().__init__()
-        self.model, self.files = model, dict(files or {})
-        missing = [name for name in TASK_FILES.get(model.config.task, ()) if name not in self.files]
-        if missing:
-            raise CheckpointError(f"a checkpoint for {model.config.task} holds {', '.join(missing)}; give its content")
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        save_checkpoint(self.model, save_directory, files=self.files)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> HubModel:  # noqa: ANN401
-        """See `PyTorchModelHubMixin.from_pretrained`; checks and errors are those of `load_checkpoint`."""
-        if Path(pretrained_model_name_or_path).is_dir():
-            read_config(pretrained_model_name_or_path)
-        found: HubModel = super().from_pretrained(pretrained_model_name_or_path, **options)
-        return found
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, revision: str | None, **_: object) -> HubModel:
-        folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, revision)
-        model = load_checkpoint(folder)
-        return cls(model, read_task_files(folder, model.config.task))
-
-
-def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
+def fetch_from_hub(identifier: str) -> Path:
     """Return the local folder of a hub checkpoint; files that are not cached are downloaded, if the hub responds.
 
     Raises CheckpointError if there is no such checkpoint, or the hub is unreachable and the checkpoint is not cached.
     """
-    problem = hub_problem(identifier, CONFIG, revision)
+    problem = hub_problem(identifier, CONFIG)
 
     def fetch(name: str) -> Path:
         if problem is None:
-            return Path(hf_hub_download(identifier, name, revision=revision))
-        cached = try_to_load_from_cache(identifier, name, revision=revision)
+            return Path(hf_hub_download(identifier, name))
+        cached = try_to_load_from_cache(identifier, name)
         if not isinstance(cached, str):
             raise FileNotFoundError(problem)
         return Path(cached)

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with
 
 @contextmanager
 def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
-    """Serve a store in a process of its own and point the environment at it; yields the URL of a new bucket."""
+    """Serve a store in a process of its own and point the environment at it; yields the URL of its bucket."""
     with subprocess.Popen([sys.executable, str(SCRIPT), "--errors", str(errors), "--cuts", str(cuts)],
                           stdout=subprocess.PIPE, text=True) as process:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
@@ -26,7 +25,6 @@ def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
                             ("AWS_DEFAULT_REGION", "us-east-1"), ("AWS_EC2_METADATA_DISABLED", "true")):
             monkeypatch.setenv(name, value)
         places._system.cache_clear()  # its connections are to the store of an earlier test
-        make_bucket("faces")
         try:
             yield "s3://faces"
         finally:
@@ -34,35 +32,16 @@ def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
             process.terminate()
 
 
-def make_bucket(name):
-    import s3fs
-
-    system, last = s3fs.S3FileSystem(skip_instance_cache=True), None
-    for _ in range(10):
-        try:
-            system.call_s3("create_bucket", Bucket=name)
-            return
-        except OSError as error:
-            last = error
-    raise last
-
-
-def counts(endpoint):
-    """Return the requests that the store has answered."""
-    with urllib.request.urlopen(f"{endpoint}/-/counts") as answer:  # noqa: S310 -- of this test
-        return json.load(answer)
-
-
 @contextmanager
 def web_server(answer):
-    """Serve `answer(path)`, which returns status, headers and body; yields its address and the paths asked for."""
+    """Serve `answer(path)`, which returns status, headers and body; yields its address and the requests ("GET /a")."""
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            asked.append(self.path)
+            asked.append(f"{self.command} {self.path}")
             status, headers, body = answer(self.path)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():

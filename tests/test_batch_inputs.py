@@ -293,5 +293,5 @@ def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
         assert abs(int(image.mean()) - 90) <= 2
     (tree / "b.heic").write_bytes(content)
     monkeypatch.setattr(pictures, "formats", lambda: ("PNG",))
-    with pytest.raises(InvalidInputError, match="needs the extra heic"):
+    with pytest.raises(InvalidInputError, match="needs the heic extra"):
         pictures.read_image(tree / "b.heic")

@@ -14,7 +14,6 @@ from superres import checkpoint
 from superres.checkpoint import (
     CONFIG,
     WEIGHTS,
-    HubModel,
     load_checkpoint,
     load_weights,
     read_training,
@@ -132,13 +131,6 @@ def test_a_first_save_that_fails_leaves_nothing(model, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match=r"cannot write [^\n]*$"):
         save_checkpoint(model, tmp_path / "file" / "below")
-
-
-def test_hub_form_saves_and_reads_the_same_folder(model, tmp_path):
-    HubModel(model).save_pretrained(tmp_path / "hub")
-    loaded = HubModel.from_pretrained(str(tmp_path / "hub")).model
-    assert loaded.config == model.config
-    assert torch.equal(loaded.project.weight, model.project.weight.bfloat16().float())
 
 
 def test_training_stages_and_other_files_are_kept_by_a_later_save(model, tmp_path):

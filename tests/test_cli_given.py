@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 from test_cli import data, loaded, refusal  # noqa: F401 -- fixtures
-from test_cli_options import COMMANDS, LINES, command_of
 from textual import sentences, write_checkpoint, write_pairs
 
 from superres.cli.main import run
-from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
@@ -151,15 +149,3 @@ def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, capsys
     assert run([*words, str(folder), "--accept", "exact"]) == 0
     capsys.readouterr()
     assert "--top-k 3 has no effect" in refusal(capsys, *words, checkpoint, "--top-k", "3")
-
-
-NEEDED = {"upscale": "--output", "evaluate images": "--data", "evaluate text": "--data", "translate": "translate"}
-"""A word that only whole command lines have, by command with decoding options."""
-
-WHOLE = [(words, name) for _, words in LINES if NEEDED.get(name := command_of(words)) in words]
-
-
-@pytest.mark.parametrize(("words", "name"), WHOLE, ids=str)
-def test_what_the_texts_show_is_taken(words, name):
-    context = COMMANDS[name].make_context(name, words[1 + len(name.split()):])
-    combined(DEFAULTS, given_options(context, decode_config(context)), HEADS)

@@ -207,7 +207,7 @@ def test_translations_are_written_in_order_before_further_lines_begin(checkpoint
 
 @pytest.mark.slow
 def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("s3fs", reason="the extra cloud is not installed")
+    pytest.importorskip("s3fs", reason="the cloud extra is not installed")
     with faulty_store(monkeypatch) as store:
         write_place(f"{store}/in.txt", "\n".join(LINES).encode())
         assert translate(checkpoint, "--input", f"{store}/in.txt", "--output", f"{store}/below/out.txt") == 0

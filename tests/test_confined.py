@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import signal
@@ -19,6 +18,7 @@ import torch
 from batch_tools import rows_of, upscale, write_image
 from fakes import random_model
 from hostile_pictures import many_scans
+from picture_files import saved
 from PIL import Image, ImageCms
 from test_pipeline import FAST
 
@@ -29,7 +29,7 @@ from superres.system import confined
 from superres.system.confined import Confined
 from superres.tasks import untrusted
 from superres.tasks.pictures import read_picture
-from superres.tasks.untrusted import READER, read_untrusted
+from superres.tasks.untrusted import read_untrusted
 
 
 @pytest.fixture
@@ -50,12 +50,6 @@ def is_running(process):
     return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
 
 
-def encoded(image, suffix="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, suffix, **options)
-    return buffer.getvalue()
-
-
 def kinds():
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (50, 30, 4), np.uint8))
@@ -63,10 +57,10 @@ def kinds():
     exif[0x0112], exif[0x010F] = 6, "camera"
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return {
-        "alpha": encoded(image), "grey": encoded(image.convert("L")), "exif": encoded(image.convert("RGB"), exif=exif),
-        "xmp": encoded(image.convert("RGB"), "JPEG", xmp=b"<x:xmpmeta/>"), "empty": b"", "text": b"no picture",
-        "profile": encoded(image.convert("RGB"), "JPEG", icc_profile=profile), "small": encoded(image.resize((3, 3))),
-        "damaged": encoded(image)[:-100],
+        "alpha": saved(image, "PNG"), "grey": saved(image.convert("L"), "PNG"), "empty": b"", "text": b"no picture",
+        "exif": saved(image.convert("RGB"), "PNG", exif=exif), "damaged": saved(image, "PNG")[:-100],
+        "xmp": saved(image.convert("RGB"), "JPEG", xmp=b"<x:xmpmeta/>"), "small": saved(image.resize((3, 3)), "PNG"),
+        "profile": saved(image.convert("RGB"), "JPEG", icc_profile=profile),
     }
 
 
@@ -242,11 +236,6 @@ def test_info_of_a_picture_that_takes_too_much_ends_with_one_line(limit, value, 
     assert run(["info", str(tmp_path / "a.png")]) == 2
     assert told in (message := capsys.readouterr().err)
     assert message.count("\n") == 1
-
-
-def test_every_field_of_a_picture_comes_through():
-    assert {field.name for field in dataclasses.fields(read_untrusted(io.BytesIO(kinds()["grey"])))} \
-        <= next(READER(content=kinds()["grey"], memory=10**9, seconds=9, label="a")).keys()
 
 
 def test_an_answer_that_claims_too_much_is_not_read(misbehave, monkeypatch):

@@ -16,9 +16,11 @@ import pytest
 from test_cli_options import BLOCK, COMMANDS, command_lines, command_of
 
 import superres
+from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.pipeline.options import combined
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,11 +62,13 @@ def test_a_python_block_runs(code, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", LINES)
-def test_a_command_line_in_a_block_parses(words, monkeypatch):
+def test_a_command_line_in_a_block_is_taken(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     command = command_of(["superres", *words])
     assert not hasattr(COMMANDS[command], "commands"), f"no command: {words}"
-    COMMANDS[command].make_context(command, words[len(command.split()):])
+    context = COMMANDS[command].make_context(command, words[len(command.split()):])
+    if context.obj:  # it has decoding options
+        combined(DEFAULTS, given_options(context, decode_config(context)), 10)
 
 
 def test_the_pages_quote_the_algorithm_and_its_example_which_runs():
@@ -86,16 +90,19 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=name)
-def test_a_link_leads_to_a_file_and_a_heading_and_a_named_file_exists(path):
-    assert [file for file in FILE.findall(prose(path)) if not (ROOT / file).exists()] == []
-    for link in LINK.findall(prose(path)):
-        if "://" in link:
-            continue
-        place, _, anchor = link.partition("#")
-        target = path.parent / place if place else path
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def leads(path, link):
+    """Return whether a page's link leads to a file, and to a heading if it names one."""
+    place, _, anchor = link.partition("#")
+    target = path.parent / place if place else path
+    return "://" in link or (target.exists() and (not anchor or anchor in anchors(target)))
+
+
+def test_links_lead_to_files_and_headings_and_named_files_exist():
+    pages = {name(path): (path, prose(path)) for path in (*PAGES, *OTHERS)}
+    assert [(page, file) for page, (_, text) in pages.items() for file in FILE.findall(text)
+            if not (ROOT / file).exists()] == []
+    assert [(page, link) for page, (path, text) in pages.items() for link in LINK.findall(text)
+            if not leads(path, link)] == []
 
 
 def test_the_names_on_the_page_of_the_api_exist():
@@ -119,7 +126,7 @@ def test_the_citation_names_this_version():
 
 
 def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path):
-    pytest.importorskip("material", reason="the extra docs is not installed")
+    pytest.importorskip("material", reason="the docs extra is not installed")
     built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
                            cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

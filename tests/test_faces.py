@@ -22,7 +22,7 @@ from skimage import data
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
-from superres.tasks.faces import FaceTask, area_reduce, crop_square
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, read_sources
 from superres.tasks.pictures import read_image
 
@@ -56,14 +56,6 @@ def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns)
 def test_area_reduce_refuses_what_it_cannot_average(shape, dtype, size):
     with pytest.raises(InvalidInputError):
         area_reduce(np.zeros(shape, dtype), size, size)
-
-
-def test_the_square_of_an_aligned_picture_is_the_celeba_crop_and_of_others_the_centre():
-    y, x = np.mgrid[:218, :178].astype(np.uint8)
-    aligned = np.stack([y, x, x], -1)
-    np.testing.assert_array_equal(crop_square(aligned), aligned[40:178, 20:158])
-    np.testing.assert_array_equal(crop_square(aligned[:, :100]), aligned[59:159, :100])
-    np.testing.assert_array_equal(crop_square(aligned[:51]), aligned[:51, 63:114])
 
 
 def test_only_a_picture_of_its_size_is_an_input():
@@ -115,40 +107,6 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     np.testing.assert_array_equal(reread(stored, tmp_path / "photo.png", exif=exif), upright)
-
-
-@pytest.mark.parametrize(("mode", "colour"), [("RGBA", (10, 20, 30)), ("LA", (10,))])
-def test_transparency_is_laid_over_white(tmp_path, mode, colour):
-    image = Image.new(mode, (8, 8), (*colour, 0))
-    image.putpixel((0, 0), (*colour, 255))
-    image.putpixel((1, 0), (*(0 for _ in colour), 51))
-    pixels = reread(image, tmp_path / "alpha.png")
-    assert pixels[0, 0].tolist() == [*colour * (3 // len(colour))]
-    assert pixels[0, 1].tolist() == [204, 204, 204]
-    assert (pixels[1:] == 255).all()
-
-
-@pytest.mark.parametrize("transparency", [None, 1, b"\xff\x00"])
-def test_a_palette_becomes_its_colours_and_its_transparent_entry_white(tmp_path, transparency):
-    image = Image.new("P", (8, 8), 0)
-    image.putpalette([200, 10, 20, 0, 0, 0])
-    image.putpixel((3, 2), 1)
-    pixels = reread(image, tmp_path / "a.png", **({} if transparency is None else {"transparency": transparency}))
-    assert pixels[0, 0].tolist() == [200, 10, 20]
-    assert pixels[2, 3].tolist() == ([0, 0, 0] if transparency is None else [255, 255, 255])
-
-
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
-    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    pixels = reread(Image.fromarray(levels), tmp_path / f"deep.{suffix}")
-    np.testing.assert_array_equal(pixels, np.repeat(np.round(levels / 257).astype(np.uint8)[..., None], 3, axis=2))
-
-
-@pytest.mark.parametrize(("mode", "value", "file", "rgb"), [
-    ("CMYK", (0, 255, 255, 0), "cmyk.tif", [255, 0, 0]), ("L", 77, "grey.png", 77), ("1", 1, "bit.png", 255)])
-def test_pictures_of_other_modes_become_rgb(tmp_path, mode, value, file, rgb):
-    assert (reread(Image.new(mode, (8, 8), value), tmp_path / file) == rgb).all()
 
 
 @pytest.mark.parametrize(("suffix", "options"), [("gif", {}), ("png", {}), ("webp", {"lossless": True})])

@@ -22,7 +22,6 @@ from superres.checkpoint import (
     DECODE,
     TRAINING,
     WEIGHTS,
-    HubModel,
     bundled_folder,
     load_checkpoint,
     read_config,
@@ -208,7 +207,7 @@ MALFORMED = {
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_settings_make_one_line(content, folder):
     (folder / CONFIG).write_bytes(content)
-    for read in (load_checkpoint, load, HubModel.from_pretrained):
+    for read in (load_checkpoint, load):
         assert CONFIG in refusal(read, folder) or read is load
 
 
@@ -259,7 +258,7 @@ def test_a_default_may_name_what_is_its_own_and_what_is_bundled(folder):
     assert (default.ngrams, default.draft) == (str((folder / "ngrams.safetensors").resolve()), "celeba-8to32-draft")
 
 
-READERS = {CONFIG: [read_config, load_checkpoint, load, HubModel.from_pretrained], WEIGHTS: [load_checkpoint, load],
+READERS = {CONFIG: [read_config, load_checkpoint, load], WEIGHTS: [load_checkpoint, load],
            TRAINING: [read_training], VOCABULARY_FILE: [Codec.read, lambda at: read_task_files(at, "translation")],
            "ngrams.safetensors": [lambda at: NgramTable.read(at / "ngrams.safetensors")]}
 

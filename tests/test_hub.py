@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import re
 import shutil
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import SMALL, random_model
 from ports import own_port
+from stores import web_server
 
 from superres.checkpoint import bundled_checkpoints, fetch_from_hub, find_checkpoint, load_checkpoint, save_checkpoint
 from superres.errors import CheckpointError
@@ -46,46 +45,18 @@ class Listener(threading.Thread):
                 self.asked.append(line)
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves the files of one model as the hub does; another is not found."""
-
-    folder: Path
-    asked: list
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.wfile.write(self.answer())
-
-    def answer(self):
-        self.asked.append((self.command, self.path))
-        prefix = f"/{NAME}/resolve/"
-        path = self.folder / self.path.rsplit("/", 1)[1]
-        found = self.path.startswith(prefix) and path.is_file()
-        content = path.read_bytes() if found else b""
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("X-Repo-Commit", COMMIT)
-        if found:
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        else:
-            self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-        return content
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def served(folder):
-    handler = type("Served", (Hub,), {"folder": folder, "asked": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", handler.asked
-    server.shutdown()
-    server.server_close()
+    """Serve the files of one model as the hub does; another is not found."""
+    def answer(path):
+        file = folder / path.rsplit("/", 1)[1]
+        if not (path.startswith(f"/{NAME}/resolve/") and file.is_file()):
+            return 404, {"X-Repo-Commit": COMMIT, "X-Error-Code": "RepoNotFound"}, b""
+        content = file.read_bytes()
+        return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}, content
+
+    with web_server(answer) as found:
+        yield found
 
 
 @pytest.fixture
@@ -143,7 +114,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(endpoint, reason, more, at):
 def test_a_model_that_the_hub_does_not_have_is_one_line(served, at):
     at(served[0])
     assert "has no such model" in refusal("someone/else")
-    assert [method for method, path in served[1] if "/resolve/" in path] == ["HEAD"]
+    assert [request.split()[0] for request in served[1] if "/resolve/" in request] == ["HEAD"]
 
 
 def test_a_hub_that_never_answers_is_asked_once(at):

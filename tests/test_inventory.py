@@ -27,8 +27,8 @@ from superres.system import folders
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 
-pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
-parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+parquet = pytest.importorskip("pyarrow.parquet", reason="the parquet extra is not installed")
 
 BAD = [b"no picture", b"", b"\x89PNG\r\n\x1a\n"]
 OTHER = {"txt": ".txt", "JSON": ".json", "xmp": ".xmp", "cr3": ".cr3"}  # suffixes and the kinds as which they count

@@ -32,8 +32,8 @@ from superres.system.folders import Inventory
 from superres.system.places import files_in, read_place, write_place
 from superres.tasks.metadata import DRAWN
 
-pytest.importorskip("s3fs", reason="the extra cloud is not installed")
-parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+pytest.importorskip("s3fs", reason="the cloud extra is not installed")
+parquet = pytest.importorskip("pyarrow.parquet", reason="the parquet extra is not installed")
 
 pytestmark = pytest.mark.slow
 DRAW = np.random.default_rng(0)

@@ -151,7 +151,7 @@ def test_every_suffix_is_that_of_a_format_and_the_content_decides():
 
 
 @pytest.mark.parametrize(("brand", "says"), [("avif", "an AVIF picture, which this Pillow cannot read; pip install"),
-                                             ("heic", "a HEIC picture, which needs the extra heic; pip install")])
+                                             ("heic", "a HEIC picture, which needs the heic extra; pip install")])
 def test_a_format_that_needs_more_is_named(brand, says, monkeypatch):
     monkeypatch.setattr(pictures, "formats", lambda: ("PNG",))
     with pytest.raises(InvalidInputError, match=f"a is {says}"):

@@ -13,7 +13,7 @@ from superres.batch.rows import read_rows
 from superres.checkpoint import read_config, read_training
 from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
-from superres.system.reading import parse_json, read_json
+from superres.system.json_files import parse_json, read_json
 from superres.training.recipes import Recipe
 from superres.training.settings import TrainConfig
 from superres.training.trainer import SavedState

@@ -25,7 +25,7 @@ from superres.errors import ConfigError, SuperresError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 
-ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 
 from superres.batch.cluster import Cluster, import_ray  # noqa: E402
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 SERVE = """
 import resource, sys
-from superres.system import serving
-serving.REQUEST_SECONDS = 2.0
+from superres.system import bounded_server
+bounded_server.REQUEST_SECONDS = 2.0
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
 from superres.cli.main import main
 sys.argv[1:] = ["survey", "serve", "study", "--port", "0", *sys.argv[2:]]
@@ -111,7 +111,7 @@ def test_a_proxys_header_is_believed_only_if_the_owner_names_it(served, proxy, b
 
 
 def test_the_limit_follows_the_files_that_may_be_open(monkeypatch):
-    from superres.system.serving import MOST_CONNECTIONS, most_connections
+    from superres.system.bounded_server import MOST_CONNECTIONS, most_connections
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     assert 8 <= most_connections() <= 128
@@ -121,7 +121,7 @@ def test_the_limit_follows_the_files_that_may_be_open(monkeypatch):
 
 STUCK = """
 import asyncio, signal, socket, sys, time
-from superres.system import serving
+from superres.system import bounded_server
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as app.py does
 
@@ -132,8 +132,8 @@ async def app(scope, receive, send):
 
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
-config = serving.server_config(app, timeout_graceful_shutdown=1)
-serving.serve(config, listening, lambda: print("stop", flush=True), lambda: print("clean", flush=True))
+config = bounded_server.server_config(app, timeout_graceful_shutdown=1)
+bounded_server.serve(config, listening, lambda: print("stop", flush=True), lambda: print("clean", flush=True))
 """
 
 

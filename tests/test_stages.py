@@ -212,7 +212,7 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):
     for stage, own in (("distil", None), ("heads", data)):
-        with pytest.raises(ConfigError, match="the stage distil, and no other"):
+        with pytest.raises(ConfigError, match="the distil stage, and no other"):
             train_stage(Stage(TrainConfig(stage=stage, steps=1), data, tmp_path, start=checkpoint, own=own),
                         never, ignore)
     with pytest.raises(ConfigError, match="batch_size must be even"):

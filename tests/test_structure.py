@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -44,16 +45,24 @@ def test_network_decoder_tasks_and_survey_do_not_import_one_another(package, imp
             assert not [one for one in imported if one.startswith(others)], name
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
-def test_no_test_sets_the_clock_of_the_process(path):
+def test_no_test_sets_the_clock_of_the_process():
     """Servers of other tests run in threads of the same process, and wait by it: `fakes.changed` has another clock."""
-    code = path.read_text(encoding="utf-8")
-    assert not re.search(r"""setattr\(\s*(\w+\.)*time,|setattr\(\s*"[\w.]*\btime\.""", code)
+    setting = re.compile(r"""setattr\(\s*(\w+\.)*time,|setattr\(\s*"[\w.]*\btime\.""")
+    assert [path for path in Path(__file__).parent.rglob("*.py") if setting.search(path.read_text("utf-8"))] == []
 
 
 def test_the_network_reads_no_decoding_option():
     for path in (PACKAGE / "nn").rglob("*.py"):
         assert "DecodeConfig" not in path.read_text(), path
+
+
+def test_a_public_method_without_docstring_has_the_name_of_one_that_is_described():
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py") if "space_files" not in path.parts]
+    methods = [(kind.name, node.name, ast.get_docstring(node)) for text in texts for kind in ast.parse(text).body
+               if isinstance(kind, ast.ClassDef) and kind.name[0] != "_"
+               for node in kind.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+    described = {method for _, method, docstring in methods if docstring}
+    assert [found for found in methods if found[1] not in described] == []
 
 
 def test_the_algorithm_is_on_one_screen():

@@ -94,7 +94,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def preset(monkeypatch):
-    """Let the preset text be a tiny network."""
+    """Let the text preset be a tiny network."""
     monkeypatch.setitem(config_module.PRESETS, "text", replace(CONFIG, prediction_heads=1, dropout=0.1))
 
 

@@ -13,7 +13,7 @@ from fakes import BAD_KEYS
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy
 
 import superres
-from superres.checkpoint import HubModel, save_checkpoint
+from superres.checkpoint import read_task_files, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding import reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
@@ -238,14 +238,10 @@ def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options)
             assert frames[0].tokens != last.tokens
 
 
-def test_a_hub_checkpoint_keeps_its_vocabulary(folder, tmp_path):
-    HubModel.from_pretrained(str(folder)).save_pretrained(tmp_path / "hub")
-    assert load(tmp_path / "hub", "cpu")(LINES[:3]).texts == load(folder, "cpu")(LINES[:3]).texts
-    with pytest.raises(CheckpointError, match=r"a checkpoint for translation holds sentencepiece\.model"):
-        HubModel(wordy())
+def test_a_translation_checkpoint_needs_its_vocabulary(folder):
     (folder / VOCABULARY_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*sentencepiece\.model"):
-        HubModel.from_pretrained(str(folder))
+        read_task_files(folder, "translation")
 
 
 def test_text_without_sentencepiece_or_sacrebleu_is_one_line(monkeypatch):

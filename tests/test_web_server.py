@@ -27,7 +27,7 @@ import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
-from superres.system.serving import MOST_CONNECTIONS
+from superres.system.bounded_server import MOST_CONNECTIONS
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
 from superres.tasks.untrusted import READER

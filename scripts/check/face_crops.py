@@ -23,7 +23,8 @@ from skimage import data
 
 from superres.system.progress import track
 from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, face_boxes, find_faces
-from superres.tasks.faces import crop_square
+from superres.tasks.faces import FaceTask
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import read_image
 
 WIDTH, HEIGHT = 1200, 900
@@ -37,7 +38,8 @@ NEAR = 0.25
 def read_crops(path: Path, limit: int) -> list[np.ndarray]:
     """Return CelebA's crops, each uint8 [S, S, 3]."""
     if path.is_dir():
-        return [crop_square(read_image(file)) for file in sorted(path.glob("*.jpg"))[:limit]]
+        images = map(read_image, sorted(path.glob("*.jpg"))[:limit])
+        return [choose_crops(image, FaceTask(1, 1), "centre")[0].take(image) for image in images]
     with np.load(path) as archive:
         return list(archive["hr"][:limit])
 

@@ -2,8 +2,9 @@
 
     python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
 
-A proxy in front of moto's server answers some requests with 500 or 503, cuts some downloads, and counts requests and
-bytes. GET /-/counts gives the counts as JSON. What fails depends on the seed and the number of the request.
+The store has an empty bucket, `faces`. A proxy in front of moto's server answers some requests with 500 or 503, cuts
+some downloads, and counts requests and bytes. GET /-/counts gives the counts as JSON. What fails depends on the seed
+and the number of the request.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Proxy:
 
 def serve(host: str, port: int, errors: float, cuts: float, seed: int) -> None:
     """Serve until the process is ended; the store itself has a port of its own on the same host."""
+    import boto3
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
@@ -90,6 +92,8 @@ def serve(host: str, port: int, errors: float, cuts: float, seed: int) -> None:
     store = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     store.start()
     _, own = store.get_host_and_port()
+    boto3.client("s3", endpoint_url=f"http://{host}:{own}", region_name="us-east-1", aws_access_key_id="key",
+                 aws_secret_access_key="secret").create_bucket(Bucket="faces")  # noqa: S106 -- moto takes any
     proxy = Proxy(f"http://{host}:{own}", errors, cuts, seed)
     app = web.Application(client_max_size=1 << 31)
     app.router.add_route("*", "/{path:.*}", proxy.handle)

@@ -33,8 +33,8 @@ from superres.errors import ConfigError, SuperresError
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.engines import step_model
 from superres.pipeline.upscaler import Upscaler
+from superres.system.json_files import read_json
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
-from superres.system.reading import read_json
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.training.data import ImageBatches
@@ -44,7 +44,7 @@ from superres.training.trainer import Trainer, build_model
 Row = dict[str, Any]
 
 HEAD_SIZE = MAPS = 32
-"""Size of an attention head of the preset `base`; divisor of the conditioning widths of the compiled encoder."""
+"""Size of an attention head of the `base` preset; divisor of the conditioning widths of the compiled encoder."""
 SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 """Width and number of decoder layers by size. One decoder step has about 0.4, 1 and 2.8 times the products of `base`;
 the compiled engine decodes all three."""
@@ -68,7 +68,7 @@ def network(width: int, layers: int, preset: str = "base") -> ModelConfig:
 
 
 def learning_rate(width: int) -> float:
-    """Return the rate of the preset `base` divided by the relative width, as Yang et al. 2022, "Tensor Programs V"."""
+    """Return the rate of the `base` preset divided by the relative width, as Yang et al. 2022, "Tensor Programs V"."""
     return TrainConfig(steps=1).learning_rate * PRESETS["base"].width / width
 
 

@@ -2,7 +2,7 @@
 
 After every round, the averaged weights are scored on the first 200 faces of --dev, beside a reference: the bundled
 checkpoint, or --start if its pictures have other sizes. The folder OUTPUT gets `checkpoint` (the last round), `best`
-(the round with the fewest bits/dim among those that are no worse than the reference in any score), and
+(of the rounds that are no worse than the reference in any score, the one with the fewest bits/dim), and
 `report.jsonl`, a row per round. Stop with Ctrl-C; the same command continues, after a kill, too.
 
     python scripts/train/continuous.py --data train.npz --dev dev.npz --output runs/forever
@@ -34,9 +34,9 @@ from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system import signals
+from superres.system.json_files import parse_lines, read_json
 from superres.system.output import lock_file, prepare_folder, short_digest, write_result
 from superres.system.progress import Progress, say
-from superres.system.reading import parse_lines, read_json
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels

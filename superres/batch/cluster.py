@@ -102,19 +102,16 @@ class Worker:
         return part.turn, rows, [], self.lines
 
     def read(self, turn: int, count: int) -> None:
-        """See `superres.batch.run.Sink`."""
         self.counts.append((turn, count))
 
     def put(self, result: Result[Request] | Output) -> None:
-        """See `superres.batch.run.Sink`."""
         self.outputs.append(result if isinstance(result, Output) else self.settings.output(result))
 
     def cropped(self, line: str) -> None:
-        """See `superres.batch.run.Sink`."""
         self.lines.append(line)
 
     def progress(self, under_way: float) -> None:
-        """See `superres.batch.run.Sink`."""
+        ...
 
 
 def decode_on_cluster(run: Run, cluster: Cluster) -> None:
@@ -157,7 +154,7 @@ def import_ray() -> ModuleType:
         import ray
         import ray.data
     except ImportError as error:
-        raise ConfigError("--ray needs the extra ray; pip install 'superres[ray]'") from error
+        raise ConfigError("--ray needs the ray extra; pip install 'superres[ray]'") from error
     module: ModuleType = ray
     return module
 
@@ -198,7 +195,7 @@ def pool_of(ray: ModuleType, cluster: Cluster, most: int) -> tuple[int, dict[str
 
 
 def _execute(ray: ModuleType, run: Run, cluster: Cluster, left: dict[int, Part]) -> None:
-    """Map the parts `left`, of which those that are done are removed."""
+    """Map the parts `left`, and remove the parts that are done."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False

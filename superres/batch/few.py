@@ -69,10 +69,9 @@ class _Files:
         return standing is not None
 
     def read(self, turn: int, count: int) -> None:
-        """See `superres.batch.run.Sink`."""
+        ...
 
     def put(self, result: Result[Request] | Output) -> None:
-        """See `superres.batch.run.Sink`."""
         output = result if isinstance(result, Output) else self.settings.output(result)
         if output.data is not None:
             if isinstance(result, Output) or not self._stands(result.item.entry, output.row.output):
@@ -89,9 +88,7 @@ class _Files:
             say(row.error if row.input in row.error else f"{row.input}: {row.error}")
 
     def cropped(self, line: str) -> None:
-        """See `superres.batch.run.Sink`."""
         say(line)
 
     def progress(self, under_way: float) -> None:
-        """See `superres.batch.run.Sink`."""
         self._progress.to(max(self.summary.finished + under_way, self._progress.done))

@@ -29,11 +29,11 @@ READER = Confined("superres.batch.parquet_rows:rows")
 def parquet_rows(path: str, label: str) -> Iterator[tuple[str | None, bytes]]:
     """Yield the key, None without one, and the encoded picture of each row of the file `path`.
 
-    `label` names the file in errors. Raises ConfigError without the extra parquet, and ValueError for a file that is
+    `label` names the file in errors. Raises ConfigError without the parquet extra, and ValueError for a file that is
     damaged, lacks a column of pictures, or takes too much memory.
     """
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"{label} is a Parquet file, which needs the extra parquet; pip install 'superres[parquet]'")
+        raise ConfigError(f"{label} is a Parquet file, which needs the parquet extra; pip install 'superres[parquet]'")
     gate = Gate.of(path)
     with closing(READER(path=path)) as found:
         for row in found:

@@ -50,12 +50,11 @@ class Request:
 
     @property
     def source(self) -> Pixels:
-        """See `superres.pipeline.upscaler.Face`."""
+        """Pixels of the reduced input, uint8 [source, source, 3]."""
         return self.picture.rgb
 
     @property
     def key(self) -> int:
-        """See `superres.pipeline.upscaler.Face`."""
         return image_key(self.source, self.sample)
 
 

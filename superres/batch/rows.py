@@ -24,9 +24,9 @@ import numpy as np
 from superres.batch.inputs import digest_of
 from superres.config import reader_of, require
 from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.system.json_files import parse_json
 from superres.system.output import scratch_file, scratch_folder
 from superres.system.places import check_url, fetched, files_in, is_url, join, move_to, public
-from superres.system.reading import parse_json
 
 STATUSES = ("ok", "skipped", "failed")
 

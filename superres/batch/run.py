@@ -336,7 +336,6 @@ class Run:
         self._queue.put(("end", part))
 
     def read(self, turn: int, count: int) -> None:
-        """See `Sink`."""
         self._queue.put(("read", turn, count))
 
     def put(self, result: Result[Request] | Output) -> None:
@@ -348,7 +347,6 @@ class Run:
         self._queue.put(("written", rows))
 
     def cropped(self, line: str) -> None:
-        """See `Sink`."""
         self._photos += 1
         if self._photos <= PHOTO_LINES:
             say(line)
@@ -358,7 +356,6 @@ class Run:
             say(f"the crops of further photos are in {place}")
 
     def progress(self, under_way: float) -> None:
-        """See `Sink`."""
         with self._moving:
             self._progress.to(max(self._received + under_way, self._progress.done))
 

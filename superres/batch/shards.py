@@ -55,7 +55,6 @@ class TarPacker:
         return f"{key}{suffix}"
 
     def add(self, row: Row, name: str, data: bytes) -> None:
-        """See `Packer.add`."""
         self._add(name, data)
         self._add(f"{os.path.splitext(name)[0]}.json", (json.dumps(statistics_of(row)) + "\n").encode())
 
@@ -65,7 +64,6 @@ class TarPacker:
         self.file.addfile(member, io.BytesIO(data))
 
     def finish(self) -> None:
-        """See `Packer.finish`."""
         self.file.close()
 
 
@@ -90,11 +88,9 @@ class ParquetPacker:
         self.file = parquet.ParquetWriter(path, self.schema)
 
     def named(self, name: str) -> str:
-        """See `Packer.named`."""
         return name
 
     def add(self, row: Row, name: str, data: bytes) -> None:
-        """See `Packer.add`."""
         statistics = statistics_of(row)
         crop = statistics.pop("crop")
         self.rows.append({"key": os.path.splitext(name)[0], "image": {"bytes": data, "path": name}, **statistics,
@@ -108,7 +104,6 @@ class ParquetPacker:
         self.rows = []
 
     def finish(self) -> None:
-        """See `Packer.finish`."""
         self._flush()
         self.file.close()
 

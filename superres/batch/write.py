@@ -107,7 +107,6 @@ class FolderStore:
         self.count = itertools.count()
 
     def __enter__(self) -> FolderStore:
-        """See `Store`."""
         prepare_folder(self.output)
         with ExitStack() as stack:
             stack.enter_context(locked(self.output, self.options.shard))
@@ -121,7 +120,6 @@ class FolderStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """See `Store`."""
         self._stack.close()
 
     def _read(self) -> None:
@@ -157,7 +155,6 @@ class FolderStore:
         return part
 
     def writer(self, part: Part) -> FolderWriter:
-        """See `Store`."""
         return FolderWriter(self)
 
     def finish(self) -> None:
@@ -174,7 +171,6 @@ class FolderWriter:
         self.changed = set[str]()
 
     def add(self, output: Output) -> None:
-        """See `PartWriter`."""
         row, store = output.row, self.store
         if output.data is None:
             if store.known.was_made(row.output) and os.path.lexists(row.output):
@@ -209,7 +205,6 @@ class FolderWriter:
                    checkpoint=row.checkpoint, config=row.config, seed=row.seed, options=row.options, crop=row.crop)
 
     def finish(self) -> list[Row]:
-        """See `PartWriter`."""
         staged, self.staged = self.staged, []
         try:
             flushed = [self.store.flushers.submit(os.fsync, file.fileno()) for _, file in staged if file is not None]
@@ -290,7 +285,6 @@ class PartStore:
         self.stack = ExitStack()
 
     def __enter__(self) -> PartStore:
-        """See `Store`."""
         if not is_url(self.output):
             prepare_folder(Path(self.output))
             self.stack.enter_context(locked(Path(self.output), self.options.shard))
@@ -302,7 +296,6 @@ class PartStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """See `Store`."""
         self.stack.close()
 
     def place(self, number: int, suffix: str) -> str:
@@ -352,11 +345,10 @@ class PartStore:
         return replace(part, number=number)
 
     def writer(self, part: Part) -> PartWriter:
-        """See `Store`."""
         return part_writer(self.options, part)
 
     def finish(self) -> None:
-        """See `Store`."""
+        ...
 
 
 class _Holds:
@@ -405,7 +397,6 @@ class ShardWriter:
         self.packer = PACKERS[options.layout](self.path)
 
     def add(self, output: Output) -> None:
-        """See `PartWriter`."""
         row = output.row
         if output.data is not None:
             name = self.packer.named(row.output.removeprefix(f"{self.folder}/"))
@@ -414,7 +405,6 @@ class ShardWriter:
         self.rows.append(row)
 
     def finish(self) -> list[Row]:
-        """See `PartWriter`."""
         self.packer.finish()
         size, sha256 = os.stat(self.path).st_size, file_digest(self.path)
         rows = [replace(row, size=size, shard_sha256=sha256) if row.status == "ok" else row for row in self.rows]
@@ -424,7 +414,6 @@ class ShardWriter:
         return rows
 
     def give_up(self) -> list[Row]:
-        """See `PartWriter`."""
         with suppress(Exception):
             self.packer.finish()
         self.stack.close()
@@ -436,11 +425,10 @@ class FilesWriter:
 
     def __init__(self, options: BatchOptions, part: Part) -> None:
         self.manifest, self.rows = place_of(options, part.number, ".jsonl"), list[Row]()
-        self.waiting = list[Future[bool]]()
+        self.waiting = list[Future[None]]()
         self.pool = ThreadPoolExecutor(WRITERS, "superres-writing")
 
     def add(self, output: Output) -> None:
-        """See `PartWriter`."""
         row = output.row
         if output.data is not None:
             row = replace(row, size=len(output.data))
@@ -450,7 +438,6 @@ class FilesWriter:
         self.rows.append(row)
 
     def finish(self) -> list[Row]:
-        """See `PartWriter`."""
         for future in self.waiting:
             future.result()
         write_place(self.manifest, b"".join(row.line() for row in self.rows))
@@ -458,6 +445,5 @@ class FilesWriter:
         return self.rows
 
     def give_up(self) -> list[Row]:
-        """See `PartWriter`."""
         self.pool.shutdown(cancel_futures=True)
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,10 +24,9 @@ Batches = Annotated[str, Option(metavar="B,B,...", help="Batch sizes (rows decod
 Repeats = Annotated[int, Option(metavar="N", help="Rounds of measurement; the report holds their medians.")]
 Busy = Annotated[bool, Option("--busy", help="Measure even while other programs use the processor.")]
 Folder = Annotated[Path | None, Option(metavar="DIR", help="Folder for benchmark.json, benchmark.md and two plots.")]
-Data = Annotated[Path | None, Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root. "
-                                     "[default: crops of scikit-image's astronaut]")]
-Pairs = Annotated[Path | None, Option(metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of a test "
-                                      "set of sacrebleu. [default: English sentences of our own]")]
+Data = Annotated[Path | None, Option(metavar="PATH", help=f"{opt.FACE_DATA} [default: crops of scikit-image's "
+                                     "astronaut]")]
+Pairs = Annotated[Path | None, Option(metavar="PATH", help=f"{opt.TEXT_DATA} [default: English sentences of our own]")]
 DEFAULT_BATCHES = "1,8,64"
 
 benchmark_app = typer.Typer(help="Measure the speed of decoding on this machine.", rich_markup_mode=None)
@@ -43,11 +43,9 @@ def images(
     The report has greedy decoding, exact blocks and blocks with epsilon 2, by block size and batch size. It also has
     the parts of a decoding step, and the least time that a step can take on this machine.
     """
-    sizes = parse_batches(batches)
     if data is not None:
         require_faces(data)
-    check_output(output)
-    _measure(image_work(checkpoint, device, engine, data, max(sizes)), sizes, repeats, output, busy, as_json)
+    _measure(lambda count: image_work(checkpoint, device, engine, data, count), batches, repeats, output, busy, as_json)
 
 
 @benchmark_app.command(cls=opt.HelpfulCommand)
@@ -61,17 +59,9 @@ def text(
     The report has greedy decoding, exact blocks and top-2 blocks, by block size and batch size, and beam search. It
     also has the parts of a decoding step, and the least time that a step can take on this machine.
     """
-    sizes = parse_batches(batches)
     if data is not None:
         opt.check_pairs(checkpoint, data)
-    check_output(output)
-    _measure(text_work(checkpoint, device, engine, data), sizes, repeats, output, busy, as_json)
-
-
-def check_output(output: Path | None) -> None:
-    """Raise OutputError if the results could not be written."""
-    if output is not None:
-        prepare_folder(output)
+    _measure(lambda _: text_work(checkpoint, device, engine, data), batches, repeats, output, busy, as_json)
 
 
 def image_work(checkpoint: str, device: str, engine: str, data: Path | None, count: int) -> Workload:
@@ -97,8 +87,13 @@ def text_work(checkpoint: str, device: str, engine: str, data: Path | None) -> W
 
 
 def _measure(
-    work: Workload, sizes: tuple[int, ...], repeats: int, output: Path | None, busy: bool, as_json: bool,
+    load: Callable[[int], Workload], batches: str, repeats: int, output: Path | None, busy: bool, as_json: bool,
 ) -> None:
+    """Measure the workload that `load` returns for the largest batch, and print the report."""
+    sizes = parse_batches(batches)
+    if output is not None:
+        prepare_folder(output)
+    work = load(max(sizes))
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
     from superres.system.machine import require_idle
 

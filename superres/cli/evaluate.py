@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
 BEAM = BeamConfig()
 
-Data = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+Data = Annotated[Path, Option(metavar="PATH", help=opt.FACE_DATA)]
 TunedData = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, a CelebA root, or "
                                    "parallel text PATH.en and PATH.de.")]
-Pairs = Annotated[Path, Option(metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of a test set of "
-                               "sacrebleu.")]
+Pairs = Annotated[Path, Option(metavar="PATH", help=opt.TEXT_DATA)]
 Split = Annotated[str, Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs only. [default: all]")]
 TunedLimit = Annotated[int, Option(metavar="N", help="Score the first N inputs only.")]

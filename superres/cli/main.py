@@ -34,6 +34,7 @@ from superres.system.terminal import PrintableFormatter, StandardOutputError, ec
 
 INTERRUPTED = 128 + signal.SIGINT  # exit code after Ctrl-C, as shells use it
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
+SURVEY_PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -73,8 +74,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     if logging.lastResort is not None:  # prints the warnings of libraries
         logging.lastResort.setFormatter(PrintableFormatter())
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
         with signals.handled(), standard_output():
             code = app(args=words, prog_name="superres", standalone_mode=False)
     except USAGE_ERROR as error:
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except StandardOutputError as error:
         return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
     except (SuperresError, ModuleNotFoundError) as error:
-        return _refuse(_explain(error))
+        return _refuse(_explain(error, words))
     except UnicodeEncodeError as error:
         if not re.search("[\ud800-\udfff]", error.object):
             raise
@@ -97,10 +98,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _explain(error: SuperresError | ModuleNotFoundError) -> str:
+def _explain(error: SuperresError | ModuleNotFoundError, words: Sequence[str]) -> str:
     """Return the message of an error; raise it again if a module is missing that every installation has."""
     if isinstance(error, SuperresError):
         return str(error)
+    if words[:1] == ["survey"] and error.name in SURVEY_PACKAGES:
+        return f"superres survey needs {error.name}: pip install 'superres[survey]'"
     if error.name not in ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision"):
         raise error
     return f"decoding needs {error.name}: pip install superres"  # the installation is for surveys alone

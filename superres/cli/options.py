@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = DecodeConfig()
 DEVICES = ("auto", "cpu", "cuda")
+FACE_DATA = "A prepared .npz, a folder of images, or a CelebA root."
+TEXT_DATA = "Parallel text PATH.en and PATH.de, or the name of a test set of sacrebleu."
 FILES = "Many files"  # section of the help for the options of long runs
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -169,10 +171,15 @@ def check_pairs(checkpoint: str, data: Path) -> None:
         pair_paths(data, network.languages)
 
 
-def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
-    """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are refused before."""
+def check_device(device: str, engine: str = "auto") -> None:
+    """Raise ConfigError for an unknown device or engine."""
     require_choice("--device", device, DEVICES)
     require_choice("--engine", engine, ENGINE_NAMES)
+
+
+def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
+    """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are refused before."""
+    check_device(device, engine)
     from superres.pipeline.upscaler import Upscaler
 
     return Upscaler.load(checkpoint, device, engine)
@@ -180,8 +187,7 @@ def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscale
 
 def load_translator(checkpoint: str, device: str, languages: str | None = None, engine: str = "auto") -> Translator:
     """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for `languages`."""
-    require_choice("--device", device, DEVICES)
-    require_choice("--engine", engine, ENGINE_NAMES)
+    check_device(device, engine)
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator
 

@@ -29,7 +29,7 @@ def space(folder: SpaceFolder, wheel: Wheel) -> None:
     """Write a folder that runs as a Hugging Face Space: the web demo on its free machine.
 
     The folder has the page, its examples, the wheel, a Dockerfile, and a README with limits and licences. Push it to a
-    new Space. To try it here, install the wheel with the extras ui and text, and run the Dockerfile's last line.
+    new Space. To try it here, install the wheel with the ui and text extras, and run the Dockerfile's last line.
     """
     require(wheel.is_file() and wheel.suffix == ".whl", f"--wheel {wheel} is no wheel; build one with 'make wheels'")
     require(wheel.name.endswith("linux_x86_64.whl"), f"--wheel {wheel} has no compiled engine for x86-64 Linux, and a "

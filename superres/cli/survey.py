@@ -6,14 +6,14 @@ import json
 import shlex
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlencode
 
 import typer
 from typer import Argument, Option
 
 from superres.cli import options as opt
-from superres.config import require, require_choice, settings_of
+from superres.config import require, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
@@ -99,24 +99,6 @@ RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation
 ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
 
-class SurveyCommand(opt.HelpfulCommand):
-    """A command that needs the extra `survey` to run, but not to print its help."""
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- their types depend on typer's version
-        """Run the command; raise ConfigError if a package of the extra is missing."""
-        try:
-            import sqlalchemy  # noqa: F401
-
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            if error.name in PACKAGES:
-                raise ConfigError(f"superres survey needs {error.name}: pip install 'superres[survey]'") from error
-            raise
-
-
-PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
-"""Packages of the extra `survey`."""
-
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
                          rich_markup_mode=None)
 
@@ -127,7 +109,7 @@ def _with_settings(function: opt.Command) -> opt.Command:
                                        for name, about in settings_of(StudySettings).items()])
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 @_with_settings
 def create(
     context: typer.Context, study: StudyName, method_a: MethodA, method_b: MethodB, images: ImagesPath = None,
@@ -146,7 +128,7 @@ def create(
     owner.
     """
     settings = _settings(context)
-    require_choice("--device", device, opt.DEVICES)
+    opt.check_device(device)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     from superres.evaluation.survey_methods import make_comparisons, parse_spec, read_obvious
     from superres.survey.creation import create_study, require_free
@@ -167,26 +149,27 @@ def create(
 
 
 def _settings(context: typer.Context) -> StudySettings:
-    """Return the settings that the options of `create` give."""
-    values = {name: context.params[name] for name in SETTINGS.to_dict() if name in context.params}
-    if values["scale"] is None:
-        values["scale"] = SETTINGS.scale
-    if values["title"] is None:
-        values["title"] = SETTINGS.title if values["question"] == SETTINGS.question else values["question"]
-    text = values["consent"]
-    try:
-        values["consent"] = text.read_text(encoding="utf-8") if text is not None else SETTINGS.consent
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"--consent {text} cannot be read ({error}); give a text file") from error
-    viewport = str(values["minimum_viewport"]).split(",")
-    require(len(viewport) == 2 and all(side.strip().isdecimal() for side in viewport),
-            f"--minimum-viewport must be W,H such as 640,480, not {values['minimum_viewport']!r}")
-    values["minimum_viewport"] = tuple(int(side) for side in viewport)
-    values["panel_params"] = tuple(name for name in values["panel_params"] if name)
+    """Return the settings that the options of `create` give; the others have their defaults."""
+    values = {name: context.params[name] for name in SETTINGS.to_dict() if opt.is_given(context, name)}
+    if values.get("question", SETTINGS.question) != SETTINGS.question:
+        values.setdefault("title", values["question"])
+    if "consent" in values:
+        try:
+            values["consent"] = values["consent"].read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"--consent {values['consent']} cannot be read ({error}); give a text file"
+                                    ) from error
+    if "minimum_viewport" in values:
+        sides = values["minimum_viewport"].split(",")
+        require(len(sides) == 2 and all(side.strip().isdecimal() for side in sides),
+                f"--minimum-viewport must be W,H such as 640,480, not {values['minimum_viewport']!r}")
+        values["minimum_viewport"] = tuple(map(int, sides))
+    if "panel_params" in values:
+        values["panel_params"] = tuple(filter(None, values["panel_params"]))
     return StudySettings.from_dict(values)
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def serve(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
     root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
@@ -194,13 +177,13 @@ def serve(
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
     from superres.survey.server import study_app
-    from superres.system import serving
+    from superres.system import bounded_server
     from superres.system.asgi import how_to_leave, local_address
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
-        listening = socket.create_server((host, port), backlog=serving.BACKLOG)
+        listening = socket.create_server((host, port), backlog=bounded_server.BACKLOG)
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
         raise ConfigError(message) from error
@@ -209,10 +192,10 @@ def serve(
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     will_keep("all votes are kept, and the same command serves the study again")
-    serving.serve(serving.server_config(app, proxy, log_level="warning"), listening)
+    bounded_server.serve(bounded_server.server_config(app, proxy, log_level="warning"), listening)
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def link(
     study: StudyName, rater_ids: LinkIds, address: PageAddress = "http://127.0.0.1:8000/",
     store: StoreLocation = DEFAULT_STORE,
@@ -235,7 +218,7 @@ def link(
         echo(f"{address}{'&' if '?' in address else '?'}{query}")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def report(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: Level = 0.9,
     tables: AsTables = False, as_json: opt.AsJson = False,
@@ -253,7 +236,7 @@ def report(
     echo(json.dumps(found, indent=1) if as_json else report_markdown(found) if tables else report_text(found))
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def plan(
     precision: Precision = 2.0, images: PlanImages = 500, votes_per_rater: PerRater = 50, level: Level = 0.9,
     expected: Expected = 50.0, pilot: Pilot = None, store: StoreLocation = DEFAULT_STORE,
@@ -279,13 +262,13 @@ def plan(
              f"{found['design_effect']:.1f})")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def export(
     study: StudyName, output: ExportFile, layout: Layout = "votes", store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Write the votes to a file, one row per vote.
 
-    With the layout votes, files beside it have the study's settings and a description of the columns.
+    With the votes layout, files beside it have the study's settings and a description of the columns.
     """
     from superres.survey.export import export_study
     from superres.system.output import prepare_folder
@@ -295,7 +278,7 @@ def export(
     say(f"wrote {', '.join(map(str, export_study(opened, found, output, layout)))}")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def withdraw(
     study: StudyName, rater: Pseudonym = None, rater_id: WithdrawnId = None, store: StoreLocation = DEFAULT_STORE,
 ) -> None:
@@ -314,7 +297,7 @@ def withdraw(
     say(f"{study}: a rater withdrew, and {erased}; erase them from exported files and backups, too")
 
 
-@survey_app.command("import", cls=SurveyCommand)
+@survey_app.command("import", cls=opt.HelpfulCommand)
 def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT_STORE) -> None:
     """Store exported votes as a study.
 
@@ -327,7 +310,7 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
         say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def exclude(
     study: StudyName, rule: Rule = None, rater_id: RaterId = None, reason: Reason = "", revoke: Revoke = None,
     store: StoreLocation = DEFAULT_STORE,
@@ -356,7 +339,7 @@ def exclude(
     say(f"{study}: {count} excluded now, by {'; '.join(standing) or 'no rule'}")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
     """Copy the store to a file, also while the survey is served.
 
@@ -371,7 +354,7 @@ def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
         f"{shlex.quote(str(file))}, too")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
     """Create a store, or rewrite the files of a store without what was deleted."""
     from superres.survey.store import Store
@@ -381,7 +364,7 @@ def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
     say(f"{opened.location} is a store without what was deleted")
 
 
-@survey_app.command(cls=SurveyCommand)
+@survey_app.command(cls=opt.HelpfulCommand)
 def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
     """Print a new token for the study's owner; the old token expires."""
     opened, found = _open_study(store, study)

@@ -110,7 +110,7 @@ def base(
 ) -> None:
     """Train the base model p1 by teacher forcing.
 
-    The result is DIR/checkpoint. The preset text learns to translate.
+    The result is DIR/checkpoint. The text preset learns to translate.
     """
     _train(context, "base", data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
            languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops,
@@ -139,7 +139,7 @@ def decode(
 ) -> None:
     """Decode training inputs with a checkpoint, for distillation.
 
-    Faces are decoded into DIR/faces.npz: greedily for the stage distil, or as the inputs that the next stage of a
+    Faces are decoded into DIR/faces.npz: greedily for the distil stage, or as the inputs that the next stage of a
     cascade will see. A translation checkpoint (the teacher) translates by beam search into the parallel text DIR/pairs,
     which is the --data of a student.
     """
@@ -193,7 +193,7 @@ def ngrams(
     data: TrainData, output: NgramFile, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
     limit: Limit = None, least: Least = 2, most: Most = 200_000,
 ) -> None:
-    """Count n-grams of training targets, for the proposer ngram.
+    """Count n-grams of training targets, for the ngram proposer.
 
     The n-grams are in the tokens of --checkpoint.
     """

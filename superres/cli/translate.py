@@ -82,7 +82,7 @@ def translate(
 def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
     """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
 
-    In float32, CTranslate2 then gives the tokens of greedy decoding (extra `peers`).
+    In float32, CTranslate2 then gives the tokens of greedy decoding (`peers` extra).
     """
     from superres.pipeline.export import export_ctranslate2
 

@@ -42,7 +42,7 @@ FEW = 20
 """Largest number of input files whose results are written to the current folder."""
 Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
                                        ".tar.gz, .npz, .parquet ...), and patterns such as 'photos/**/*.jpg'; paths or "
-                                       "URLs (s3://, gs://, az://, hf://, https://; extra cloud).")]
+                                       "URLs (s3://, gs://, az://, hf://, https://; cloud extra).")]
 InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more inputs "
                                          "from FILE, one per line; '-' reads standard input.")]
 Allow = Annotated[list[str], Option("--allow", metavar="URL", rich_help_panel=opt.FILES, help="Let --list name inputs "
@@ -71,7 +71,7 @@ Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove met
 Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded together, 1 or more; auto "
                                "chooses a useful number that fits into memory.")]
 RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on a Ray cluster "
-                                          "(extra ray): its address, auto for a cluster that runs on this machine, or "
+                                          "(ray extra): its address, auto for a cluster that runs on this machine, or "
                                           "local to start one here.")]
 Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a copy of "
                                        "the model. [default: one per GPU, or one per two CPUs]")]

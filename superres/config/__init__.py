@@ -1,6 +1,6 @@
 """Frozen, validated settings of the network and of decoding, with a strict JSON form."""
 
-from superres.config.decoding import (
+from superres.config.decode_settings import (
     CRITERION_NAMES,
     CRITERION_PLUGINS,
     DEFAULT_CASCADE,
@@ -19,7 +19,7 @@ from superres.config.decoding import (
 )
 from superres.config.names import file_name
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
-from superres.config.settings import (
+from superres.config.setting import (
     DECODING,
     EXPERTS,
     FACES,

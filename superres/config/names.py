@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from superres.config.settings import require
+from superres.config.setting import require
 from superres.errors import shown
 
 MOST_NAME = 100

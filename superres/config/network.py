@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from superres.config.names import file_name
-from superres.config.settings import Config, require, require_probability, setting
+from superres.config.setting import Config, require, require_probability, setting
 from superres.errors import shown
 
 FORMAT_VERSION = 1

@@ -50,7 +50,6 @@ class Exact(Criterion):
     rule = ("distance", 0)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
         return proposed == scores.argmax(-1)
 
 
@@ -64,7 +63,6 @@ class Distance(Criterion):
         self.rule = ("distance", self.epsilon)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
         return ((proposed - scores.argmax(-1)).abs() <= self.epsilon) & possible(proposed, scores)
 
 
@@ -78,7 +76,6 @@ class TopK(Criterion):
         self.rule = ("rank", self.k)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
         own = scores.gather(-1, proposed.unsqueeze(-1))  # [B, N, 1]
         worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]  # [B, N, 1]
         # If fewer than k tokens are possible, the k-th best score is -inf.

@@ -78,19 +78,15 @@ class HeadConfidence(Sampler):
     log_odds: list[Tensor] = field(default_factory=list)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """See `Sampler.__call__`."""
         return self.sampler(scores, offsets)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Sampler.additive`."""
         return self.sampler.additive(offsets)
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `Sampler.observe`."""
         self.seen = centre, slope, tokens
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `Sampler.observe_scores`."""
         own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
         self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
 

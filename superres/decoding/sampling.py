@@ -71,7 +71,6 @@ class CoupledSampler(Sampler):
                        temperature=self.temperature[:, :count].copy_(other.temperature))
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """See `Sampler.__call__`."""
         return self.adjust(scores, offsets).argmax(-1)
 
     def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
@@ -82,7 +81,6 @@ class CoupledSampler(Sampler):
         return scores + self.noise[:, offsets].to(scores.dtype)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Sampler.additive`."""
         if not self.coupled:
             return None, None
         filters = self.options.sample_top_k is not None or self.options.nucleus < 1
@@ -142,10 +140,9 @@ class SpeculativeSampler(CoupledSampler):
         return draw(q, self._uniform(offsets, PROPOSAL))
 
     def additive(self, offsets: Tensor) -> None:
-        """See `Sampler.additive`."""
+        ...
 
     def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
-        """See `CoupledSampler.first`."""
         p = self._distribution(scores, slice(1))  # [B, 1, V]
         if isinstance(before, SpeculativeSampler):
             q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, p.shape[-1]))  # [B, 1, V]
@@ -156,7 +153,6 @@ class SpeculativeSampler(CoupledSampler):
         return draw(p, self._uniform(slice(1), COMMITTED))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
-        """See `CoupledSampler.propose`."""
         if getattr(proposer, "draws", False):
             return proposer.propose(context, offsets)
         tokens = proposer.propose(replace(context, sampler=GREEDY), offsets)
@@ -172,11 +168,9 @@ class SpeculativeSampler(CoupledSampler):
         return (self._uniform(verified, VERDICT) * q < p).squeeze(-1)
 
     def clear(self, rows: Tensor) -> None:
-        """See `CoupledSampler.clear`."""
         self.q.index_fill_(0, rows, 0.0)
 
     def inherit(self, before: CoupledSampler, kept: Tensor) -> None:
-        """See `CoupledSampler.inherit`."""
         if isinstance(before, SpeculativeSampler):
             self.q.copy_(before.q[kept])
 

@@ -95,7 +95,6 @@ class LimitedProposals(Sampler):
         self.sampler, self.limits, self.bounds, self.same, self.chosen = sampler, limits, bounds, same, 0
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """See `Sampler.__call__`."""
         tokens = []
         for column in range(scores.shape[1]):
             here = slice(column, column + 1)
@@ -105,7 +104,6 @@ class LimitedProposals(Sampler):
         return torch.cat(tokens, dim=1)
 
     def limit(self, tokens: Tensor) -> Tensor:
-        """See `Sampler.limit`."""
         low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
         tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
         self._take(tokens)
@@ -117,15 +115,12 @@ class LimitedProposals(Sampler):
         self.chosen += 1
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Sampler.additive`."""
         return self.sampler.additive(offsets)
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `Sampler.observe`."""
         self.sampler.observe(centre, slope, tokens)
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `Sampler.observe_scores`."""
         self.sampler.observe_scores(scores, tokens)
 
 
@@ -142,7 +137,6 @@ class LimitedSession(StatefulSession):
         self.columns = torch.arange(session.width, device=bounds.device)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`."""
         output = self.session.step(tokens, position)
         place = position.unsqueeze(1) + self.columns[: tokens.shape[1]]  # [B, W]
         self.record.scatter_(1, place + 1, tokens)
@@ -161,7 +155,6 @@ class LimitedSession(StatefulSession):
         return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
-        """See `superres.interfaces.Session.propose`."""
         inner, place = output.state
         start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
         self.record.scatter_(1, start + 2, first.unsqueeze(1))
@@ -188,7 +181,6 @@ class LimitedTreeSession(LimitedSession):
         self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors, self.tree.depth))
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.TreeSession`."""
         output = self.session.step(tokens, position)
         self.tokens, self.start = tokens, position.unsqueeze(1) - self.tree.root
         place = position.unsqueeze(1) + self.columns[: self.tree.scored]  # [B, N]: targets of the scored columns
@@ -205,7 +197,6 @@ class LimitedTreeSession(LimitedSession):
         return StepOutput(self.limits.masked(output.scores, self._less(sums, target)), (output, place))
 
     def keep(self, columns: Tensor) -> None:
-        """See `superres.interfaces.TreeSession.keep`."""
         self.session.keep(columns)
         place = self.start + torch.arange(columns.shape[1], device=columns.device)
         self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
@@ -227,30 +218,24 @@ class LimitedModel:
 
     @property
     def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.decoder`."""
         return self.model.decoder(plain)
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        """See `superres.interfaces.ScoringModel.encode`."""
         return source if isinstance(source, tuple) else (self.model.encode(source, padding), self.limits.bounds(source))
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> LimitedSession:
-        """See `superres.interfaces.ScoringModel.session`."""
         encoded, bounds = self.encode(source, padding)
         session = self.model.session(encoded, width, padding, copies)
         return LimitedSession(session, self.limits, bounds.repeat_interleave(copies, 0))
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`."""
         encoded, bounds = self.encode(source, padding)
         return LimitedTreeSession(self.model.tree_session(encoded, tree, kept), self.limits, bounds)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """See `superres.interfaces.ScoringModel.uncached_scores`."""
         scores = self.model.uncached_scores(source, target, position)  # [B, K, V]
         place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)  # [B, K]
         place = place.clamp(max=self.length)

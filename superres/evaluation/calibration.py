@@ -10,7 +10,7 @@ import torch
 from scipy.stats import rankdata
 
 from superres.config import Confidence, DecodeConfig
-from superres.config.decoding import LARGEST_COEFFICIENT
+from superres.config.decode_settings import LARGEST_COEFFICIENT
 from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
 from superres.nn.heads import RecurrentHeads

@@ -1,4 +1,4 @@
-"""The perceptual score FSIM, by the package piq (extra `scores`), which needs no weights.
+"""The perceptual score FSIM, by the package piq (`scores` extra), which needs no weights.
 
 LPIPS needs those of AlexNet, which no package has. HaarPSI, GMSD and their relatives reduce pictures before they
 compare them, and so hardly see the difference between a picture and its enlargement to twice the size.

@@ -121,7 +121,7 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def quality(images: Pixels, references: Pixels) -> dict[str, Scores]:
-    """Return each image's PSNR, SSIM and, with the extra `scores`, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
+    """Return each image's PSNR, SSIM and, with the `scores` extra, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
     measures = {"psnr": psnr, "ssim": ssim, "fsim": fsim()}
     return {name: measure(images, references) for name, measure in measures.items() if measure is not None}
 
@@ -143,7 +143,7 @@ def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, 
     """Return `picture_scores` by method, and the mean differences of `quality` from that of `BASELINE`.
 
     `pictures` are uint8 [N,H,W,3] by method. The difference of a score has the name "<score>_above_lanczos". Its
-    interval is that of the differences of pictures, and so narrower than the intervals of the scores.
+    interval is computed from the pictures' differences, so it is narrower than the scores' intervals.
     """
     scores = {method: quality(images, pairs.hr) for method, images in pictures.items()}
     compared = {}

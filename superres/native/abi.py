@@ -14,12 +14,10 @@ from ctypes import POINTER, Structure, c_void_p
 from pathlib import Path
 from typing import Any
 
-_SCALARS: dict[str, type[Any]] = {
-    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint8_t": ctypes.c_uint8, "float": ctypes.c_float,
-    "double": ctypes.c_double,
+_TYPES: dict[str, Any] = {
+    "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "uint8_t": ctypes.c_uint8,
+    "float": ctypes.c_float, "double": ctypes.c_double, "const char*": ctypes.c_char_p, "void": None,
 }
-
-_RESULTS = {"void": None, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "const char*": ctypes.c_char_p}
 
 HEADER = Path(__file__).parent / "cpp" / "abi.h"
 
@@ -41,11 +39,11 @@ STRUCTURES: dict[str, type[Structure]] = {
     name: type(f"C{name}", (Structure,), {}) for name, _ in _STRUCT.findall(_TEXT)}
 
 
-def _type(name: str, star: str) -> type[Any]:
+def _type(name: str, star: str) -> Any:  # noqa: ANN401 - a type of ctypes
     """Return the ctypes form of a type, or of a pointer to it if there is a `star`."""
     if name in STRUCTURES:
         return POINTER(STRUCTURES[name]) if star else STRUCTURES[name]
-    return c_void_p if star else _SCALARS["int64_t" if name in ENUMS else name]
+    return c_void_p if star else _TYPES["int64_t" if name in ENUMS else name]
 
 
 def _variables(text: str, separator: str) -> list[tuple[str, Any]]:
@@ -59,7 +57,7 @@ for _name, _fields in _STRUCT.findall(_TEXT):
     if _fields:
         STRUCTURES[_name]._fields_ = _variables(_fields, ";")
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    name: (_RESULTS[result], [kind for _, kind in _variables(arguments, ",")])
+    name: (_TYPES[result], [kind for _, kind in _variables(arguments, ",")])
     for result, name, arguments in _FUNCTION.findall(_TEXT)}
 """Result and arguments of each function, for ctypes."""
 

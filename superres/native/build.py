@@ -169,7 +169,7 @@ def processor() -> frozenset[str]:
 
 
 def packaged_file(name: str, source: Path = SOURCE) -> Path | None:
-    """Return the library of that name that a wheel has, in the folder `lib` beside that of `source`; None without one.
+    """Return the library of that name in a wheel's folder `lib`, beside the folder of `source`; None without one.
 
     Libraries of a wheel are not compiled with the extra flags that the environment may ask for.
     """

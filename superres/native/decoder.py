@@ -75,7 +75,6 @@ class NativeDecoder:
         self._bind()
 
     def keep(self, rows: Tensor) -> None:
-        """See `superres.interfaces.Decoder.keep`."""
         self.q, self.q_total = self.q[rows], self.q_total[rows]
         self._bind()
 

@@ -60,7 +60,7 @@ class ThreadTrials:
     def fastest(self, step: Callable[[int], None], rows: int = 1) -> int:
         """Return the number of threads with the fastest step, after timing `step` of `rows`, which takes this number.
 
-        Timings per row are kept, since those of a large batch would never be shorter than those of a small one.
+        Timings per row are kept, since a large batch never takes less time than a small one.
         """
         more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
         self.rounds += more
@@ -97,12 +97,10 @@ class NativeTreeSession(NativeSession):
         return self.tree.scored
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.tree.TreeSession`."""
         self.start = position.clone()
         return super().step(tokens, position)
 
     def keep(self, columns: Tensor) -> None:
-        """See `superres.tree.TreeSession.keep`."""
         columns = columns.contiguous()
         library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch, columns.shape[1]),
                                 columns.shape[1], address(self.start, torch.int64, self.batch))
@@ -165,7 +163,6 @@ class NativeModel(StepModel):
 
     @property
     def code(self) -> str:
-        """See `StepModel.code`."""
         return f"{self.engine} {chosen().identity}"
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
@@ -179,7 +176,6 @@ class NativeModel(StepModel):
         return [own] * count
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
-        """See `StepModel.encode`."""
         if isinstance(source, Tensor):
             tokens, source = source, self.encoder(source, self._most_threads(), padding)
             source.tokens = None if self.shortlists is None else tokens
@@ -187,13 +183,11 @@ class NativeModel(StepModel):
             return super().encode(source, padding, copies)
 
     def decoder(self, plain: PlainDecoder) -> Decoder | None:
-        """See `superres.interfaces.ScoringModel.decoder`."""
         return native_decoder(plain)
 
     def session(  # type: ignore[override]
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
-        """See `superres.interfaces.ScoringModel.session`."""
         threads, shortlist = self._most_threads(), None
         memory = self.encode(source, padding, copies)
         if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:

@@ -105,7 +105,6 @@ class NativeSession(ProposingSession):
         return StepOutput(scores, (hidden, position))
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
-        """See `superres.interfaces.Session.propose`."""
         hidden, position = output.state
         rule = None if sampler.limit is not None else sampler.additive(offsets)
         if rule is None:
@@ -130,7 +129,6 @@ class NativeSession(ProposingSession):
         return tokens
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        """See `superres.nn.torch_step.StepSession.part_seconds`."""
         seconds = torch.zeros(len(abi.ENUMS["Part"]), dtype=torch.float64)
         self.session.report.seconds = seconds.data_ptr()
         try:
@@ -160,7 +158,6 @@ class NativeSession(ProposingSession):
         self.session.threads.waits = False
 
     def select(self, rows: Tensor, length: int) -> None:
-        """See `superres.interfaces.Session.select`."""
         used = min(length, self.session.size.slots)
         for layer in self.caches:
             for part, axis in zip(layer, SLOT_AXES, strict=False):

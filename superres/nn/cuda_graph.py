@@ -107,7 +107,6 @@ class GraphModel(StepModel):
         self.graph_capture = GraphCapture(capture or captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
-        """See `superres.interfaces.ScoringModel.session`."""
         memory = self.encode(source, padding, copies)
         session = StepSession(self.model, self.layers, memory, width, self.fused_attention)
         if self.compiled:

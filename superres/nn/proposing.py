@@ -65,13 +65,11 @@ class ProposingSession:
         return self.source
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`."""
         tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum,
                   self.longest]
         return [table for table in (*tables, *self.source) if table is not None]
 
     def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:
-        """See `superres.interfaces.Session.copy_rows`."""
         for mine, theirs in zip(self.row_state(cache), other.row_state(cache), strict=True):
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
@@ -81,7 +79,6 @@ class ProposingSession:
         return table.flatten(0, 1).index_select(0, place.flatten()).view(*target.shape, -1)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
-        """See `superres.interfaces.Session.propose`."""
         count, here = len(offsets), output.state.at(index)
         if isinstance(self.heads, RecurrentHeads):
             return self._recur(self.heads, here.hidden, first, offsets, sampler)

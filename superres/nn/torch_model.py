@@ -63,19 +63,15 @@ class StepModel:
         return memory.repeat(copies).rounded_up(SOURCE_MULTIPLE)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
-        """See `superres.interfaces.ScoringModel.session`."""
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.decoder`."""
         return None
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`."""
         return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """See `superres.interfaces.ScoringModel.uncached_scores`."""
         with torch.inference_mode():
             decoded = self.model(source, target)
             place = position.unsqueeze(1).clamp(max=self.length - 1)

@@ -55,7 +55,6 @@ class StepSession(ProposingSession):
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if self.fused_attention else 1)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`."""
         views = [*super().row_state(), *([self.cache.store.movedim(2, 0)] if cache else [])]
         if self.neighbourhood is not None:
             views += [self.expected, self.deviation]
@@ -64,7 +63,6 @@ class StepSession(ProposingSession):
         return views
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`."""
         scores, hidden, inside, neighbours = self.compute(tokens, position)
         return StepOutput(scores, StepState(hidden, inside, neighbours))
 
@@ -113,12 +111,10 @@ class StepSession(ProposingSession):
         return seconds
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`."""
         # Slots past the end of a narrower step hold values of wider steps, which lie beyond the reach of any query.
         self.width, self.columns = width, self.widest[:width]
 
     def select(self, rows: Tensor, length: int) -> None:
-        """See `superres.interfaces.Session.select`."""
         self.cache.select(rows, length)
         if self.neighbourhood is not None:
             self.deviation.copy_(self.deviation[rows])

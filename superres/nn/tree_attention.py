@@ -92,12 +92,10 @@ class TreeSession(StepSession):
         return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.tree.TreeSession`."""
         self.start = position - self.tree.root
         return super().step(tokens, position)
 
     def keep(self, columns: Tensor) -> None:
-        """See `superres.tree.TreeSession.keep`."""
         place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
         self.cache.keep(columns, place)
         if self.neighbourhood is not None:

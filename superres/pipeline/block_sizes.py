@@ -23,10 +23,10 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.errors import ConfigError, OutputError
 from superres.interfaces import ScoringModel
+from superres.system.json_files import read_json
 from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
 from superres.system.progress import Progress
-from superres.system.reading import read_json
 
 
 class BlockSizes:

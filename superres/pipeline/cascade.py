@@ -89,12 +89,10 @@ class CascadeDecoder:
 
     @property
     def under_way(self) -> list[Any]:
-        """See `StreamDecoder.under_way`."""
         return [one.item for one in (*self.last.under_way, *self._waiting)] + self.first.under_way
 
     @property
     def tokens_under_way(self) -> int:
-        """See `StreamDecoder.tokens_under_way`."""
         drawn = [one.earlier.trace.tokens for one in (*self.last.under_way, *self._waiting) if one.earlier is not None]
         return self.first.tokens_under_way + sum(drawn) + self.last.tokens_under_way
 

@@ -43,7 +43,6 @@ class FeedQueue(Generic[T]):
             return not self._closed
 
     def take(self, most: int, wait: bool) -> list[T] | None:
-        """See `superres.decoding.batching.Feed`."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.items or self._ended)

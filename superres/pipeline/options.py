@@ -24,7 +24,7 @@ class Checkpoint(Protocol):
     """A loaded checkpoint: a `superres.pipeline.base.Pipeline`, which imports torch."""
 
     def block_size(self, options: DecodeConfig) -> int:
-        """See `Pipeline.block_size`."""
+        ...
 
 
 def dependent_on(name: str) -> tuple[str, ...]:

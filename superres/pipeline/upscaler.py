@@ -261,7 +261,6 @@ class Upscaler(Pipeline):
         return Limits.of(self.network_task.limits(self.model_config.vocabulary, first), self.device)
 
     def limited(self, model: ScoringModel) -> ScoringModel:
-        """See `Pipeline.limited`."""
         return LimitedModel(model, self.limits)
 
     def __call__(

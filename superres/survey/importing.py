@@ -41,7 +41,7 @@ from superres.survey.study import (
     check_text,
 )
 from superres.survey.voting import MAX_RESPONSE_MS, STRICT, Ballot, Panel
-from superres.system.reading import parse_json, read_file
+from superres.system.json_files import parse_json, read_file
 
 MAX_STUDY_BYTES, MAX_VOTES_BYTES, MAX_VOTES, MAX_CELL_BYTES = 2**24, 2**28, 1_000_000, 2**16
 """Largest size of the file of settings, of the file of votes, and of one of its texts; and largest number of votes."""

@@ -27,7 +27,7 @@ MAX_NAME, MAX_IMAGE_NAME, MAX_LINE, MAX_TEXT = 200, 500, 2_000, 50_000
 """Largest number of characters of a name, of an image's name, of a text on the page, and of the consent text."""
 
 MAX_PARAMS = 8
-"""Largest number of URL parameters that hold a rater's id, and of those that are stored with the rater."""
+"""Largest number of URL parameters for a rater's id, and of parameters that are stored with the rater."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no text of a study has: control characters, and surrogates, which are not UTF-8."""

@@ -13,7 +13,7 @@ ANSWER_SECONDS = 5.0
 """Seconds to wait for the hub's response, unless HF_HUB_ETAG_TIMEOUT is set."""
 
 
-def hub_problem(identifier: str, filename: str, revision: str | None = None) -> str | None:
+def hub_problem(identifier: str, filename: str) -> str | None:
     """Return in one line why a file of the model "owner/name" cannot be fetched now; None if it can be fetched.
 
     The hub is asked once: `hf_hub_download` repeats a failed request six times if nothing is cached. A request's
@@ -25,7 +25,7 @@ def hub_problem(identifier: str, filename: str, revision: str | None = None) -> 
 
     def ask() -> None:
         try:
-            get_hf_file_metadata(hf_hub_url(identifier, filename, revision=revision), timeout=seconds)
+            get_hf_file_metadata(hf_hub_url(identifier, filename), timeout=seconds)
             answers.append(None)
         except RepositoryNotFoundError:
             answers.append(f"{constants.ENDPOINT} has no such model, or it is private")

@@ -180,10 +180,10 @@ def bandwidth(size: int, timer: Timer) -> float:
     return rows * 1024 * 4 / min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
 
 
-def matrix_rate(timer: Timer, size: int = 1024) -> float:
+def matrix_rate(timer: Timer) -> float:
     """Return the operations per second (a multiply-add counts as two) of a large float32 matrix product."""
-    matrix = torch.ones(size, size, device=timer.device)
-    return 2 * size**3 / min(timer.once(lambda: matrix @ matrix) for _ in range(8))
+    matrix = torch.ones(1024, 1024, device=timer.device)
+    return 2 * 1024**3 / min(timer.once(lambda: matrix @ matrix) for _ in range(8))
 
 
 def free_bytes(device: torch.device) -> int:

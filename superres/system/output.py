@@ -179,9 +179,9 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
         raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
 
 
-def check_folder(folder: Path, option: str = "--output") -> None:
+def check_folder(folder: Path) -> None:
     """Raise OutputError, as `prepare_folder`, if `folder` cannot be written or made; if it is missing, it stays so."""
-    prepare_folder(next(path for path in (folder, *folder.parents, folder) if os.path.exists(path)), option)
+    prepare_folder(next(path for path in (folder, *folder.parents, folder) if os.path.exists(path)))
 
 
 def short_digest(data: bytes) -> str:

@@ -1,6 +1,6 @@
 """Read and write places: paths of this machine, and URLs of object stores and web servers through fsspec.
 
-A place is text. One with "://" is a URL (extra `cloud`); any other is a path. Credentials are those of the ecosystem
+A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials come from the ecosystem
 (environment variables and profiles), so a URL with a password or a query is refused: it would be recorded. Requests
 that fail for a passing reason are repeated; a write is whole or absent. Redirects to another host are not followed.
 """
@@ -18,16 +18,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
+from superres.system.json_files import read_file
 from superres.system.output import scratch_file, scratch_folder, write_atomically
-from superres.system.reading import read_file
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 """The package that reads URLs of a scheme."""
 READ_ONLY = ("http", "https")
-ATTEMPTS = 7  # attempts of a request, within about 15 seconds, besides those of the store's own library
+ATTEMPTS = 7  # attempts of a request, within about 15 seconds, besides the attempts of the store's own library
 FIRST_WAIT = 0.2  # seconds before the second attempt; each further wait is twice as long
 FREE_BYTES = 500_000_000  # bytes of the disc that a fetched file leaves free
 
@@ -135,10 +136,10 @@ def read_place(place: str, most: int) -> bytes:
 
 
 @contextmanager
-def fetched(place: str, most: int | None = None) -> Iterator[str]:
+def fetched(place: str) -> Iterator[str]:
     """Yield the path of a copy of a URL's content, which is removed afterwards, or the path itself.
 
-    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too large, too.
+    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too large.
     """
     if not is_url(place):
         yield place
@@ -147,32 +148,24 @@ def fetched(place: str, most: int | None = None) -> Iterator[str]:
     with scratch_folder() as folder:
         room = max(0, shutil.disk_usage(folder).free - FREE_BYTES)
         copy = os.path.join(folder, "content")
-        callback = functools.partial(_limit, place, room if most is None else min(room, most))
-        _persistently(lambda: system.get_file(path, copy, callback=callback()), place, "read")
+        _persistently(lambda: system.get_file(path, copy, callback=_limit(place, room)), place, "read")
         yield copy
 
 
-def write_place(place: str, data: bytes, new: bool = False) -> bool:
-    """Write `data`, whole or not at all; with `new`, only where there is nothing. Return whether it was written.
+def write_place(place: str, data: bytes) -> None:
+    """Write `data`, whole or not at all.
 
     Raises OutputError if it cannot be written, and PlaceError if it cannot be written at present.
     """
-    if not is_url(place):
-        return _write_file(Path(place), data, new)
-    system, path = _opened(place, writing=True)
-
-    def write() -> bool:
-        try:
-            system.pipe_file(path, data, **({"mode": "create"} if new else {}))
-        except FileExistsError:
-            return False
-        except (NotImplementedError, TypeError):  # the store does not know the condition
-            if not new or system.exists(path):
-                return False
-            system.pipe_file(path, data)
-        return True
-
-    return _persistently(write, place, "write")
+    if is_url(place):
+        system, path = _opened(place, writing=True)
+        _persistently(lambda: system.pipe_file(path, data), place, "write")
+        return
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
+        write_atomically(Path(place), data)
+    except OSError as error:
+        raise OutputError(f"cannot write {place}: {error.strerror}; choose another --output") from error
 
 
 def move_to(path: str, place: str) -> None:
@@ -299,36 +292,6 @@ def _walked_files(
             yield from (Listed(f"{name[len(path):].strip('/')}/") for name in below)
 
 
-def _write_file(path: Path, data: bytes, new: bool) -> bool:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not new:
-            write_atomically(path, data)
-            return True
-        with scratch_file(path.parent) as file:
-            file.write(data)
-            file.flush()
-            _link(file.name, path)
-    except FileExistsError:
-        if path.is_file():
-            return False
-        raise OutputError(f"cannot write {path}: something else has that name; choose another --output") from None
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
-    return True
-
-
-def _link(file: str, path: Path) -> None:
-    """Give a file its name, or raise FileExistsError: a rename would replace what has that name."""
-    try:
-        os.link(file, path)
-    except FileExistsError:
-        raise
-    except OSError:  # the file system has no hard links
-        with open(path, "xb") as only, open(file, "rb") as content:
-            shutil.copyfileobj(content, only)
-
-
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:
     """Return the file system of a URL, and its path there. The keys that a store lists may have any character."""
     _check_place(url, writing)
@@ -352,7 +315,7 @@ def _system(scheme: str, process: int) -> Any:  # noqa: ANN401 -- of fsspec; eac
             options["client_kwargs"] = {"trace_configs": [_same_host_only()]}
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        raise ConfigError(f"places of {scheme}:// need the extra cloud; pip install 'superres[cloud]'") from error
+        raise ConfigError(f"places of {scheme}:// need the cloud extra; pip install 'superres[cloud]'") from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"cannot open places of {scheme}:// ({plain(first_line(error))}); check the store's "
                           "credentials") from error
@@ -378,27 +341,20 @@ def _s3_session() -> Any:  # noqa: ANN401 -- of aiobotocore
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-        async def _get_session(self, proxy_url: object) -> Any:  # noqa: ANN401
-            return _Direct(await super()._get_session(proxy_url))
+        async def _get_session(self, proxy_url: object) -> SimpleNamespace:
+            session = await super()._get_session(proxy_url)
+
+            async def request(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 -- of aiohttp
+                response = await session.request(*arguments, allow_redirects=False, **options)
+                # botocore itself follows Amazon's redirects, to the region of a bucket; others become refusals.
+                if response.status in (301, 302, 303, 307, 308) and not (
+                        str(response.url.host).endswith(".amazonaws.com")):
+                    response.status = 403
+                return response
+
+            return SimpleNamespace(request=request)
 
     return Session
-
-
-class _Direct:
-    """A session of aiohttp that follows no redirect. That of another store than Amazon's becomes a refusal (403).
-
-    Amazon's, to the region of a bucket, are followed by botocore itself.
-    """
-
-    def __init__(self, session: Any) -> None:  # noqa: ANN401 -- of aiohttp
-        self.session = session
-
-    async def request(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        response = await self.session.request(*arguments, allow_redirects=False, **options)
-        is_redirect = response.status in (301, 302, 303, 307, 308)
-        if is_redirect and not str(response.url.host).endswith(".amazonaws.com"):
-            response.status = 403
-        return response
 
 
 class _EmptyError(Exception):

@@ -140,7 +140,7 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time left as text, which is that of a budget, or follows from the speed; empty if unknown."""
+        """The time left as text, from a budget or from the speed; empty if unknown."""
         made, left = self.done - self.first, None
         if self.total and self.unit == "s":
             left = self.total - self.done

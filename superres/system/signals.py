@@ -65,7 +65,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals in the block, which the main thread runs; those that are ignored (`nohup`) stay ignored."""
+    """Handle signals in the block, which the main thread runs; ignored signals (`nohup`) stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

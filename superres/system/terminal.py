@@ -80,7 +80,7 @@ class PrintableFormatter(logging.Formatter):
     """Escapes control characters in log lines, which contain file names and messages of other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter.format."""
+        """Return the line of a record, without control characters."""
         return printable(super().format(record))
 
 

@@ -67,7 +67,7 @@ def decode_lines(data: bytes, origin: str) -> list[str]:
 
 
 def _is_utf16(start: bytes) -> bool:
-    """Return whether every second byte is zero, and a line ends so: names of one letter could look alike."""
+    """Return whether every second byte is zero and a line ends so; names of one letter alone could look alike."""
     for zeros, others, end in ((start[1::2], start[::2], b"\n\0"), (start[::2], start[1::2], b"\0\n")):
         if end in start and not zeros.strip(b"\0") and b"\0" not in others:
             return True

@@ -135,7 +135,8 @@ def to_srgb(pixels: Image.Image | Deep, profile: bytes | None) -> Image.Image:
         mode = "L" if pixels.shape[-1] == 1 else "RGB"
         if profile and transform(profile, mode) and (curves := curves_of(profile)):
             return Image.fromarray(_encode(pixels, *curves))
-        pixels = _to_eight_bits(pixels)
+        levels = eight_bits(pixels)
+        pixels = Image.fromarray(levels[..., 0] if mode == "L" else levels)
     if pixels.mode not in _SPACES.values():
         pixels = pixels.convert("L" if pixels.mode == "1" else "RGB")
     if pixels.mode == "LAB":
@@ -206,9 +207,9 @@ def _srgb_levels() -> npt.NDArray[np.uint8]:
     return np.asarray(np.rint(255 * curved), np.uint8)
 
 
-def _to_eight_bits(values: Deep) -> Image.Image:
-    levels = ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
+def eight_bits(values: npt.NDArray[Any], most: int = 65535) -> npt.NDArray[np.uint8]:
+    """Return levels from 0 to `most` as levels from 0 to 255, rounded."""
+    return np.asarray((values.astype(np.uint32) * np.uint32(255) + np.uint32(most // 2)) // np.uint32(most), np.uint8)
 
 
 @functools.cache

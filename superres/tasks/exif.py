@@ -20,7 +20,8 @@ DESCRIPTION, SOFTWARE, XMP, IPTC = 0x010E, 0x0131, 0x02BC, 0x83BB
 MAX_VALUE, MAX_ENTRIES = 2**20, 4096  # bytes of a value, and entries of a directory, that are read
 BYTE, ASCII, SHORT, LONG, RATIONAL, UNDEFINED, _IFD, UTF8 = 1, 2, 3, 4, 5, 7, 13, 129
 _ERRORS = (OSError, ValueError, OverflowError)  # of reading at an offset that is not in the file
-_SIZES = {BYTE: 1, ASCII: 1, SHORT: 2, LONG: 4, RATIONAL: 8, UNDEFINED: 1, UTF8: 1}
+SIZES = {BYTE: 1, ASCII: 1, SHORT: 2, LONG: 4, RATIONAL: 8, 6: 1, UNDEFINED: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8,
+         _IFD: 4, 16: 8, 17: 8, 18: 8, UTF8: 1}  # bytes of a value, by its type
 
 
 def _allowed(*groups: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -71,7 +72,7 @@ class Block:
         """Return a directory at `offset`, followed by its longer values."""
         entries, values = struct.pack(f"{self.order}H", len(tags)), b""
         for tag, (kind, value) in sorted(tags.items()):
-            entries += struct.pack(f"{self.order}HHI", tag, kind, len(value) // _SIZES[kind])
+            entries += struct.pack(f"{self.order}HHI", tag, kind, len(value) // SIZES[kind])
             if len(value) <= 4:
                 entries += value.ljust(4, b"\0")
             else:
@@ -81,8 +82,8 @@ class Block:
 
 
 def read_block(file: IO[bytes] | bytes) -> Block:
-    """Read the kept tags of an EXIF block or a TIFF file; those that are damaged are left out."""
-    reader = _Reader(BytesIO(file.removeprefix(b"Exif\0\0")) if isinstance(file, bytes) else file)
+    """Read the kept tags of an EXIF block or a TIFF file, without damaged ones."""
+    reader = Reader(BytesIO(file.removeprefix(b"Exif\0\0")) if isinstance(file, bytes) else file)
     block = Block(reader.order, is_damaged=reader.order == "")
     offsets = {MAIN: reader.first}
     for name, wanted in _WANTED.items() if reader.order else ():
@@ -97,17 +98,18 @@ def read_block(file: IO[bytes] | bytes) -> Block:
             if name == MAIN and tag in (EXIF, GPS):
                 offsets[tag] = reader.number(inline[:4] if kind in (LONG, _IFD) else inline)
             elif tag in wanted:
-                value = reader.value(_SIZES[kind] * count, inline) if kind in wanted[tag] else None
+                value = reader.value(SIZES[kind] * count, inline) if kind in wanted[tag] else None
                 if value is not None:
                     tags[tag] = kind, value
                 block.is_damaged |= value is None
     return block
 
 
-class _Reader:
-    """Reads directories of a block; `order` is "" if it is none."""
+class Reader:
+    """Reads directories of a block or a TIFF file; `order` is "" if it is none."""
 
     def __init__(self, file: IO[bytes]) -> None:
+        """Read the head of the content of `file`."""
         self.file = file
         file.seek(0)
         head = file.read(16)
@@ -116,9 +118,11 @@ class _Reader:
         self.first = self.number(head[8:16] if self.word == "Q" else head[4:8])
 
     def number(self, data: bytes) -> int:
+        """Return a whole number of any size."""
         return int.from_bytes(data, "little" if self.order == "<" else "big")
 
     def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
         data = self.file.read(size)
         if len(data) < size:
             raise ValueError("the block is cut off")
@@ -133,11 +137,11 @@ class _Reader:
         form = struct.Struct(self.order + {"I": "HHI4s", "Q": "HHQ8s"}[self.word])
         return list(form.iter_unpack(self.read(count * form.size)))
 
-    def value(self, size: int, inline: bytes) -> bytes | None:
+    def value(self, size: int, inline: bytes, most: int = MAX_VALUE) -> bytes | None:
         """Return a value of `size` bytes, from the entry or where the entry says; None if it cannot be read."""
         if size <= len(inline):
             return inline[:size]
-        if size > MAX_VALUE:
+        if size > most:
             return None
         try:
             self.file.seek(self.number(inline))

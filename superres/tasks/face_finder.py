@@ -30,7 +30,7 @@ SCALE = 1.1  # ratio of successive window sizes
 STEP = 1.5  # distance of neighbouring windows in pixels, for the smallest windows; it grows with the windows
 OVERLAP = 0.5  # smallest intersection over union of two windows of one face
 LEAST_WINDOWS = 4  # smallest number of windows of a face
-WEAKEST = 0.25  # smallest number of windows of a face, as a part of that of the photo's clearest face
+WEAKEST = 0.25  # smallest number of windows of a face, as a share of the number of the photo's clearest face
 MOST_FACES = 20  # largest number of faces; the clearest are kept
 TURNS = (0.0,), (-15.0, 15.0)  # degrees, anticlockwise, by which the photo is turned, until a face is found
 MORE_WINDOWS = 1  # further windows that a face in a turned photo needs, where false alarms are likelier
@@ -98,7 +98,7 @@ def face_boxes(image: Pixels) -> Floats:
     strong = groups[groups[:, 3] >= WEAKEST * groups[:, 3].max(initial=0)]
     left = strong[np.argsort(-strong[:, 3], kind="stable")]
     found = []
-    while len(left):  # the clearest of those that are one face at several turns
+    while len(left):  # keep the clearest box of a face that was found at several turns
         found.append(left[0])
         left = left[~_covered(left, left[0])]
     faces = np.array(found, np.float64).reshape(-1, 5)[:MOST_FACES]

@@ -65,16 +65,6 @@ def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
-def crop_square(image: Pixels) -> Pixels:
-    """Crop a square from uint8 [H, W, 3]: Img2imgCeleba's 138x138 pixels of an aligned picture, else the centre."""
-    height, width = image.shape[:2]
-    if (height, width) == CELEBA_ALIGNED:
-        return image[40:178, 20:158]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return image[top : top + side, left : left + side]
-
-
 def encode(images: Pixels) -> Int64:
     """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B."""
     if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
@@ -111,7 +101,7 @@ class FaceTask:
 
     @classmethod
     def of(cls, network: ModelConfig) -> FaceTask:
-        """Return the task of a network; raise ConfigError unless its shapes are those of square RGB pictures."""
+        """Return the task of a network; raise ConfigError unless it maps square RGB pictures to such."""
         shapes = network.source_shape, network.target_shape
         require(all(len(shape) == 3 and shape[0] == shape[1] and shape[2] == CHANNELS for shape in shapes),
                 f"faces are square RGB pictures, but the network has source_shape {list(shapes[0])} and target_shape "

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 
 from superres.errors import InvalidInputError, first_line
-from superres.system.reading import parse_json
+from superres.system.json_files import parse_json
 from superres.tasks import exif
 from superres.tasks.colour import srgb_profile
 from superres.tasks.metadata import SOFTWARE, marked, origin, tiff_info

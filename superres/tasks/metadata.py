@@ -217,7 +217,7 @@ def _clean(element: Element) -> None:
 
 
 def _of_iptc(data: bytes) -> dict[str, Element]:
-    """Return the XMP properties of IPTC data sets; those that are damaged are left out."""
+    """Return the XMP properties of IPTC data sets, without damaged ones."""
     found, texts, place = dict[str, Element](), dict[int, list[str]](), 0
     while data[place:place + 1] == b"\x1c" and place + 5 <= len(data):
         record, number, size = data[place + 1], data[place + 2], int.from_bytes(data[place + 3:place + 5], "big")

@@ -141,7 +141,7 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     """Return a line with the squares of the picture `name`, uint8 [H, W, 3], that are used, and the size of the input.
 
     For a cascade, the line says whether the squares have enough pixels to start from a later stage.
-    `crops` are those of `choose_crops`. The result is None for a picture that is the model's input as it is.
+    `crops` come from `choose_crops`. The result is None for a picture that needs no reduction.
     """
     (height, width), first = image.shape[:2], crops[0]
     if task.is_source(image) and len(image) > task.source:

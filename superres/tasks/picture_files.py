@@ -30,7 +30,7 @@ FORMATS = {
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MISSING = {
     "AVIF": "an AVIF picture, which this Pillow cannot read; pip install 'pillow>=11.3'",
-    "HEIF": "a HEIC picture, which needs the extra heic; pip install 'superres[heic]'",
+    "HEIF": "a HEIC picture, which needs the heic extra; pip install 'superres[heic]'",
 }
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIF")

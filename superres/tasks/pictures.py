@@ -64,7 +64,7 @@ def read_picture(
 
     The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
     blended with `background`, a colour's name in Pillow. All samples are scaled to 8 bits; palette, grey, CMYK and Lab
-    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the extra `heic`. Damaged
+    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the `heic` extra. Damaged
     metadata is ignored, and the picture's notes say so.
 
     `file` is a path, or content opened for reading, and `label` its name in messages; the format is detected from the
@@ -117,7 +117,7 @@ def open_source(file: IO[bytes]) -> PixelSource:
 
 
 def check_file(path: str | os.PathLike[str], label: str) -> None:
-    """Raise InvalidInputError unless a path is that of a file with content."""
+    """Raise InvalidInputError unless the path names a file with content."""
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import CheckpointError, plain
-from superres.system.reading import require_regular
+from superres.system.json_files import require_regular
 
 Int64 = npt.NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class Shortlists:
         until it is full.
         """
         lists = np.full((len(source), TOKENS), -1, np.int64)
-        place = np.empty(len(self.likely) + 1, np.int64)  # where a token is in `ranked`; the last is that of -1
+        place = np.empty(len(self.likely) + 1, np.int64)  # where a token is in `ranked`; the last entry is for -1
         for own, row in zip(lists, source, strict=True):
             ranked = np.concatenate([self.common, self.likely[np.unique(row)].T.ravel()])
             places = np.arange(len(ranked))

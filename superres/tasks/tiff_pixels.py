@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
+from superres.tasks import exif
+from superres.tasks.colour import eight_bits
 from superres.tasks.metadata import ignored, tiff_info
 from superres.tasks.picture_files import MOST_METADATA, FileView, Part
 from superres.tasks.picture_pixels import Alpha, Colours, PixelSource
@@ -26,8 +27,7 @@ _TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _PROFILE = 322, 324, 325, 338
 _PIXEL_TAGS = frozenset({
     _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES, _PLANAR, 292, 293,
     _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347, *range(512, 522), *range(529, 533)})
-_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-_WHOLE = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+_WHOLE = {1: "B", 3: "H", 4: "I", 13: "I"}
 _COLOURS = {0: "L", 1: "L", 2: "RGB", 3: "P", 5: "CMYK", 6: "YCbCr", 8: "LAB"}
 _ANY = None
 _NATIVE = {
@@ -56,44 +56,31 @@ class Directory:
     """The first directory of a TIFF file: the tags that matter for the pixels."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.notes = file, list[str]()
-        self.tags: dict[int, Tag] = {}
+        self.file, self.notes, self.tags = file, list[str](), dict[int, Tag]()
         self.size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        head = file.read(16)
-        self.order, self.is_big = "<" if head[:1] == b"I" else ">", b"+" in head[2:4]
-        at = self._unpack("Q" if self.is_big else "I", head[8:16] if self.is_big else head[4:8])[0]
-        file.seek(at)
-        count = self._unpack("Q", file.read(8))[0] if self.is_big else self._unpack("H", file.read(2))[0]
-        entry = 20 if self.is_big else 12
-        entries = file.read(entry * min(count, 65535))
-        for start in range(0, len(entries) - entry + 1, entry):
-            self._add(entries[start : start + entry])
-
-    def _unpack(self, kinds: str, data: bytes) -> tuple[int, ...]:
-        return struct.unpack(self.order + kinds, data)
-
-    def _add(self, entry: bytes) -> None:
-        tag, kind, count = self._unpack("HHQ" if self.is_big else "HHI", entry[: 12 if self.is_big else 8])
-        value, size = entry[12:] if self.is_big else entry[8:], count * _SIZES.get(kind, 0)
-        if tag not in _PIXEL_TAGS and tag not in (_ORIENTATION, _PROFILE):
-            return
-        if size > len(value):
-            self.file.seek(self._unpack("Q" if self.is_big else "I", value)[0])
-            value = self.file.read(min(size, MOST_METADATA + 1))
-        if len(value) < size or size > (_MOST_PIXEL_TAG if tag in _PIXEL_TAGS else MOST_METADATA):
-            if tag in _PIXEL_TAGS:
+        reader = exif.Reader(file)
+        self.order = reader.order
+        for tag, kind, count, inline in reader.entries(reader.first):
+            size, is_pixels = count * exif.SIZES.get(kind, 0), tag in _PIXEL_TAGS
+            if not is_pixels and tag not in (_ORIENTATION, _PROFILE):
+                continue
+            value = reader.value(size, inline, _MOST_PIXEL_TAG if is_pixels else MOST_METADATA)
+            if value is not None:
+                if kind in (16, 18):  # of BigTIFF; files that are read are far smaller than 4 GB
+                    numbers = struct.unpack(f"{self.order}{count}Q", value)
+                    kind, value = 4, struct.pack(f"{self.order}{count}I", *numbers)
+                self.tags[tag] = Tag(kind, count, value)
+            elif is_pixels:
                 raise ValueError(f"TIFF tag {tag} lies outside the file or has {size:,} bytes")
-            self.notes.append(ignored(f"TIFF tag {tag}", f"cut off, or {size:,} bytes"))
-            return
-        self.tags[tag] = Tag(kind, count, value[:size])
+            else:
+                self.notes.append(ignored(f"TIFF tag {tag}", f"cut off, or {size:,} bytes"))
 
     def whole(self, tag: int, *default: int) -> tuple[int, ...]:
         """Return a tag's whole numbers."""
         found = self.tags.get(tag)
         if found is None or found.kind not in _WHOLE or not found.count:
             return default
-        return self._unpack(f"{found.count}{_WHOLE[found.kind]}", found.raw)
+        return struct.unpack(f"{self.order}{found.count}{_WHOLE[found.kind]}", found.raw)
 
     @property
     def pixel_tags(self) -> dict[int, Tag]:
@@ -101,23 +88,19 @@ class Directory:
         return {tag: one for tag, one in self.tags.items() if tag in _PIXEL_TAGS}
 
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
-        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image."""
-        long, head, start = ("Q", 16, self.size + self.size % 2) if self.is_big else ("I", 8, self.size + self.size % 2)
-        inline = struct.calcsize(order + long)
-        first = start + struct.calcsize(order + ("Q" if self.is_big else "H")) + len(tags) * (4 + 2 * inline) + inline
+        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a classic TIFF."""
+        start = self.size + self.size % 2
+        first = start + 2 + 12 * len(tags) + 4
         entries, values = b"", b""
         for number, tag in sorted(tags.items()):
-            value = tag.raw.ljust(inline, b"\0")
-            if len(value) > inline:
-                value = struct.pack(order + long, first + len(values))
+            value = tag.raw.ljust(4, b"\0")
+            if len(value) > 4:
+                value = struct.pack(f"{order}I", first + len(values))
                 values += tag.raw + bytes(len(tag.raw) % 2)
-            entries += struct.pack(f"{order}HH{long}", number, tag.kind, tag.count) + value
-        mark = b"II" if order == "<" else b"MM"
-        header = struct.pack(f"{order}2sHHHQ", mark, 43, 8, 0, start) if self.is_big else (
-            struct.pack(f"{order}2sHI", mark, 42, start))
-        count = struct.pack(order + ("Q" if self.is_big else "H"), len(tags))
-        parts: list[Part] = [header, (head, self.size),
-                             bytes(self.size % 2) + count + entries + bytes(inline) + values]
+            entries += struct.pack(f"{order}HHI", number, tag.kind, tag.count) + value
+        header = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, start)
+        directory = bytes(start - self.size) + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
+        parts: list[Part] = [header, (8, self.size), directory]
         return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
 
 
@@ -181,8 +164,7 @@ class RowSource(PixelSource):
             values.pop(tag, None)
         # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte order.
         order = "<" if self.bits == 12 else directory.order
-        long, kind = ("Q", 16) if directory.is_big else ("I", 4)
-        tags = {tag: Tag(kind, len(one), struct.pack(f"{order}{len(one)}{long}", *one)) for tag, one in values.items()}
+        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag, one in values.items()}
         return directory.view(tags, order)
 
     def needed_bytes(self) -> int:
@@ -209,15 +191,11 @@ class RowSource(PixelSource):
                 opacity = values[..., place, None].astype(np.uint32)
                 if kind == 1:  # the colours are multiplied by it
                     colours = np.minimum(colours * most // np.maximum(opacity, 1), most)
-                alpha = _to_eight_bits(opacity, most)[..., 0]
+                alpha = eight_bits(opacity, most)[..., 0]
                 break
         if self.photometric == 0:
             colours = most - colours
         if most > 255 and mode != "CMYK":
             return (colours * np.uint32(65535) // np.uint32(most)).astype(np.uint16), alpha
-        layers = [Image.fromarray(layer) for layer in np.moveaxis(_to_eight_bits(colours, most), -1, 0).copy()]
+        layers = [Image.fromarray(layer) for layer in np.moveaxis(eight_bits(colours, most), -1, 0).copy()]
         return Image.merge(mode, layers), alpha
-
-
-def _to_eight_bits(values: npt.NDArray[np.uint32], most: int) -> Alpha:
-    return np.asarray((values * np.uint32(255) + np.uint32(most // 2)) // np.uint32(most), np.uint8)

@@ -1,7 +1,7 @@
 """Translation: text as SentencePiece tokens, parallel text files, and lines that are too long for the model.
 
 A token is a piece of the joint vocabulary of both languages. Sources and targets end with END; PADDING fills a batch.
-SentencePiece is in the extra `text`. Text and tokens that cannot be used raise InvalidInputError.
+SentencePiece is in the `text` extra. Text and tokens that cannot be used raise InvalidInputError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.system.reading import read_file
+from superres.system.json_files import read_file
 from superres.system.text_files import decode_lines
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
         ConfigError: the stage "distil" has no own images, or another stage has them.
     """
     settings = stage.settings
-    require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
+    require((settings.stage == "distil") == (stage.own is not None), "the distil stage, and no other, needs the "
             "model's own pictures (--own); make them with 'superres train decode'")
     require(not stage.more, f"faces do not use further text; leave out --more {', '.join(map(str, stage.more))}")
     task = FaceTask.of(network)
@@ -207,7 +207,7 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
         SuperresError: the text or the vocabulary cannot be used, or the stage is "distil", which supports only faces.
     """
     settings = stage.settings
-    require(settings.stage != "distil", "the stage distil mixes own pictures with true ones; for text, let a teacher "
+    require(settings.stage != "distil", "the distil stage mixes own pictures with true ones; for text, let a teacher "
             "translate the training text with 'superres train decode' and train base or heads on that")
     require(settings.crop_share is None and stage.crops is None,
             "text has no crops; leave --crops and --crop-share out")

@@ -141,7 +141,6 @@ class DistilBatches:
         return f"{self.true.digest()}+{self.own.digest()}"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
-        """See `ImageBatches.batch`."""
         true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
         return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
 

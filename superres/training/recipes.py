@@ -37,9 +37,9 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
+from superres.system.json_files import read_json
 from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
-from superres.system.reading import read_json
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.corpora import CORPORA, Corpus, Stage, changed_preset, check_data
@@ -199,7 +199,7 @@ def _check_stage(entry: RecipeStage, earlier: dict[str, RecipeStage], rung: str)
     require(entry.translated_by in earlier or entry.translated_by is None,
             f"{rung} is translated by {entry.translated_by!r}, which is not an earlier rung")
     require((settings.stage == "distil") == (entry.own_images > 0),
-            f"{rung}: own_images must be positive in the stage distil, and only there")
+            f"{rung}: own_images must be positive in the distil stage, and only there")
     require(entry.head_layer is None or (entry.head_layer in HEAD_LAYERS and settings.trains_heads), f"{rung}: "
             f"head_layer {entry.head_layer!r} must be one of {', '.join(HEAD_LAYERS)}, in a rung that trains heads")
     require(back is None or back in backward,

@@ -63,7 +63,7 @@ class TrainConfig(Config):
                             "step, as in the paper.", choices=SCHEDULES)
     label_smoothing: float = setting(0.0, "Share of p1's target that is spread over all tokens, in [0, 1); try 0.1 for "
                                      "text. Where p1 passes through the head layer, also of the other heads.", "S")
-    freeze_base: bool = setting(False, "Train the head layer only. p1 stays the base's p1, except in the preset paper, "
+    freeze_base: bool = setting(False, "Train the head layer only. p1 stays the base's p1, except in the paper preset, "
                                 "where p1 passes through the head layer.")
     head_loss: str = setting(
         "all-heads", "Loss of a minibatch: p1's plus the mean of all heads at some positions; or that of one random "

@@ -34,9 +34,9 @@ from superres.config import REQUIRED, Config, ModelConfig, require, setting
 from superres.errors import BudgetError, CheckpointError
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.system.json_files import read_json
 from superres.system.machine import free_bytes
 from superres.system.progress import Budget, Progress, budget, check_budget, say
-from superres.system.reading import read_json
 from superres.system.signals import deferred
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss

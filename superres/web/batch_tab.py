@@ -1,4 +1,4 @@
-"""The tab Batch, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
+"""The Batch tab, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
 
 It lists, names and records files as `superres upscale` does (`superres.batch`). They are read one by one and decoded in
 groups, in turns with other visitors, and each has a row in the manifest.

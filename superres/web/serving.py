@@ -21,9 +21,9 @@ from gradio import processing_utils
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from superres.system import serving
+from superres.system import bounded_server
 from superres.system.asgi import with_headers, without_root_path
-from superres.system.serving import GRACE_SECONDS, server_config
+from superres.system.bounded_server import GRACE_SECONDS, server_config
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import shown_to_visitor
 from superres.web.decoding import Decoder
@@ -224,4 +224,5 @@ def serve(app: FastAPI, decoder: Decoder, listening: socket.socket, folder: Path
         stop_reading()
 
     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after stopping
-        serving.serve(configure(app), listening, stop, functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        bounded_server.serve(configure(app), listening, stop,
+                             functools.partial(shutil.rmtree, folder, ignore_errors=True))

@@ -1,4 +1,4 @@
-"""The tab Translate, which shows a translation step by step, and its endpoint `/translate`.
+"""The Translate tab, which shows a translation step by step, and its endpoint `/translate`.
 
 All text is visitors' data: it is escaped, and never logged.
 """

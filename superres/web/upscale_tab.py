@@ -1,4 +1,4 @@
-"""The tab Upscale, which shows the decoding of a picture block by block, and its endpoint `/upscale`."""
+"""The Upscale tab, which shows the decoding of a picture block by block, and its endpoint `/upscale`."""
 
 from __future__ import annotations
 

@@ -112,17 +112,14 @@ class RowTensors:
         self.tensors = [*tensors]
 
     def select(self, rows: Tensor, length: int) -> None:
-        """See `superres.interfaces.Session.select`."""
         for tensor in self.tensors:
             tensor.copy_(tensor[rows])
 
     def copy_rows(self, rows: Tensor, other: RowTensors, chosen: Tensor, cache: bool = True) -> None:
-        """See `superres.interfaces.Session.copy_rows`."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`."""
         return self.tensors
 
 
@@ -137,11 +134,9 @@ class StatefulSession:
         self.width, self.shape, self.longest = session.width, session.shape, session.longest
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`."""
         return self.session.step(tokens, position)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
-        """See `superres.interfaces.Session.propose`."""
         return self.session.propose(output, index, first, offsets, sampler)
 
     def resize(self, width: int) -> None:
@@ -150,17 +145,14 @@ class StatefulSession:
         self.width = width
 
     def select(self, rows: Tensor, length: int) -> None:
-        """See `superres.interfaces.Session.select`."""
         self.session.select(rows, length)
         self.state.select(rows, length)
 
     def copy_rows(self, rows: Tensor, other: StatefulSession, chosen: Tensor, cache: bool = True) -> None:
-        """See `superres.interfaces.Session.copy_rows`."""
         self.session.copy_rows(rows, other.session, chosen, cache)
         self.state.copy_rows(rows, other.state, chosen, cache)  # type: ignore[arg-type]
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`."""
         return [*self.session.row_state(cache), *self.state.row_state(cache)]
 
 
@@ -178,21 +170,17 @@ class StatefulModel:
 
     @property
     def weight_bytes(self) -> int:
-        """See `superres.interfaces.ScoringModel.weight_bytes`."""
         return self.model.weight_bytes + self.proposer.weight_bytes
 
     @property
     def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        """See `superres.interfaces.ScoringModel.encode`."""
         own, proposers = source if isinstance(source, tuple) else (source, source)
         return self.model.encode(own, padding), self.proposer.encode(proposers, padding)
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.decoder`."""
         return self.model.decoder(plain)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
@@ -202,7 +190,6 @@ class StatefulModel:
         return made
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
-        """See `superres.interfaces.ScoringModel.session`."""
         own, proposers = source if isinstance(source, tuple) else (source, source)
         session = self.model.session(own, width, padding, copies)
         state = self.proposer.new_state(proposers, width, padding, copies)

@@ -30,11 +30,10 @@ class DraftProposer(Proposer):
     def __init__(self, draft: ScoringModel | None = None) -> None:
         """Use the model `draft`; raises ConfigError if it is None."""
         if draft is None:
-            raise ConfigError("the proposer draft needs a draft model; name its checkpoint with --draft")
+            raise ConfigError("the draft proposer needs a draft model; name its checkpoint with --draft")
         self.draft = draft
 
     def check(self, model: ScoringModel) -> None:
-        """See `Proposer.check`."""
         for field, what in (("vocabulary", "tokens in its vocabulary"), ("length", "target tokens"),
                             ("end_token", "as its end token")):
             mine, theirs = getattr(self.draft, field), getattr(model, field)
@@ -42,22 +41,18 @@ class DraftProposer(Proposer):
                                     "was trained for it")
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
-        """See `Proposer.encode`."""
         return self.draft.encode(source, padding)
 
     def new_state(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Session:
-        """See `Proposer.new_state`."""
         # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads only READ tokens.
         session = self.draft.session(source, max(width, READ), padding, copies)
         session.resize(READ)
         return session
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         return ProposerData("draft", draft=state_of(session))
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         import torch
 
         session: Session = state_of(context.session)
@@ -71,5 +66,4 @@ class DraftProposer(Proposer):
 
     @property
     def weight_bytes(self) -> int:
-        """See `Proposer.weight_bytes`."""
         return self.draft.weight_bytes

@@ -21,11 +21,9 @@ class HeadProposer(Proposer):
     training = "prediction heads"
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         return ProposerData("heads", uses_heads=True)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         return context.session.propose(context.output, context.index, context.first, offsets, context.sampler)
 
 
@@ -41,11 +39,9 @@ class JacobiProposer(Proposer):
     stateless = True
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         return ProposerData("jacobi")
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         scores = context.output.scores
         # While the block size grows, the last step had fewer columns than the next one.
         last = min(len(offsets), scores.shape[1] - 1)

@@ -22,15 +22,12 @@ class LookupProposer(Proposer):
     """
 
     def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> RowTensors:
-        """See `Proposer.new_state`."""
         return RowTensors(source.repeat_interleave(copies, dim=0))
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         return ProposerData("lookup", source=state_of(session).tensors[0], longest=LONGEST)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         import torch
 
         source: Tensor = state_of(context.session).tensors[0]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from superres.config import require, require_whole
 from superres.decoding.proposers.base import Context, Proposer, ProposerData
 from superres.errors import CheckpointError, ConfigError, plain
-from superres.system.reading import require_regular
+from superres.system.json_files import require_regular
 
 if TYPE_CHECKING:
     import torch
@@ -147,26 +147,23 @@ class NgramProposer(Proposer):
     def __init__(self, table: NgramTable | None = None) -> None:
         """Use the counts in `table`; raises ConfigError if it is None."""
         if table is None:
-            raise ConfigError("the proposer ngram needs counts; name their file with --ngrams, and make it with "
+            raise ConfigError("the ngram proposer needs counts; name their file with --ngrams, and make it with "
                               "'superres train ngrams'")
         self.table = table
         self._cached: tuple[Tensor, Tensor] | None = None
 
     def check(self, model: ScoringModel) -> None:
-        """See `Proposer.check`."""
         counted = self.table.vocabulary
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
     def as_data(self, session: Session) -> ProposerData:
-        """See `Proposer.as_data`."""
         import torch
 
         keys, known = self._table_on(torch.device("cpu"))
         return ProposerData("ngram", keys=keys, known=known, order=self.table.order, channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """See `Proposer.propose`."""
         import torch
 
         keys, known_tokens = self._table_on(context.tokens.device)
@@ -190,7 +187,6 @@ class NgramProposer(Proposer):
 
     @property
     def weight_bytes(self) -> int:
-        """See `Proposer.weight_bytes`."""
         return self.table.keys.nbytes + self.table.tokens.nbytes
 
     def _table_on(self, device: torch.device) -> tuple[Tensor, Tensor]:

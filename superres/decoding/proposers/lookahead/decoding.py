@@ -176,7 +176,6 @@ class LookaheadDecoder(PlainDecoder):
         torch.cat(parts, dim=1, out=state.pending)
 
     def start(self, rows: Tensor, longest: Tensor | None) -> None:
-        """See `PlainDecoder.start`."""
         super().start(rows, longest)
         self.window.index_fill_(0, rows, 0)
         self.found.index_fill_(0, rows, 0)
@@ -184,7 +183,6 @@ class LookaheadDecoder(PlainDecoder):
         self.pool.clear(rows)
 
     def shrink(self, rows: Tensor, session: Session, samplers: Samplers) -> None:
-        """See `PlainDecoder.shrink`."""
         super().shrink(rows, session, samplers)
         self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)

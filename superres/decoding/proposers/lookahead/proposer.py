@@ -30,7 +30,6 @@ class LookaheadProposer(Proposer):
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
-        """See `Proposer.check_options`."""
         reach = options.window + block_size - 2
         require(reach <= length, f"window {options.window} and block size {block_size} reach {reach} tokens ahead, "
                                  f"more than the {length} target tokens; choose smaller values")

@@ -56,16 +56,12 @@ def require_probability(name: str, value: object) -> None:
     require(is_number(value, 0, 1) and value != 0, f"{name} must be above 0 and at most 1, not {shown(value)}")
 
 
-def require_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> None:
-    """Require that the value of the setting `name` is a whole number from `least` to `most`."""
-    require(is_whole(value) and cast(int, value) >= least, f"{name} must be at least {least}, not {shown(value)}; "
-                                                          f"give a whole number up to {most}")
-    require(cast(int, value) <= most, f"{name} must be at most {most}, not {shown(value)}")
-
-
-def require_truth(name: str, value: object) -> None:
-    """Require that the value of the setting `name` is True or False."""
-    require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+def require_whole(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:  # noqa: ANN401 -- checked
+    """Return the value of the setting `name`; raise ConfigError unless it is a whole number from `least` to `most`."""
+    require(is_whole(value) and value >= least, f"{name} must be at least {least}, not {shown(value)}; give a whole "
+                                                f"number up to {most}")
+    require(value <= most, f"{name} must be at most {most}, not {shown(value)}")
+    return int(value)
 
 
 def require_choice(name: str, value: object, names: Collection[str]) -> None:
@@ -105,7 +101,7 @@ def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # no
     if isinstance(kind, type) and issubclass(kind, Config):
         return lambda name, value: value if isinstance(value, kind) else kind.from_dict(value)
     if kind is int and least is not None:
-        return functools.partial(_whole, int(least), LARGEST if most is None else int(most))
+        return functools.partial(require_whole, least=int(least), most=LARGEST if most is None else int(most))
     forms: dict[Any, tuple[Callable[[Any], bool], str]] = {
         Literal: (lambda value: value in arguments, f"one of {', '.join(map(str, arguments))}"),
         bool: (lambda value: isinstance(value, bool), "true or false"),
@@ -133,11 +129,6 @@ def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # no
         return value
 
     return read
-
-
-def _whole(least: int, most: int, name: str, value: Any) -> Any:  # noqa: ANN401 -- a whole number
-    require_whole(name, value, least, most)
-    return value
 
 
 @dataclass(frozen=True)
@@ -294,7 +285,7 @@ class Registry(UserDict[str, T]):
     """Implementations of a setting by name.
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
-    implementation also changes this list. `names` are the keys of the first `members`, and those that `with_plugins`
+    implementation also changes this list. `names` are the keys of the first `members`, and names that `with_plugins`
     adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
     ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Members are classes
     derived from `base`, the attribute `label` of superres, if it is given.

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
-from superres.config.settings import (
+from superres.config.setting import (
     EXPERTS,
     FACES,
     REQUIRED,
@@ -31,7 +31,7 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph"
 
 "plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
 "graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,
-values and inputs of products to bytes. Their tokens can differ from those of the others.
+values and inputs of products to bytes. Their tokens can differ from the tokens of other engines.
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""
@@ -46,7 +46,7 @@ PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 LEAST_TEMPERATURE = 1e-9
 """Smallest temperature above 0.
 
-Divided by it, scores up to 3e29 stay finite in float32. Sampling equals greedy decoding unless two scores differ by
+Scores up to 3e29 divided by it stay finite in float32. Sampling equals greedy decoding unless two scores differ by
 less than 1e-7.
 """
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
@@ -91,7 +91,7 @@ class DecodeOptions(TypedDict, total=False):
 class DecodeConfig(Config):
     """Settings of blockwise decoding.
 
-    Each field describes its setting completely (see `superres.config.settings`). A new setting needs its field here,
+    Each field describes its setting completely (see `superres.config.setting`). A new setting needs its field here,
     the code that uses it, and a check below if its range alone does not define the valid values.
     """
 
@@ -130,10 +130,10 @@ class DecodeConfig(Config):
         10, f"Largest number of n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G",
         panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
     draft: str | None = setting(
-        None, "Checkpoint of the draft model for the proposer draft.", "NAME|DIR", panel=EXPERTS,
+        None, "Checkpoint of the draft model for the draft proposer.", "NAME|DIR", panel=EXPERTS,
         unset="NAME-draft beside --checkpoint NAME, if it exists", depends_on="proposer")
     ngrams: str | None = setting(
-        None, "File of n-gram counts for the proposer ngram, from 'superres train ngrams'.", "FILE",
+        None, "File of n-gram counts for the ngram proposer, from 'superres train ngrams'.", "FILE",
         panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it exists", depends_on="proposer")
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
@@ -173,7 +173,7 @@ class DecodeConfig(Config):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the tokens are those of one token per step with the same seed, whatever the block sizes."""
+        """Whether any block size gives the tokens of one token per step with the same seed."""
         return self.accept == "exact" and self.min_block == 1 and self.sampling == "coupled"
 
     def sequential(self) -> DecodeConfig:
@@ -185,7 +185,7 @@ class DecodeConfig(Config):
 
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
         the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
-        minimum block or the proposer lookahead is given, or if the given settings make the tokens depend on the block
+        minimum block or the lookahead proposer is given, or if the given settings make the tokens depend on the block
         sizes.
         """
         plain, temperature = type(self)(), given.get("temperature")

@@ -80,7 +80,7 @@ def serve(
 
 
 def most_connections() -> int:
-    """Return the number of connections that are served at the same time, by the files that the process may open."""
+    """Return how many connections are served at the same time, from the process's limit on open files."""
     if sys.platform == "win32":
         return MOST_CONNECTIONS
     import resource
