@@ -22,7 +22,6 @@ from superres.batch.parts import Part
 from superres.batch.record import Output, Request, RunSettings
 from superres.batch.run import Run, decode_all, open_parts
 from superres.batch.write import part_writer
-from superres.config import DEFAULT_CASCADE
 from superres.errors import CheckpointError, ConfigError, SuperresError, first_line
 from superres.system.folders import Inventory
 from superres.system.progress import say
@@ -45,10 +44,10 @@ class Cluster:
     """
 
     address: str
-    workers: int | None = None
-    checkpoint: str = DEFAULT_CASCADE
-    device: str = "auto"
-    engine: str = "auto"
+    workers: int | None
+    checkpoint: str
+    device: str
+    engine: str
 
     def decode(self, run: Run) -> None:
         """Do the parts of a run on the cluster; see `decode_on_cluster`."""
