@@ -265,7 +265,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         return real(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.batch.write.os", changed(os, write=fill))
+        patch.setattr("superres.batch.folder_store.os", changed(os, write=fill))
         summary = upscale(faces, out, batch_size=1)
     assert summary.exit_code == 1
     assert len(rows_of(out)) == summary.done <= 2

@@ -68,8 +68,8 @@ def test_a_run_killed_at_every_call_that_touches_a_file_ends_as_an_undisturbed_o
 
 
 @pytest.mark.parametrize(("name", "calls"), [
-    ("superres.batch.rows.Journal.append", 0), ("superres.batch.write.FolderWriter._rename", 0),
-    ("superres.batch.write.FolderWriter._sync_folders", 0), ("superres.batch.write.os.replace", 3),
+    ("superres.batch.rows.Journal.append", 0), ("superres.batch.folder_store.FolderWriter._rename", 0),
+    ("superres.batch.folder_store.FolderWriter._sync_folders", 0), ("superres.batch.folder_store.os.replace", 3),
     ("superres.batch.rows.Journal.sort", 0),
 ])
 def test_a_kill_between_any_two_moves_loses_nothing(faces, out, whole, monkeypatch, name, calls):
@@ -299,8 +299,8 @@ def test_a_merge_prefers_what_succeeded_and_names_what_it_cannot_read(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "error", "allowed", "said"), [
-    ("superres.batch.write.os.fsync", errno.ENOSPC, 12, "No space left on device; stopped; finished results"),
-    ("superres.batch.write.os.replace", errno.EACCES, 6, "Permission denied; stopped; finished results are kept"),
+    ("superres.batch.folder_store.os.fsync", errno.ENOSPC, 12, "No space left on device; stopped; finished results"),
+    ("superres.batch.folder_store.os.replace", errno.EACCES, 6, "Permission denied; stopped; finished results"),
 ])
 def test_a_folder_that_takes_no_more_stops_the_run_with_one_line_and_loses_nothing(
     faces, out, whole, monkeypatch, capsys, name, error, allowed, said,
@@ -315,7 +315,7 @@ def test_a_folder_that_takes_no_more_stops_the_run_with_one_line_and_loses_nothi
 
     with monkeypatch.context() as patch:
         patch.setattr(name, refuse)
-        patch.setattr("superres.batch.write.os.access", lambda *_: len(count) <= allowed)
+        patch.setattr("superres.batch.folder_store.os.access", lambda *_: len(count) <= allowed)
         summary = run(faces, out, rows=4, batch_size=2)
     assert (summary.exit_code, bool(summary.stopped)) == (1, True)
     assert capsys.readouterr().err.count(said) == 1

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from superres.batch.opening import open_parts
+from superres.batch.part_store import part_writer
 from superres.batch.parts import Part
 from superres.batch.record import Output, Request, RunSettings
-from superres.batch.run import Run, decode_all, open_parts
-from superres.batch.write import part_writer
+from superres.batch.run import Run, decode_all
 from superres.errors import CheckpointError, ConfigError, SuperresError, first_line
 from superres.system.folders import Inventory
 from superres.system.progress import say

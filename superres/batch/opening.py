@@ -8,10 +8,14 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from superres.batch.archives import DAMAGED, MAX_MEMBER_BYTES, Content, list_members, read_members, reason_of
 from superres.batch.inputs import Input, damage_of, display_path, input_of, member_input
+from superres.batch.parts import Part, archive_prefix
+from superres.batch.reading import Opened
+from superres.batch.record import RunSettings
 from superres.errors import InvalidInputError, SuperresError
 from superres.system.folders import MEMBER, Inventory, Tally
 from superres.system.places import fetched, is_url, read_place
@@ -118,3 +122,53 @@ def read_archive(
         yield from open_members(archive, path, (entry for entry in entries if entry.error is None))
     if damage is not None:
         yield Input(archive, "", error=damage), InvalidInputError(damage)
+
+
+def open_parts(
+    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
+) -> Iterator[tuple[Part, Opened | None]]:
+    """Open the inputs of parts in their order; each part comes first alone.
+
+    Neighbouring members of an archive are read in one pass, whatever parts they are in. An input whose output has the
+    name of an earlier one's in the part fails. `inventory` prints what an archive has that is no input.
+    """
+    current, names, turn = None, dict[str, str](), 0
+    for part, found in _contents(parts, settings, inventory):
+        if part is not current:
+            yield part, None
+            current, names, turn = part, {}, part.turn
+        if found is None:
+            continue
+        entry, content = found
+        if entry.error is not None:
+            content = InvalidInputError(entry.error)
+        elif (owner := names.setdefault(entry.name, entry.input)) != entry.input:
+            content = InvalidInputError(f"{entry.input} would be written to the same output as {owner}; rename it")
+        all_samples = range(1, 1 + (1 if entry.error is not None else settings.options.samples))
+        samples = list(all_samples if part.archive is not None else part.samples[turn - part.turn])
+        yield part, (turn, entry, samples, content)
+        turn += 1
+
+
+def _contents(
+    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
+) -> Iterator[tuple[Part, tuple[Input, Content | SuperresError] | None]]:
+    pending = deque[Part]()
+
+    def entries(parts: Iterable[Part]) -> Iterator[Input]:
+        for part in parts:
+            for entry in part.entries:
+                pending.append(part)
+                yield entry
+
+    for is_archive, group in itertools.groupby(parts, key=lambda part: part.archive is not None):
+        if not is_archive:
+            for found in open_inputs(entries(group)):
+                yield pending.popleft(), found
+            continue
+        for part in group:
+            yield part, None
+            archive = part.entries[0]
+            prefix = archive_prefix(archive.input) if settings.options.layout == "files" else ""
+            for entry, content in read_archive(archive.input, prefix, inventory):
+                yield part, (replace(entry, version=archive.version), content)

@@ -10,23 +10,23 @@ import itertools
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from superres.batch.archives import Content
+from superres.batch.folder_store import FolderStore
 from superres.batch.inputs import Input
-from superres.batch.opening import open_inputs, read_archive
-from superres.batch.parts import Part, Plan, archive_prefix
+from superres.batch.opening import open_parts
+from superres.batch.part_store import PartStore
+from superres.batch.parts import Part, Plan
 from superres.batch.reading import Opened, read_requests
 from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.rows import Row
-from superres.batch.write import PartWriter, Store, store_of
+from superres.batch.write import PartWriter, Store
 from superres.config import DecodeConfig
-from superres.errors import InvalidInputError, OutputError, PlaceError, ScoresError, SuperresError
+from superres.errors import OutputError, PlaceError, ScoresError
 from superres.pipeline.feed_queue import FeedQueue
 from superres.pipeline.options import resolve_options
 from superres.system.folders import Inventory
@@ -75,7 +75,7 @@ def upscale(
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings.of(upscaler, decode, options)
-    with store_of(plan, settings) as store, Run(plan, settings, store) as run:
+    with (PartStore if options.in_parts else FolderStore)(plan, settings) as store, Run(plan, settings, store) as run:
         if elsewhere is not None:
             elsewhere(run)
         else:
@@ -154,56 +154,6 @@ def _decode(
 def _is_out_of_memory(error: Exception) -> bool:
     message = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message
-
-
-def open_parts(
-    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
-) -> Iterator[tuple[Part, Opened | None]]:
-    """Open the inputs of parts in their order; each part comes first alone.
-
-    Neighbouring members of an archive are read in one pass, whatever parts they are in. An input whose output has the
-    name of an earlier one's in the part fails. `inventory` prints what an archive has that is no input.
-    """
-    current, names, turn = None, dict[str, str](), 0
-    for part, found in _contents(parts, settings, inventory):
-        if part is not current:
-            yield part, None
-            current, names, turn = part, {}, part.turn
-        if found is None:
-            continue
-        entry, content = found
-        if entry.error is not None:
-            content = InvalidInputError(entry.error)
-        elif (owner := names.setdefault(entry.name, entry.input)) != entry.input:
-            content = InvalidInputError(f"{entry.input} would be written to the same output as {owner}; rename it")
-        all_samples = range(1, 1 + (1 if entry.error is not None else settings.options.samples))
-        samples = list(all_samples if part.archive is not None else part.samples[turn - part.turn])
-        yield part, (turn, entry, samples, content)
-        turn += 1
-
-
-def _contents(
-    parts: Iterable[Part], settings: RunSettings, inventory: Inventory,
-) -> Iterator[tuple[Part, tuple[Input, Content | SuperresError] | None]]:
-    pending = deque[Part]()
-
-    def entries(parts: Iterable[Part]) -> Iterator[Input]:
-        for part in parts:
-            for entry in part.entries:
-                pending.append(part)
-                yield entry
-
-    for is_archive, group in itertools.groupby(parts, key=lambda part: part.archive is not None):
-        if not is_archive:
-            for found in open_inputs(entries(group)):
-                yield pending.popleft(), found
-            continue
-        for part in group:
-            yield part, None
-            archive = part.entries[0]
-            prefix = archive_prefix(archive.input) if settings.options.layout == "files" else ""
-            for entry, content in read_archive(archive.input, prefix, inventory):
-                yield part, (replace(entry, version=archive.version), content)
 
 
 class _OpenPart:
