@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, PngImagePlugin
 from skimage import data
 
+from prepare_celeba import random_crops
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
@@ -329,7 +330,7 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
         assert np.abs(here.astype(int) - there).max() <= 1  # twice reduced
     assert prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3")[0] == 0
     crops = read_faces(photos / "crops.npz", TASK)
-    np.testing.assert_array_equal(crops.hr, face_data.random_crops(read, 3).hr)
+    np.testing.assert_array_equal(crops.hr, random_crops(read, 3).hr)
     assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
     assert not np.array_equal(crops.hr, read.hr)
 
@@ -367,8 +368,8 @@ def test_no_random_crop_is_smaller_than_a_target(source, target):
 
 
 def test_random_crops_need_larger_pictures(photos, rng):
-    with pytest.raises(InvalidInputError, match=r"at least 40x40; prepare them .* --size 64"):
-        face_data.random_crops(pairs_of(2, rng), 0)
+    with pytest.raises(InvalidInputError, match=r"at least 40x40; give --size 64"):
+        random_crops(pairs_of(2, rng), 0)
     for size, says in ((33, "size must be at least 40 for random crops of 32x32, not 33; 64"), (250, "least 250x250")):
         with pytest.raises(InvalidInputError, match=says):
             read_faces(photos, TASK, size=size)

@@ -16,14 +16,27 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import typer
 
 from superres.config import ModelConfig
-from superres.errors import SuperresError
-from superres.tasks.face_data import random_crops, read_faces, write_npz
+from superres.errors import InvalidInputError, SuperresError
+from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 
 DEFAULT = FaceTask.of(ModelConfig())
+
+
+def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
+    """Return one `FaceTask.random_crop` of each picture, determined by the seed and the picture's place."""
+    task = pairs.task
+    if pairs.large is None:
+        raise InvalidInputError(f"random crops need pictures of at least {task.large}x{task.large}; give --size "
+                                f"{2 * task.target} when you prepare them")
+    crops = [task.random_crop(picture, np.random.default_rng((seed, place)))
+             for place, picture in enumerate(pairs.large)]
+    high, low = (np.stack(images) for images in zip(*crops, strict=True))
+    return FacePairs(high, low, pairs.ids)
 
 
 def main(

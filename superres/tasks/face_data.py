@@ -86,18 +86,6 @@ def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]
                                 f"the data again with {PREPARE}")
 
 
-def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
-    """Return one `FaceTask.random_crop` of each picture, determined by the seed and the picture's place."""
-    task = pairs.task
-    if pairs.large is None:
-        raise InvalidInputError(f"random crops need pictures of at least {task.large}x{task.large}; prepare them with "
-                                f"{PREPARE} and --size {2 * task.target}")
-    crops = [task.random_crop(picture, np.random.default_rng((seed, place)))
-             for place, picture in enumerate(pairs.large)]
-    high, low = (np.stack(images) for images in zip(*crops, strict=True))
-    return FacePairs(high, low, pairs.ids)
-
-
 def is_celeba(path: Path) -> bool:
     """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
     return (path / "celeba" / "img_align_celeba").is_dir()
