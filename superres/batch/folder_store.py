@@ -98,7 +98,7 @@ class FolderStore:
 
 
 class FolderWriter:
-    """See `FolderStore`."""
+    """Writes the outputs of a part under temporary names, until the part is complete."""
 
     def __init__(self, store: FolderStore) -> None:
         self.store, self.staged = store, list[tuple[Row, FileIO | None]]()
