@@ -12,7 +12,7 @@ from superres.errors import BudgetError
 from superres.system import progress
 from superres.system.progress import Budget, Progress, budget, track
 from superres.training.outcome import outcome
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 
 
 class Terminal(io.StringIO):
@@ -96,7 +96,7 @@ def test_a_terminal_shows_a_bar_that_starts_again_with_each_stage(clock, monkeyp
     ({"steps": 7}, (7, "steps")), ({"minutes": 0.5}, (30, "s")), ({"endless": True}, (None, "s")),
 ])
 def test_the_length_of_a_stage_is_in_steps_or_seconds(settings, expected):
-    assert train._length(TrainConfig(**settings)) == expected
+    assert train._length(Stage(**settings)) == expected
 
 
 @pytest.mark.parametrize(("settings", "step", "scores", "losses", "lines"), [
@@ -112,5 +112,5 @@ def test_the_length_of_a_stage_is_in_steps_or_seconds(settings, expected):
 ])
 def test_the_end_of_training_compares_the_result_with_its_start(settings, step, scores, losses, lines):
     history = [record(0, 0.0, bits_per_dim=scores[0]), record(step, 9.0, bits_per_dim=scores[1])] if scores else []
-    found = outcome(TrainConfig(steps=step, **settings), step, history, losses)
+    found = outcome(Stage(steps=step, **settings), step, history, losses)
     assert [line[:len(start)] for line, start in zip(found, lines, strict=True)] == lines

@@ -16,7 +16,7 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.engines import step_model
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.training import trainer as training
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
 ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 1, "sizes": "small,base"}
@@ -60,7 +60,7 @@ def test_scores_during_the_warm_up_are_not_extrapolated(sizes):
     bits = np.where(minutes > 4, 3.2 + 1.5 * minutes**-0.6, 7.0)
     history = [{"step": int(50 * t), "images": 200 * t, "seconds": 60 * t, "bits_per_dim": value}
                for t, value in zip(minutes, bits, strict=True)]
-    trainer = SimpleNamespace(model=EncoderDecoder(sizes.network(32, 1)), settings=TrainConfig(endless=True),
+    trainer = SimpleNamespace(model=EncoderDecoder(sizes.network(32, 1)), settings=Stage(endless=True),
                               history=history)
     row = sizes.summary("small", trainer, 10, 1.0)
     assert row["bits_per_dim"] == bits.tolist()

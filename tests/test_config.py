@@ -16,12 +16,12 @@ from decodes import decode
 from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
 from superres.errors import ConfigError
 from superres.pipeline.engines import step_model
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
             DecodeConfig(accept="distance", epsilon=4),
             DecodeConfig(temperature=(0.9, 0.7, 0.7)),
-            TrainConfig(steps=10), TrainConfig(minutes=1.5, stage="heads")]
+            Stage(steps=10), Stage(minutes=1.5, stage="heads")]
 
 
 @pytest.mark.parametrize("config", EXAMPLES, ids=lambda config: type(config).__name__)
@@ -30,7 +30,7 @@ def test_settings_survive_json(config):
 
 
 IMPOSSIBLE = [
-    *((kind, "colour", 1) for kind in (ModelConfig, DecodeConfig, TrainConfig)),
+    *((kind, "colour", 1) for kind in (ModelConfig, DecodeConfig, Stage)),
     *((ModelConfig, name, value) for name in ("width", "vocabulary", "decoder_layers", "prediction_heads",
                                               "attention_block_length") for value in (0, -1, 1.5, "4", None)),
     (ModelConfig, "encoder_layers", -1), (ModelConfig, "conditioning_blocks", -1),
@@ -46,9 +46,9 @@ IMPOSSIBLE = [
     (DecodeConfig, "temperature", float("inf")), (DecodeConfig, "temperature", (0.9, 0.7)),
     (DecodeConfig, "temperature", (0.9, 0.0, 0.7)), (DecodeConfig, "temperature", ()),
     (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
-    (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),
-    (TrainConfig, "stage", "middle"), (TrainConfig, "ema_decay", 1.0), (TrainConfig, "steps", 0),
-    (TrainConfig, "head_loss", "none"), (TrainConfig, "head_target", "p2"),
+    (Stage, "batch_size", 0), (Stage, "learning_rate", 0.0), (Stage, "clip", -1.0),
+    (Stage, "stage", "middle"), (Stage, "ema_decay", 1.0), (Stage, "steps", 0),
+    (Stage, "head_loss", "none"), (Stage, "head_target", "p2"),
     (BeamConfig, "size", 0), (BeamConfig, "length_penalty", -1.0), (BeamConfig, "length_penalty", float("nan")),
     *((DecodeConfig, name, value) for name in ("block_size", "epsilon", "top_k", "min_block", "window", "candidates",
                                                "sample_top_k") for value in (2**31, float("nan"), True, "5")),
@@ -58,7 +58,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("kind", "name", "value"), IMPOSSIBLE)
 def test_impossible_values_are_refused_with_the_value(kind, name, value):
-    values = {"steps": 10, name: value} if kind is TrainConfig else {name: value}
+    values = {"steps": 10, name: value} if kind is Stage else {name: value}
     with pytest.raises(ConfigError) as caught:
         kind.from_dict(values)
     message = str(caught.value)
@@ -80,7 +80,7 @@ def test_heads_need_what_they_read(settings, needs):
 @pytest.mark.parametrize("length", [{}, {"steps": 3, "minutes": 1.0}])
 def test_training_has_one_length(length):
     with pytest.raises(ConfigError, match="either steps or minutes"):
-        TrainConfig(**length)
+        Stage(**length)
 
 
 # Every number, far out of its range

@@ -38,8 +38,9 @@ def folder(tmp_path_factory):
 def train(folder, tmp_path, monkeypatch):
     """Train in `tmp_path` at this process's priority."""
     monkeypatch.setattr(continuous, "lowest_priority", lambda: None)
-    options = {"start": str(folder / "start"), "round_minutes": 0.01, "batch_size": 2, "precision": "no"}
-    return lambda **more: continuous.main(folder / "faces.npz", folder / "dev.npz", tmp_path, **{**options, **more})
+    options = {"data": folder / "faces.npz", "dev": folder / "dev.npz", "output": tmp_path, "batch_size": 2,
+               "start": str(folder / "start"), "precision": "no"}
+    return lambda **more: continuous.train(0.01, **{**options, **more})
 
 
 def rows(folder):
@@ -127,4 +128,4 @@ def test_on_own_pictures_p1_keeps_the_distributions_of_the_start(own, stage, fol
     monkeypatch.setattr(continuous, "train_rounds", lambda *_: None)
     monkeypatch.setattr(Rounds, "score", lambda *_: BUNDLED)
     train(own=folder / "faces.npz" if own else None)
-    assert (runs[0].settings.stage, runs[0].teacher) == (stage, folder / "start" if own else None)
+    assert (runs[0].stage, runs[0].teacher) == (stage, str(folder / "start") if own else None)

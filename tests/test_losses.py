@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
+from superres.training.build import build_model
 from superres.training.losses import TeacherForcingLoss, mean_loss
-from superres.training.settings import TrainConfig
-from superres.training.trainer import build_model
+from superres.training.stage import Stage
 
-HEADS = TrainConfig(stage="heads", steps=10, head_positions=48, head_target="tokens")
+HEADS = Stage(stage="heads", steps=10, head_positions=48, head_target="tokens")
 
 
 def test_a_head_whose_intensity_is_off_costs_more_with_a_distance_weight():
@@ -90,7 +90,7 @@ def test_what_heads_learn_from_p1_does_not_pull_p1_towards_the_heads():
 
 def test_base_stage_minimises_p1_and_the_error_of_the_estimate():
     model, (source, target) = random_model(SMALL), random_tokens(SMALL, 2)
-    losses = TeacherForcingLoss(model, TrainConfig(steps=1, estimate_weight=0.5))(source, target, 0)
+    losses = TeacherForcingLoss(model, Stage(steps=1, estimate_weight=0.5))(source, target, 0)
     decoded = model(source, target)
     torch.testing.assert_close(losses["estimate"], (decoded.memory.estimate - target).abs().mean())
     expected = F.cross_entropy(model.scores(decoded).flatten(0, 1), target.flatten())

@@ -35,7 +35,7 @@ from superres.pipeline.engines import step_model
 from superres.system.machine import Timer
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 from superres.training.trainer import REPORT_STEPS
 
 LINES = sentences(6).source
@@ -220,7 +220,7 @@ def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_p
         assert message in refusal(capsys, *words, *more)
     for settings in ({"stage": "heads"}, {"label_smoothing": 0.1}, {"stage": "distil", "freeze_base": True}):
         with pytest.raises(ConfigError, match="a teacher is for the stages base and distil"):
-            TrainConfig(steps=1, teacher="celeba-8to32", **settings)
+            Stage(steps=1, teacher="celeba-8to32", **settings)
 
 
 # The benchmark

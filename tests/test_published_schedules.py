@@ -15,9 +15,10 @@ from textual import sentences, write_pairs
 from superres.checkpoint import read_training
 from superres.config import PRESETS
 from superres.training import trainer
-from superres.training.recipes import Recipe, train_recipe
-from superres.training.settings import TrainConfig
-from superres.training.trainer import Trainer, learning_rate_factor
+from superres.training.build import learning_rate_factor
+from superres.training.recipes import read_recipe, train_recipe
+from superres.training.stage import Stage
+from superres.training.trainer import Trainer
 
 RECIPES = Path(__file__).parents[1] / "scripts" / "train" / "recipes"
 NAMES = ["paper-images", "paper-text"]
@@ -36,10 +37,9 @@ def published(factor, warmup, step):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recipes_have_the_published_settings(name):
-    recipe = Recipe.read(RECIPES / f"{name}.json")
+    recipe = read_recipe(RECIPES / f"{name}.json")
     factor, warmup = NOAM[name]
-    for stage in recipe.rungs:
-        settings = stage.train_config()
+    for settings in recipe:
         assert settings.steps == (LONGEST[name] if settings.trains_heads else 1_000_000)
         assert (settings.optimizer, settings.clip, settings.ema_decay) == ("adam", None, 0)
         assert settings.label_smoothing == (0.1 if name == "paper-text" else 0)
@@ -52,7 +52,7 @@ def test_the_recipes_have_the_published_settings(name):
 
 
 def test_the_inverse_square_root_has_no_end():
-    settings = TrainConfig(steps=100, warmup_steps=4, schedule="noam")
+    settings = Stage(steps=100, warmup_steps=4, schedule="noam")
     assert learning_rate_factor(settings, 99, 0.0) == pytest.approx(math.sqrt(4 / 100))
     assert learning_rate_factor(settings, 399, 0.0) == pytest.approx(0.1)
 
@@ -70,8 +70,8 @@ def training_data(name, folder):
 def test_three_steps_of_each_stage_are_taken_although_each_stage_is_stopped_after_two(name, tmp_path, monkeypatch):
     document = json.loads((RECIPES / f"{name}.json").read_text())
     document |= {"network": SMALLER[name], "prediction_heads": 2}
-    for rung in document["rungs"]:
-        rung["settings"] |= {"steps": 3, "batch_size": 1 if name == "paper-images" else 8}
+    steps = {"steps": 3, "batch_size": 1 if name == "paper-images" else 8}
+    document["stages"] = [{**stage, **steps} for stage in document["stages"]]
     (tmp_path / "recipe.json").write_text(json.dumps(document))
     taken, stopped, real = [], set(), Trainer._step
 
@@ -94,18 +94,19 @@ def test_three_steps_of_each_stage_are_taken_although_each_stage_is_stopped_afte
     monkeypatch.setattr(Trainer, "_step", watched)
     monkeypatch.setattr(trainer, "plot_history", lambda *_: None)
     monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", lambda *_: pytest.fail("a gradient is clipped"))
-    data, output, rungs = training_data(name, tmp_path), tmp_path / "run", [one["name"] for one in document["rungs"]]
-    for rung in rungs:
-        assert not train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, stop, lambda *_: None)
-        assert json.loads((output / rung / "state" / "state.json").read_text())["step"] == 2
-    assert train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, stop, lambda *_: None)
-    assert taken == [(rung, step) for rung in rungs for step in (1, 2, 3)]
-    weights = {rung: load_file(output / rung / "state" / "model.safetensors") for rung in rungs}
-    for rung in document["rungs"]:
-        (*_, last) = read_training(output / rung["name"] / "checkpoint")
+    output, names = tmp_path / "run", [one["name"] for one in document["stages"]]
+    recipe = read_recipe(tmp_path / "recipe.json", data=training_data(name, tmp_path), output=output)
+    for stage in names:
+        assert not train_recipe(recipe, stop, lambda *_: None)
+        assert json.loads((output / stage / "state" / "state.json").read_text())["step"] == 2
+    assert train_recipe(recipe, stop, lambda *_: None)
+    assert taken == [(stage, step) for stage in names for step in (1, 2, 3)]
+    weights = {stage: load_file(output / stage / "state" / "model.safetensors") for stage in names}
+    for stage in document["stages"]:
+        (*_, last) = read_training(output / stage["name"] / "checkpoint")
         assert last["steps"] == 3
-        if "start" in rung:  # the base moves unless it is frozen; a checkpoint has bfloat16 weights
-            base, now = weights[rung["start"]], weights[rung["name"]]
+        if "start" in stage:  # the base moves unless it is frozen; a checkpoint has bfloat16 weights
+            base, now = weights[stage["start"]], weights[stage["name"]]
             same = all(torch.equal(weight.bfloat16().float(), now[key]) for key, weight in base.items())
-            assert same == rung["settings"].get("freeze_base", False)
+            assert same == stage.get("freeze_base", False)
             assert "heads.expand.weight" in now.keys() - base.keys()

@@ -14,9 +14,9 @@ from superres.checkpoint import read_config, read_training
 from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
 from superres.system.json_files import parse_json, read_json
-from superres.training.recipes import Recipe
-from superres.training.settings import TrainConfig
-from superres.training.trainer import SavedState
+from superres.training.recipes import read_recipe
+from superres.training.stage import Stage
+from superres.training.state import SavedState
 
 
 def manifest_rows(path):
@@ -25,7 +25,7 @@ def manifest_rows(path):
 
 
 READERS = {
-    "recipe.json": Recipe.read, "config.json": lambda path: read_config(path.parent),
+    "recipe.json": read_recipe, "config.json": lambda path: read_config(path.parent),
     "training.jsonl": lambda path: read_training(path.parent),
     "state.json": lambda path: read_json(path, SavedState.from_dict, ConfigError, "choose a new run folder"),
     "manifest.jsonl": manifest_rows,
@@ -33,9 +33,9 @@ READERS = {
 HOSTILE = {
     "lists": b"[" * 100_000, "objects": b'{"a":' * 100_000, "closed": b"[" * 40 + b"]" * 40, "number": b"7",
     "digits": b"1" * 9999, "infinite": b'{"format_version": 1e999, "parts": 1e999, "status": "ok", "step": 1e999}',
-    "nan": b'{"parts": NaN}', "twice": b'{"parts": 1, "parts": 2}', "latin": b'{"rungs": "\xff"}', "list": b"[7]",
-    "types": b'{"rungs": {}, "format_version": [], "parts": "1", "status": "ok", "input": 7, "output": {}, "step": []}',
-    "half": b'{"rungs": ', "zeros": bytes(99), "null": b"null", "text": b'"a\\u001b[31mb"',
+    "nan": b'{"parts": NaN}', "twice": b'{"parts": 1, "parts": 2}', "latin": b'{"stages": "\xff"}', "list": b"[7]",
+    "types": b'{"stages": {}, "format_version": [], "parts": "", "status": "ok", "input": 7, "output": {}, "step": []}',
+    "half": b'{"stages": ', "zeros": bytes(99), "null": b"null", "text": b'"a\\u001b[31mb"',
     "other": b'{"colour": "red"}',
 }
 
@@ -137,4 +137,4 @@ def test_a_name_that_leads_elsewhere_or_is_no_name_anywhere_is_refused(name):
 ])
 def test_impossible_settings_of_training_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name.replace('_', '.')} must be"):
-        TrainConfig.from_dict({"steps": 1, name: value})
+        Stage.from_dict({"steps": 1, name: value})

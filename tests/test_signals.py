@@ -18,8 +18,8 @@ from textual import write_checkpoint
 from superres.checkpoint import save_checkpoint
 from superres.config import PRESETS
 from superres.tasks.face_data import FacePairs, write_npz
-from superres.training.settings import TrainConfig
-from superres.training.trainer import build_model
+from superres.training.build import build_model
+from superres.training.stage import Stage
 
 ROOT = Path(__file__).parent.parent
 SPEAKING = """
@@ -78,7 +78,7 @@ def folder(tmp_path_factory):
     """Small untrained networks and many inputs, so that no command ends before it is asked to."""
     folder = tmp_path_factory.mktemp("signals")
     network = replace(PRESETS["tiny"], source_shape=(4, 4, 3), target_shape=(8, 8, 3), prediction_heads=8)
-    save_checkpoint(build_model(network, TrainConfig(steps=1)), folder / "faces")
+    save_checkpoint(build_model(network, Stage(steps=1)), folder / "faces")
     write_checkpoint(folder / "text")
     pictures = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 4, 3), np.uint8)
     (folder / "in").mkdir()

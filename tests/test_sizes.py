@@ -29,9 +29,8 @@ from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.image_files import encode_png
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Picture
-from superres.training.corpora import Stage
 from superres.training.recipes import train_stage
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 from superres.web.decoding import Decoder
 from superres.web.photos import crop_of, subjects, take
 from superres.web.upscale_tab import subject_of, views_of
@@ -153,8 +152,8 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
 
 
 def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
-    settings = TrainConfig(stage="base", steps=2, batch_size=2, crop_share=0.0)
-    stage = Stage(settings, prepared, tmp_path / "run", prepared, folder)
+    stage = Stage(steps=2, batch_size=2, crop_share=0.0, data=prepared, dev=prepared, output=tmp_path / "run",
+                  start=str(folder), keep_heads=True)
     assert train_stage(stage, lambda: False, lambda record: None)
     assert read_network(tmp_path / "run" / "checkpoint").target_shape == (18, 18, 3)
 

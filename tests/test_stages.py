@@ -19,9 +19,10 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 from superres.training import recipes, trainer
-from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
-from superres.training.settings import TrainConfig
-from superres.training.trainer import build_model
+from superres.training.build import build_model
+from superres.training.distillation import decode_own_faces
+from superres.training.recipes import read_recipe, train_recipe, train_stage
+from superres.training.stage import Stage
 from table2 import CHECKPOINTS
 
 GREEDY = DecodeConfig(block_size=1)
@@ -54,7 +55,7 @@ def checkpoint(tmp_path_factory):
     """A tiny untrained network with three prediction heads."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     config = replace(PRESETS["tiny"], prediction_heads=3)
-    save_checkpoint(build_model(config, TrainConfig(**SHORT)), folder, training=[{"stage": "base"}])
+    save_checkpoint(build_model(config, Stage(**SHORT)), folder, training=[{"stage": "base"}])
     return folder
 
 
@@ -86,23 +87,25 @@ def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_tw
 
 @pytest.fixture
 def recipe(tmp_path):
-    rungs = [
-        {"name": "base", "settings": SHORT},
-        {"name": "regular", "start": "base", "settings": {**SHORT, "stage": "heads", "freeze_base": True}},
-        {"name": "distilled", "start": "regular", "own_images": 2,
-         "settings": {**SHORT, "stage": "distil", "teacher": "regular"}},
+    stages = [
+        {"name": "base"}, {"name": "regular", "start": "base", "stage": "heads", "freeze_base": True},
+        {"name": "distilled", "start": "regular", "own_images": 2, "stage": "distil", "teacher": "regular"},
     ]
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, "rungs": rungs}))
+    path.write_text(json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, **SHORT, "stages": stages}))
     return path
+
+
+def train(recipe, data, output, stop=never, report=ignore, **more):
+    return train_recipe(read_recipe(recipe, data=data, output=output, **more), stop, report)
 
 
 def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe, data, tmp_path):
     document = json.loads(recipe.read_text())
     document["network"] = {"width": 16, "ordinal_output": False}
-    document["rungs"] = [{"name": "base", "settings": {**SHORT, "steps": 5, "snapshots": 2}}]
+    document["stages"] = [{"name": "base", "steps": 5, "snapshots": 2}]
     recipe.write_text(json.dumps(document))
-    assert train_recipe(Recipe.read(recipe), data, tmp_path / "run", None, never, ignore)
+    assert train(recipe, data, tmp_path / "run")
     base = tmp_path / "run" / "base"
     network = load_checkpoint(base / "checkpoint")
     assert (network.config.width, network.config.ordinal_output, network.config.cell_remainder) == (16, False, True)
@@ -114,84 +117,83 @@ def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe
     assert all(torch.equal(states[1][name], weight) for name, weight in network.state_dict().items())
 
 
-def test_all_rungs_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
+def test_all_stages_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
     tried = iter(["no", "bf16"])
     monkeypatch.setattr(trainer, "fastest_setting", lambda *_: next(tried))
     document = json.loads(recipe.read_text())
-    for rung in document["rungs"]:
-        del rung["settings"]["precision"]
+    del document["precision"]
     recipe.write_text(json.dumps(document))
     for _ in range(2):  # the second time, all is finished
-        assert train_recipe(Recipe.read(recipe), data, tmp_path / "run", None, never, ignore)
+        assert train(recipe, data, tmp_path / "run")
         rows = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
         assert [row["settings"]["precision"] for row in rows] == ["no"] * 3
 
 
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
-    ladder, output = Recipe.read(recipe), tmp_path / "run"
-    assert not train_recipe(ladder, data, output, data, lambda: True, ignore)
-    assert train_recipe(ladder, data, output, data, never, ignore)
+    output = tmp_path / "run"
+    assert not train(recipe, data, output, lambda: True, dev=data)
+    assert train(recipe, data, output, dev=data)
     names = ["base", "regular", "distilled"]
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
-    assert [row["rung"] for row in rows] == names
+    assert [row["name"] for row in rows] == names
     assert all(row["dev_bits_per_dim"] > 0 and row["dev_images"] == 3 and row["images_seen"] == 2 for row in rows)
     checkpoints = [output / name / "checkpoint" for name in names]
     assert [read_config(folder)["model"]["prediction_heads"] for folder in checkpoints] == [1, 3, 3]
     assert [stage["stage"] for stage in read_training(checkpoints[2])] == ["base", "heads", "distil"]
     assert [row["settings"]["teacher"] for row in rows] == [None, None, "regular"]
     written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]
-    assert train_recipe(ladder, data, output, data, pytest.fail, pytest.fail)
+    assert train(recipe, data, output, pytest.fail, pytest.fail, dev=data)
     assert [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints] == written
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda d: d.pop("rungs"), "Recipe needs rungs; add it"), (lambda d: d["rungs"].clear(), "a recipe needs rungs"),
-    (lambda d: d.update(rungs=7), "rungs must be a list, not 7"),
+    (lambda d: d.pop("stages"), "stages must be a list, not None"),
+    (lambda d: d["stages"].clear(), "a recipe needs stages"), (lambda d: d.update(stages=7), "must be a list, not 7"),
     (lambda d: d.update(preset=7), "preset must be one of"),
     (lambda d: d.update(decode_batch=-1), "decode_batch must be at least 1, not -1"),
-    (lambda d: d.update(prediction_heads=2_000_000_000), "prediction_heads must be at most 1024, not 2000000000"),
+    (lambda d: d.update(prediction_heads=2_000_000_000), "prediction-heads must be at most 1024, not 2000000000"),
     (lambda d: d.update(keep_heads="no"), "keep_heads must be true or false, not 'no'"),
-    *((lambda d, name=name: d["rungs"][0].update(name=name), "the name of a rung .* is not fit for a file")
+    *((lambda d, name=name: d["stages"][0].update(name=name), "the name of a stage .* is not fit for a file")
       for name in ("../../evil", "/evil", "a\\b", "..", ".hidden", "NUL", "a\0", "a\n", "x" * 300, "", "\ud800")),
-    (lambda d: d["rungs"][0].update(name="training.jsonl"), "another rung or file is called"),
-    (lambda d: d["rungs"][0]["settings"].update(batch_size="4"), "rung 'base': batch-size must be at least 1, not '4'"),
-    (lambda d: d["rungs"][1].update(start="nowhere"), "starts from 'nowhere', which is not an earlier rung"),
-    (lambda d: d["rungs"][1].update(name="BASE"), "another rung or file is called 'BASE'"),
-    (lambda d: d["rungs"][2]["settings"].update(teacher="nobody"), "no checkpoint 'nobody'"),
-    (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
-    (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
-    (lambda d: d.update(colour="red"), "unknown setting colour in Recipe"),
+    (lambda d: d["stages"][0].update(name="training.jsonl"), "another stage or file is called"),
+    (lambda d: d["stages"][0].update(batch_size="4"), "stage 'base': batch-size must be at least 1, not '4'"),
+    (lambda d: d["stages"][1].update(start="nowhere"), "no checkpoint 'nowhere'"),
+    (lambda d: d["stages"][1].update(name="BASE"), "another stage or file is called 'BASE'"),
+    (lambda d: d["stages"][2].update(teacher="nobody"), "no checkpoint 'nobody'"),
+    (lambda d: d["stages"][2].update(own_images=0), "own_images must be positive"),
+    (lambda d: d["stages"][0].update(step=3), "unknown setting step"),
+    (lambda d: d.update(colour="red"), "unknown setting colour in Stage"),
     (lambda d: d.update(network={"widht": 8}), "unknown setting widht"),
-    (lambda d: d["rungs"][0]["settings"].update(snapshots=2), "snapshots must be 0, or at most the number of steps"),
-    (lambda d: d["rungs"][1].update(head_layer="round"), "head_layer 'round' must be one of per-head, dense"),
-    (lambda d: d["rungs"][0].update(head_layer="dense"), "head_layer 'dense' must be one of per-head, dense"),
+    (lambda d: d["stages"][0].update(snapshots=2), "snapshots must be 0, or at most the number of steps"),
+    (lambda d: d["stages"][1].update(head_layer="round"), "head_layer must be one of per-head, dense.* not 'round'"),
+    (lambda d: d["stages"][0].update(head_layer="dense"), "in a stage that trains heads, not 'dense'"),
 ])
 def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, message, recipe):
     document = json.loads(recipe.read_text())
     change(document)
     recipe.write_text(json.dumps(document))
     with pytest.raises(SuperresError, match=message) as caught:
-        Recipe.read(recipe)
+        read_recipe(recipe)
     assert "\n" not in str(caught.value)
 
 
 def test_the_bundled_recipes_can_be_read():
     folder = bundled_folder().parent / "scripts" / "train" / "recipes"
-    recipes = {path.stem: Recipe.read(path) for path in folder.glob("*.json")}
+    recipes = {path.stem: read_recipe(path) for path in folder.glob("*.json")}
     assert {"draft-two-cores", "one-gpu", "table2", "text-two-cores", "two-cores"} <= recipes.keys()
-    settings = [rung.train_config() for rung in recipes["table2"].rungs[1:]]
+    settings = recipes["table2"][1:]
     assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
 
 
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
     document = json.loads((bundled_folder().parent / "scripts" / "train" / "recipes" / "table2.json").read_text())
-    for rung in document["rungs"]:
-        rung["settings"] |= {**SHORT, "head_positions": 4, "seed": 5, "snapshots": 0}
-        if rung.get("head_layer") == "sequential":
-            rung["head_layer"] = "per-head"  # the checkpoint's, whose trained heads must not be taken
+    for stage in document["stages"]:
+        stage |= {**SHORT, "head_positions": 4, "seed": 5, "snapshots": 0}
+        if stage.get("head_layer") == "sequential":
+            stage["head_layer"] = "per-head"  # the checkpoint's, whose trained heads must not be taken
     (tmp_path / "recipe.json").write_text(json.dumps({**document, "prediction_heads": 3}))
     output = tmp_path / "run"
-    assert train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, never, ignore, start=checkpoint)
+    assert train(tmp_path / "recipe.json", data, output, start=str(checkpoint))
     networks = {name: load_checkpoint(output / name / "checkpoint") for name in ("base", *CHECKPOINTS)}
     kinds = {name: (networks[name].config.prediction_heads, networks[name].config.head_layer) for name in CHECKPOINTS}
     assert kinds == {
@@ -206,17 +208,17 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
     assert any(not torch.allclose(fresh[key], given[key], atol=0.05) for key in given)
     check_ladder({name: read_training(output / name / "checkpoint") for name in CHECKPOINTS})
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
-    assert [(row["rung"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
+    assert [(row["name"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
         (name, "base") for name in CHECKPOINTS)]
 
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):
     for stage, own in (("distil", None), ("heads", data)):
         with pytest.raises(ConfigError, match="the distil stage, and no other"):
-            train_stage(Stage(TrainConfig(stage=stage, steps=1), data, tmp_path, start=checkpoint, own=own),
+            train_stage(Stage(stage=stage, steps=1, data=data, output=tmp_path, start=str(checkpoint), own=own),
                         never, ignore)
     with pytest.raises(ConfigError, match="batch_size must be even"):
-        TrainConfig(stage="distil", steps=1, batch_size=3)
+        Stage(stage="distil", steps=1, batch_size=3)
 
 
 @pytest.mark.parametrize("kind", ["shape", "type", "empty folder"])

@@ -18,7 +18,7 @@ from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import StudySettings
-from superres.training.recipes import Recipe, train_recipe
+from superres.training.recipes import read_recipe, train_recipe
 from table3 import ROWS, match_rows, views
 
 
@@ -127,10 +127,9 @@ def test_markdown_has_ten_rows_with_the_papers_below_ours(reported):
     assert "Not in the study: exact-k2, exact-k4" in shown(report)
 
 
-IMAGES, RUNGS = 4, [  # images of --quick
-    {"name": "base", "settings": {"stage": "base"}},
-    {"name": "regular", "start": "base", "settings": {"stage": "heads", "freeze_base": True}},
-    {"name": "fine-tuned", "start": "base", "settings": {"stage": "heads"}}]
+IMAGES, STAGES = 4, [  # images of --quick
+    {"name": "base"}, {"name": "regular", "start": "base", "stage": "heads", "freeze_base": True},
+    {"name": "fine-tuned", "start": "base", "stage": "heads"}]
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +138,10 @@ def ladder(tmp_path_factory):
     folder, pictures = tmp_path_factory.mktemp("ladder"), np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3))
     np.savez(folder / "faces.npz", hr=pictures.astype(np.uint8), lr=pictures[:, ::4, ::4].astype(np.uint8),
              ids=np.arange(6, dtype=np.int32))
-    rungs = [{**rung, "settings": {**rung["settings"], "steps": 2, "batch_size": 2, "learning_rate": 0.1}}
-             for rung in RUNGS]
     (folder / "recipe.json").write_text(json.dumps({
         "preset": "tiny", "network": {"source_shape": [2, 2, 3], "target_shape": [8, 8, 3]}, "prediction_heads": 10,
-        "decode_batch": 4, "rungs": rungs}))
-    assert train_recipe(Recipe.read(folder / "recipe.json"), folder / "faces.npz", folder, None, lambda: False,
+        "steps": 2, "batch_size": 2, "learning_rate": 0.1, "stages": STAGES}))
+    assert train_recipe(read_recipe(folder / "recipe.json", data=folder / "faces.npz", output=folder), lambda: False,
                         lambda *_: None)
     return folder
 

@@ -56,7 +56,7 @@ def test_text_is_measured_in_series_and_single_sentences_once(tmp_path, monkeypa
     toy, dev, test = learned(), sentences(6), sentences(3, seed=1)
     translator = toy[next(iter(toy))]
     translators = {role: translator for role in ("regular", "both")}
-    monkeypatch.setattr(table1, "training_row", lambda ladder: table1.Row("training", lambda: {"rungs": []}))
+    monkeypatch.setattr(table1, "training_row", lambda ladder: table1.Row("training", lambda: {"stages": []}))
 
     def opened():
         table = Table("table1", tmp_path / "out", table1.conditions(dev, test, 4, "cpu"))
@@ -100,7 +100,7 @@ def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, ca
     assert set(module.SERIES) <= set(document["rows"])
     assert {(point["role"], point["step"]) for point in values(document, "curve ").values()} == {
         (role, step) for role in module.CHECKPOINTS for step in (1, 2)}
-    assert [row["rung"] for row in document["rows"]["training"]["values"]["rungs"]] == [*base, *module.CHECKPOINTS]
+    assert [row["name"] for row in document["rows"]["training"]["values"]["stages"]] == [*base, *module.CHECKPOINTS]
     if name == "table2":  # a frozen base keeps its greedy pictures
         first, second = (table2.cells_of(document, series)[1]["bits_per_dim_decoded"]
                          for series in ("regular", "regular, sequential heads"))
@@ -118,9 +118,9 @@ def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, ca
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("table2 --data x --output out", "tables: out/ladder has no finished rung regular, fine-tuned, sequential-regular, "
-     "sequential-fine-tuned; train the ladder there with --train"),
-    ("table1 --data x --output out --ladder there", "tables: there has no finished rung regular, distillation,"),
+    ("table2 --data x --output out", "tables: out/ladder has no finished stage regular, fine-tuned, "
+     "sequential-regular, sequential-fine-tuned; train the ladder there with --train"),
+    ("table1 --data x --output out --ladder there", "tables: there has no finished stage regular, distillation,"),
     ("table3 x --output out --store nowhere.db", "tables: no survey store nowhere.db"),
 ])
 def test_the_script_names_what_is_missing_in_one_line(words, message, tmp_path, monkeypatch):

@@ -19,10 +19,11 @@ from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.likelihood import bits_per_token
 from superres.pipeline.translator import Translator
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
-from superres.training.corpora import CORPORA, Stage, text_corpus
+from superres.training.corpora import CORPORA, text_corpus
 from superres.training.distillation import translate_pairs
 from superres.training.losses import TeacherForcingLoss
-from superres.training.recipes import Recipe, train_recipe, train_stage
+from superres.training.recipes import read_recipe, train_recipe, train_stage
+from superres.training.stage import Stage
 
 
 def never():
@@ -135,16 +136,16 @@ def test_other_languages_and_a_vocabulary_may_be_named(preset, tmp_path):
 def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(preset, tmp_path, capsys):
     pairs = sentences(300)
     odd = TextPairs([*pairs.source, "", "dog " * 40, "dog"], [*pairs.target, "Hund", "Hund", ""])
-    stage = Stage(SHORT, write_pairs(odd, tmp_path / "t"), tmp_path / "run", preset="text")
+    stage = replace(SHORT, data=write_pairs(odd, tmp_path / "t"), output=tmp_path / "run", preset="text")
     assert train_stage(stage, never, ignore)
     assert "3 of 303 pairs are left out: a side is empty or has more than 20 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [
-    ({"preset": "base", "languages": ("en", "de")}, ConfigError, "preset base has no languages"),
-    ({"settings": replace(SHORT, stage="distil"), "start": "start"}, ConfigError, "let a teacher translate"),
-    ({"settings": replace(SHORT, stage="heads")}, ConfigError, "needs a trained base"),
-    ({"start": "start", "languages": ("de", "en")}, ConfigError, "translates en-de, not de-en"),
+    ({"preset": "base", "languages": "en-de"}, ConfigError, "preset base has no languages"),
+    ({"stage": "distil", "start": "start"}, ConfigError, "let a teacher translate"),
+    ({"stage": "heads"}, ConfigError, "needs a trained base"),
+    ({"start": "start", "languages": "de-en"}, ConfigError, "translates en-de, not de-en"),
     ({"vocabulary": "nowhere"}, CheckpointError, "cannot read the vocabulary"),
     ({"data": "empty"}, InvalidInputError, "holds no pair that can be trained on"),
 ])
@@ -152,8 +153,8 @@ def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error
     write_checkpoint(tmp_path / "start", heads=1)
     write_pairs(TextPairs([""], [""]), tmp_path / "empty")
     (tmp_path / "spm").write_bytes(vocabulary())
-    places = {key: tmp_path / value for key, value in change.items() if key in ("start", "vocabulary", "data")}
-    values = {"settings": SHORT, "data": text, "output": tmp_path / "run", "preset": "text",
+    places = {key: str(tmp_path / value) for key, value in change.items() if key in ("start", "vocabulary", "data")}
+    values = {"steps": 2, "precision": "no", "data": text, "output": tmp_path / "run", "preset": "text",
               "vocabulary": tmp_path / "spm", **change, **places}
     with pytest.raises(error, match=message):
         train_stage(Stage(**values), never, ignore)
@@ -180,15 +181,13 @@ def test_a_teacher_translates_the_training_text_once(tmp_path, text):
         translate_pairs(teacher, pairs, tmp_path / "own", BeamConfig(3), 8, never, ignore)
 
 
-def recipe_of(path, rungs, **changes):
-    settings = {"steps": 1, "batch_size": 10, "precision": "no"}
-    rungs = [{**rung, "settings": {**settings, **rung.get("settings", {})}} for rung in rungs]
-    recipe = {"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs, **changes}
-    path.write_text(json.dumps(recipe))
-    return Recipe.read(path)
+def recipe_of(path, stages, **changes):
+    path.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "steps": 1, "batch_size": 10,
+                                "precision": "no", "stages": stages}))
+    return read_recipe(path, **changes)
 
 
-def test_a_rung_reads_back_translations_of_the_targets(preset, text, tmp_path, monkeypatch):
+def test_a_stage_reads_back_translations_of_the_targets(preset, text, tmp_path, monkeypatch):
     """A student reads them too, as its teacher translates them."""
     seen, both = [], {"back_translated_by": "backward", "back_translations": 2, "copies": 3}
     corpus = text_corpus
@@ -201,9 +200,10 @@ def test_a_rung_reads_back_translations_of_the_targets(preset, text, tmp_path, m
     recipe = recipe_of(tmp_path / "recipe.json", [
         {"name": "base"}, {"name": "backward-first", "start": "base", "reverse": True},
         {"name": "backward", "start": "backward-first", "reverse": True}, {"name": "teacher", "start": "base", **both},
-        {"name": "student", "start": "teacher", "translated_by": "teacher", **both}])
+        {"name": "student", "start": "teacher", "translated_by": "teacher", **both}],
+        data=text, dev=text, output=tmp_path / "run")
     output = tmp_path / "run"
-    assert train_recipe(recipe, text, output, text, never, ignore)
+    assert train_recipe(recipe, never, ignore)
     folders = {name: output / name / "checkpoint" for name in ("backward", "teacher", "student")}
     directions = {name: Translator.load(folder, "cpu").languages for name, folder in folders.items()}
     assert directions == {"backward": ("de", "en"), "teacher": ("en", "de"), "student": ("en", "de")}
@@ -226,25 +226,25 @@ def test_a_rung_reads_back_translations_of_the_targets(preset, text, tmp_path, m
 def test_a_recipe_may_keep_the_heads_of_the_checkpoint_that_it_goes_on_with(preset, text, tmp_path):
     start = write_checkpoint(tmp_path / "start")
     for keep in (False, True):
-        recipe = recipe_of(tmp_path / "recipe.json", [{"name": "base"}], keep_heads=keep)
-        assert train_recipe(recipe, text, tmp_path / f"run-{keep}", None, never, ignore, start=start)
+        assert train_recipe(recipe_of(tmp_path / "recipe.json", [{"name": "base"}], keep_heads=keep, data=text,
+                                      output=tmp_path / f"run-{keep}", start=str(start)), never, ignore)
         trained = load_checkpoint(tmp_path / f"run-{keep}" / "base" / "checkpoint")
         assert (trained.heads is not None) == keep
     before = load_checkpoint(start).heads.state_dict()
     assert all(torch.equal(weight, before[name]) for name, weight in trained.heads.state_dict().items())
 
 
-@pytest.mark.parametrize(("rungs", "message"), [
+@pytest.mark.parametrize(("stages", "message"), [
     ([{"name": "a"}, {"name": "b", "back_translated_by": "a", "back_translations": 1, "copies": 1}],
-     "translated back by 'a', which is not an earlier rung with reverse"),
+     "translated back by 'a', which is not an earlier stage with reverse"),
     ([{"name": "a", "reverse": True}, {"name": "b", "back_translated_by": "a", "copies": 1}], "belong together"),
     ([{"name": "a", "reverse": True}, {"name": "b", "back_translated_by": "a", "back_translations": 2}],
      "belong together"),
     ([{"name": "a"}, {"name": "b", "back_translations": 2, "copies": 1}], "belong together"),
     ([{"name": "a", "reverse": True}, {"name": "b", "translated_by": "a"}], "opposite directions"),
-    ([{"name": "a", "translated_by": "b"}, {"name": "b"}], "'a' is translated by 'b', which is not an earlier rung"),
+    ([{"name": "a", "translated_by": "b"}, {"name": "b"}], "'a' is translated by 'b', which is not an earlier stage"),
     ([{"name": "a", "copies": -1}], "copies must be at least 0, not -1; give a whole number"),
 ])
-def test_back_translations_that_cannot_be_are_refused(tmp_path, rungs, message):
+def test_back_translations_that_cannot_be_are_refused(tmp_path, stages, message):
     with pytest.raises(ConfigError, match=message):
-        recipe_of(tmp_path / "recipe.json", rungs)
+        recipe_of(tmp_path / "recipe.json", stages)

@@ -16,16 +16,17 @@ from fakes import SMALL, changed, random_model, random_tokens
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
 from superres.system.progress import Budget
+from superres.training import state, trial
 from superres.training import trainer as training
-from superres.training import trial
+from superres.training.build import build_model, learning_rate_factor
+from superres.training.corpora import network_of
 from superres.training.data import ImageBatches
-from superres.training.recipes import Stage
-from superres.training.settings import TrainConfig
-from superres.training.trainer import Trainer, build_model, learning_rate_factor
+from superres.training.stage import Stage
+from superres.training.trainer import Trainer
 from superres.training.trial import fastest_setting
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
-SETTINGS = TrainConfig(steps=6, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
+SETTINGS = Stage(steps=6, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
 HEADS = replace(SETTINGS, stage="heads", freeze_base=True)
 
 
@@ -99,7 +100,7 @@ def test_damaged_state_is_named(tmp_path):
 def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
     run = begun(tmp_path, 2)
     good = {name: weight.clone() for name, weight in weights(run).items()}
-    real, calls = training.save_file, itertools.count()
+    real, calls = state.save_file, itertools.count()
 
     def full(*args, **options):
         if next(calls):
@@ -107,7 +108,7 @@ def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
         real(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "save_file", full)
+        patch.setattr(state, "save_file", full)
         with pytest.raises(OutputError, match="No space left"):
             run.run(stop=lambda: run.step >= 4)
     again = trainer(tmp_path)
@@ -132,7 +133,7 @@ def test_loss_falls_and_a_run_leaves_history_curves_and_checkpoint(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (stage,) = read_training(tmp_path / "checkpoint")
     assert (stage["steps"], stage["images_seen"], stage["stage"], stage["dev_bits_per_dim"]) == (60, 300, "base", 3.5)
-    assert TrainConfig.from_dict(stage["settings"]) == settings
+    assert Stage.from_dict(stage["settings"]) == settings
     saved = load_checkpoint(tmp_path / "checkpoint").state_dict()
     assert_same(saved, {name: weight.bfloat16().float() for name, weight in run.averaged.state_dict().items()})
 
@@ -144,11 +145,11 @@ def base(tmp_path):
 
 
 def test_heads_stage_takes_its_head_layer_from_the_stage_or_else_from_the_start(base):
-    stage = Stage(HEADS, base, base, start=base, prediction_heads=3)
-    assert stage.network() == replace(TINY, prediction_heads=3)
-    assert replace(stage, head_layer="sequential").network().head_layer == "sequential"
-    with pytest.raises(ConfigError, match="per-head, dense, sequential, recurrent, not 'wide'"):
-        replace(stage, head_layer="wide").network()
+    stage = replace(HEADS, start=str(base), prediction_heads=3)
+    assert network_of(stage) == replace(TINY, prediction_heads=3)
+    assert network_of(replace(stage, head_layer="sequential")).head_layer == "sequential"
+    with pytest.raises(ConfigError, match=r"per-head, dense, sequential, recurrent, .* not 'wide'"):
+        replace(stage, head_layer="wide")
 
 
 def test_warm_start_that_does_not_fit_is_refused(base):
@@ -200,13 +201,13 @@ def test_heads_of_a_checkpoint_with_fewer_or_more_of_them_are_kept(kind, before,
 
 
 def test_learning_rate_warms_up_and_falls_to_zero():
-    settings = TrainConfig(steps=100, warmup_steps=10)
+    settings = Stage(steps=100, warmup_steps=10)
     factors = [learning_rate_factor(settings, step, 0.0) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert all(a < b for a, b in itertools.pairwise(factors[:10]))
     assert all(a > b for a, b in itertools.pairwise(factors[10:]))
     assert factors[100] == pytest.approx(0.0)
-    assert learning_rate_factor(TrainConfig(minutes=2.0, warmup_steps=1), 9, 60.0) == pytest.approx(0.5)
+    assert learning_rate_factor(Stage(minutes=2.0, warmup_steps=1), 9, 60.0) == pytest.approx(0.5)
 
 
 def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):

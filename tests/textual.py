@@ -14,10 +14,10 @@ from superres.checkpoint import save_checkpoint
 from superres.config import ModelConfig
 from superres.pipeline.translator import Translator
 from superres.tasks.translation import END, VOCABULARY_FILE, Codec, TextPairs, train_vocabulary
+from superres.training.build import build_model, build_optimizers
 from superres.training.data import TextBatches
 from superres.training.losses import TeacherForcingLoss
-from superres.training.settings import TrainConfig
-from superres.training.trainer import build_model, build_optimizers
+from superres.training.stage import Stage
 
 WORDS = dict(zip(["man", "dog", "red", "runs", "sees", "house", "tree", "small", "a", "the"],
                  ["Mann", "Hund", "rot", "rennt", "sieht", "Haus", "Baum", "klein", "ein", "das"], strict=True))
@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
     filter_size=32, attention_heads=2, encoder_layers=1, decoder_layers=2, attention="causal", prediction_heads=4,
     head_filter_size=32, tied_embeddings=True, conditioning_blocks=0, **PLAIN,
 )
-SHORT = TrainConfig(steps=2, batch_size=4, precision="no")
+SHORT = Stage(steps=2, batch_size=4, precision="no")
 
 
 def sentences(count, seed=0):
@@ -61,7 +61,7 @@ def wordy(config=CONFIG, seed=0, dtype=torch.float64):
 @functools.cache
 def learned():
     """Return a translator that has learned the toy languages for some seconds, its four heads with it."""
-    settings = TrainConfig(stage="heads", steps=160, batch_size=64, learning_rate=1e-2, precision="no")
+    settings = Stage(stage="heads", steps=160, batch_size=64, learning_rate=1e-2, precision="no")
     pairs = sentences(300)
     rows = [[np.array(row) for row in codec().split(lines)] for lines in (pairs.source, pairs.target)]
     batches = TextBatches(*rows, settings.batch_size, 0)

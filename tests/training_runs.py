@@ -18,12 +18,13 @@ import torch
 from fakes import SMALL
 
 from superres.training import trainer
+from superres.training.build import build_model
 from superres.training.data import ImageBatches
-from superres.training.settings import TrainConfig
-from superres.training.trainer import Trainer, build_model
+from superres.training.stage import Stage
+from superres.training.trainer import Trainer
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
-TOGETHER = TrainConfig(stage="heads", steps=16, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
+TOGETHER = Stage(stage="heads", steps=16, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
 ONE_HEAD = replace(TOGETHER, head_loss="random-head")
 
@@ -37,7 +38,7 @@ def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
     return process
 
 
-def train(folder: Path, stop_at: int | None = None, settings: TrainConfig = TOGETHER) -> Trainer:
+def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) -> Trainer:
     """Train in `folder`, or go on there, up to a step.
 
     The optimiser scales gradients to one size: in float32, those that are nothing but rounding errors would become

@@ -1,4 +1,4 @@
-"""Serve an S3 store on loopback that fails: for `scripts/check/bucket.py` and for trying a run by hand.
+"""Serve an S3 store on loopback that fails: for `scripts/check/runs.py` and for trying a run by hand.
 
     python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
 

@@ -32,11 +32,12 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import FacePairs, read_faces
-from superres.training.corpora import Stage, face_score
+from superres.training.build import build_model, build_optimizers
+from superres.training.corpora import face_score, network_of
 from superres.training.data import TokenBatch
 from superres.training.losses import TeacherForcingLoss
-from superres.training.settings import TrainConfig
-from superres.training.trainer import Trainer, build_model, build_optimizers
+from superres.training.stage import Stage
+from superres.training.trainer import Trainer
 
 DEV_IMAGES = 200
 """Number of development pictures that are scored before and after training."""
@@ -100,7 +101,7 @@ def speed_up(model: EncoderDecoder, fused: bool, compiled: bool) -> None:
                 part.compile(dynamic=False)
 
 
-def train(model: EncoderDecoder, pairs: FacePairs, dev: FacePairs, settings: TrainConfig, start: Path, output: Path,
+def train(model: EncoderDecoder, pairs: FacePairs, dev: FacePairs, settings: Stage, start: Path, output: Path,
           device: torch.device) -> None:
     """Train until the schedule ends or SIGTERM arrives, and write the checkpoint either way."""
     score = face_score(dev)
@@ -149,8 +150,8 @@ def probe(stage: Stage, pairs: FacePairs, batches: list[int], steps: int, device
 def timed_steps(stage: Stage, pairs: FacePairs, batch: int, steps: int, device: torch.device, fused: bool,
                 compiled: bool) -> dict[str, float]:
     """Return the loss, seconds of the first steps, images per second and GiB of training a fresh network."""
-    settings = dataclasses.replace(stage.settings, batch_size=batch)
-    model = EncoderDecoder(stage.network()).to(device)
+    settings = dataclasses.replace(stage, batch_size=batch)
+    model = EncoderDecoder(network_of(stage)).to(device)
     speed_up(model, fused, compiled)
     loss, optimizers = TeacherForcingLoss(model, settings).train(), build_optimizers(model, settings)
     source = DeviceBatches(pairs, batch, 0, device)
@@ -199,20 +200,19 @@ def main(
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no GPU on this machine; give --device cpu")
     start = start or (prepared / "checkpoint.txt").read_text().strip()
-    settings = TrainConfig(stage=stage, minutes=seconds / 60 if steps is None else None, steps=steps,
-                           batch_size=batch_size, learning_rate=learning_rate, optimizer="muon", precision="bf16",
-                           warmup_steps=warmup, head_positions=192, ema_decay=0.998, seed=seed)
     folder = find_checkpoint(start)
-    run = Stage(settings, prepared, output, start=folder)
+    run = Stage(stage=stage, minutes=seconds / 60 if steps is None else None, steps=steps, batch_size=batch_size,
+                learning_rate=learning_rate, optimizer="muon", precision="bf16", warmup_steps=warmup,
+                head_positions=192, ema_decay=0.998, seed=seed, start=str(folder), keep_heads=True)
     dev = read_faces(prepared / "dev.npz", face_task(folder), "valid", DEV_IMAGES)
     if probe_file is not None:
         prepare_folder(probe_file.parent)
         probe(run, dev, [int(size) for size in probe_batches.split(",")], probe_steps, where, probe_file)
         return
     prepare_folder(output)
-    model = build_model(run.network(), settings, folder)
+    model = build_model(network_of(run), run, folder)
     speed_up(model, fused, compiled)
-    train(model, unpack(prepared / "faces"), dev, settings, folder, output, where)
+    train(model, unpack(prepared / "faces"), dev, run, folder, output, where)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What Tables 1 and 2 share: the ladder of networks, the series that are measured, and the paper's conclusions.
 
 A ladder is a run folder of `superres train ladder` with the recipe of a table. Its networks were trained from one base
-in the same way, so the rows of a table differ in their names. Every network has the name of its rung.
+in the same way, so the rows of a table differ in their names. Every network has the name of its stage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from superres.checkpoint import read_training, weights_digest
 from superres.config import DecodeConfig, require
 from superres.system.output import markdown_table, short_digest
 from superres.system.progress import say
-from superres.training.recipes import Recipe, train_recipe
+from superres.training.recipes import read_recipe, train_recipe
 
 if TYPE_CHECKING:
     from superres.pipeline.base import Pipeline
@@ -36,7 +36,7 @@ DIGESTS = ("start_digest", "data_digest")
 VARIED = ("freeze_base", "head_loss", "head_target", "head_positions")
 """Settings of training in which the networks may differ."""
 QUICK: dict[str, Any] = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "snapshots": 2, "head_positions": 8}
-"""Settings of every rung of a ladder that only shows that all works."""
+"""Settings of every stage of a ladder that only shows that all works."""
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
 """Block sizes k of the tables of the paper."""
 EXACT = DecodeConfig()
@@ -47,7 +47,7 @@ ACCEPTED = "mean_accepted_block_size"
 class Series:
     """Measurements of one network with one criterion at increasing block sizes: a column of a table of the paper.
 
-    `title` says how the heads were trained, `checkpoint` is the role of the network, the name of its rung. `paper` has
+    `title` says how the heads were trained, `checkpoint` is the role of the network, the name of its stage. `paper` has
     the paper's scores by block size k and name of the score.
     """
 
@@ -104,26 +104,26 @@ class Claim:
 # The ladder
 
 
-def quick(recipe: Recipe, network: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with two steps per rung, and with other fields of the network."""
-    stages = [dataclasses.replace(stage, settings=stage.settings | QUICK) for stage in recipe.rungs]
-    return dataclasses.replace(recipe, rungs=tuple(stages), network={**recipe.network, **network})
+def train(recipe: Path, data: Path, dev: Path | None, folder: Path, quick: Mapping[str, Any] | None = None) -> None:
+    """Train the ladder in `folder`, or go on there; finished stages are kept.
 
-
-def train(recipe: Recipe, data: Path, dev: Path | None, folder: Path) -> None:
-    """Train the ladder in `folder`, or go on there; finished rungs are kept."""
-    def report(rung: str, record: dict[str, float]) -> None:
+    With `quick`, every stage has the settings QUICK and these fields of the network, to show that all works.
+    """
+    def report(stage: str, record: dict[str, float]) -> None:
         losses = ", ".join(f"{name} {record[name]:.4g}" for name in ("p1", "heads") if name in record)
         if record.get("step", 0) % 500 == 0:
-            say(f"{rung}: step {record.get('step', 0)} {losses}")
+            say(f"{stage}: step {record.get('step', 0)} {losses}")
 
-    train_recipe(recipe, data, folder, dev, lambda: False, report)
+    stages = read_recipe(recipe, data=data, dev=dev, output=folder)
+    if quick is not None:
+        stages = tuple(dataclasses.replace(stage, **QUICK, network={**stage.network, **quick}) for stage in stages)
+    train_recipe(stages, lambda: False, report)
 
 
 def read_ladder(folder: Path, roles: Sequence[str], kinds: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Return the checkpoints of the finished rungs of a ladder by role, after `check_ladder`; ConfigError if none."""
+    """Return the checkpoints of the finished stages of a ladder by role, after `check_ladder`; ConfigError if none."""
     found = {role: folder / role / "checkpoint" for role in roles if (folder / role / "checkpoint").is_dir()}
-    require(bool(found), f"{folder} has no finished rung {', '.join(roles)}; train the ladder there with --train")
+    require(bool(found), f"{folder} has no finished stage {', '.join(roles)}; train the ladder there with --train")
     check_ladder({role: read_training(path) for role, path in found.items()}, kinds)
     return found
 
@@ -187,8 +187,8 @@ def curve_rows(ladder: Path, roles: Sequence[str], scores: Callable[[Path], Cell
 
 def training_row(ladder: Path) -> Row:
     """Return the row with the record of a ladder's training."""
-    rungs = read_training(ladder)
-    return Row("training", lambda: {"rungs": rungs}, {"digest": short_digest(repr(rungs).encode())})
+    stages = read_training(ladder)
+    return Row("training", lambda: {"stages": stages}, {"digest": short_digest(repr(stages).encode())})
 
 
 # Views
@@ -214,8 +214,8 @@ def common_views(
         "conclusions": markdown_table(["conclusion", "paper", "ours", "verdict"],
                                       [claim.row(series, document) for claim in claims]),
         "scores": columns_table(scores, {"series": ("series", 0), "k": ("block_size", 0), **columns}),
-        "training": columns_table(values(document).get("training", {"rungs": []})["rungs"], {
-            "network": ("rung", 0), "starts from": (lambda row: row["start"] or "random weights", 0),
+        "training": columns_table(values(document).get("training", {"stages": []})["stages"], {
+            "network": ("name", 0), "starts from": (lambda row: row["start"] or "random weights", 0),
             "steps": ("steps", 0), "examples": (lambda row: row.get("images_seen", row.get("pairs_seen")), 0),
             "hours": (lambda row: row["seconds"] / 3600, 2), "hardware": ("hardware", 0)})}
 

@@ -76,7 +76,7 @@ def make_study(
     require_free(store, name)
     networks = read_ladder(ladder, ROLES)
     missing = [role for role in ROLES if role not in networks]
-    require(not missing, f"{ladder} has no finished rung {' or '.join(missing)}; train the ladder to its end")
+    require(not missing, f"{ladder} has no finished stage {' or '.join(missing)}; train the ladder to its end")
     tuned, regular = ({"revision": weights_digest(networks[role]), "training": training_of(str(networks[role]))}
                       for role in ROLES)
     require_rivals("fine-tuned", tuned, "regular", regular)

@@ -27,14 +27,13 @@ import speculative as leviathan
 import table1 as text
 import table2 as pictures
 import table3 as people
-from ladder import RECIPES, quick, read_ladder, train
+from ladder import RECIPES, read_ladder, train
 from measurements import Device, Faces, Limit, Output, Page, Table, Text, run
 from superres import load
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.pipeline.translator import Translator
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
-from superres.training.recipes import Recipe
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -68,8 +67,7 @@ def table1(
     """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k."""
     limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
     if train_data is not None:
-        rungs = Recipe.read(recipe)
-        train(quick(rungs, QUICK_TEXT) if is_quick else rungs, train_data, None, ladder)
+        train(recipe, train_data, None, ladder, QUICK_TEXT if is_quick else None)
     translators = {role: Translator.load(folder, device)
                    for role, folder in read_ladder(ladder, text.CHECKPOINTS, text.TRAINED_ON).items()}
     first = next(iter(translators.values()))
@@ -89,8 +87,7 @@ def table2(
     """Table 2 and Figure 4: mean accepted block size on faces by k, quality, likelihood and speed."""
     limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
     if train_data is not None:
-        rungs = Recipe.read(recipe)
-        train(quick(rungs, QUICK_NETWORK) if is_quick else rungs, train_data, data, ladder)
+        train(recipe, train_data, data, ladder, QUICK_NETWORK if is_quick else None)
     upscalers = {role: load(str(folder), device) for role, folder in read_ladder(ladder, pictures.CHECKPOINTS).items()}
     first = next(iter(upscalers.values()))
     pairs = read_faces(data, first.face_task, "valid", limit)

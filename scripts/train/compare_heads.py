@@ -28,8 +28,8 @@ from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.face_data import FacePairs, read_faces
-from superres.training.recipes import Stage, train_stage
-from superres.training.settings import TrainConfig
+from superres.training.recipes import train_stage
+from superres.training.stage import Stage
 
 Row = dict[str, Any]
 
@@ -65,10 +65,9 @@ def train_variant(
 ) -> Path:
     """Train a variant on the frozen base, or resume its training, and return the folder of its checkpoint."""
     options = dict(VARIANTS[name])
-    layer = options.pop("head_layer")
     base = bare_base(start, folder / "base", options.pop("hidden", "head_filter_size"))
-    settings = TrainConfig(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, **options)
-    stage = Stage(settings, data, folder, start=base, prediction_heads=heads, head_layer=layer)
+    stage = Stage(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, data=data, output=folder,
+                  start=str(base), prediction_heads=heads, **options)
     train_stage(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
     return folder / "checkpoint"
 

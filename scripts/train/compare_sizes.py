@@ -37,9 +37,10 @@ from superres.system.json_files import read_json
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
+from superres.training.build import build_model
 from superres.training.data import ImageBatches
-from superres.training.settings import TrainConfig
-from superres.training.trainer import Trainer, build_model
+from superres.training.stage import Stage
+from superres.training.trainer import Trainer
 
 Row = dict[str, Any]
 
@@ -69,7 +70,7 @@ def network(width: int, layers: int, preset: str = "base") -> ModelConfig:
 
 def learning_rate(width: int) -> float:
     """Return the rate of the `base` preset divided by the relative width, as Yang et al. 2022, "Tensor Programs V"."""
-    return TrainConfig(steps=1).learning_rate * PRESETS["base"].width / width
+    return Stage(steps=1).learning_rate * PRESETS["base"].width / width
 
 
 def check_study(folder: Path, study: Row) -> None:
@@ -230,7 +231,7 @@ def main(
         trainers: dict[str, Trainer] = {}
         for name in names:
             config = network(*SIZES[name], preset)
-            settings = TrainConfig(endless=True, batch_size=batch_size, optimizer="muon",
+            settings = Stage(endless=True, batch_size=batch_size, optimizer="muon",
                                    learning_rate=learning_rate(config.width))
             model = build_model(config, settings)
             step_model(model.eval(), engine="native")  # a missing compiler is refused now, not after the training

@@ -18,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,8 @@ import typer
 from typer import Option
 
 from superres.checkpoint import find_checkpoint, recover_folder
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, reader_of, require
+from superres.cli.options import option_of, with_options
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, reader_of, require, settings_of
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError, SuperresError
 from superres.evaluation.pictures import psnr, ssim
@@ -40,9 +42,9 @@ from superres.system.progress import Progress, say
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
-from superres.training.corpora import Stage
+from superres.training.corpora import network_of
 from superres.training.recipes import build_trainer
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
 SCORED = 200
@@ -189,38 +191,42 @@ def train_rounds(trainer: Trainer, rounds: Rounds, round_seconds: float) -> None
             trainer.save()
 
 
-def main(
-    data: Annotated[Path, Option(help="Training faces: .npz, folder or CelebA root.")],
-    dev: Annotated[Path, Option(help="Faces to score after every round, the same in every run.")],
-    output: Annotated[Path, Option(help="Folder of the run; a run in it is resumed.")],
-    start: Annotated[str, Option(help="Checkpoint to start from, a name or folder.")] = DEFAULT_CHECKPOINT,
-    own: Annotated[Path | None, Option(help="Pictures decoded by the model itself, from 'superres train decode', for "
-                                       "half of each batch.")] = None,
-    crops: Annotated[Path | None, Option(help="Faces with larger pictures, for random crops.")] = None,
-    crop_share: Annotated[float | None, Option(help="Share of random crops among the images.")] = None,
-    round_minutes: Annotated[float, Option(min=0.01, help="Minutes of training between two scores.")] = 60,
-    batch_size: Annotated[int, Option(help="Images per step.")] = 4,
-    learning_rate: Annotated[float, Option(help="Learning rate, constant after the warm-up.")] = 3e-4,
-    optimizer: Annotated[str, Option(help="adamw, adam or muon.")] = "muon",
-    precision: Annotated[str, Option(help="auto, bf16 or no.")] = "auto",
-    seed: Annotated[int, Option(help="Seed of the order of the data and every random choice.")] = 0,
-) -> None:
-    """Train further without an end, with a score after every round."""
+NAMES = ("data", "dev", "output", "start", "own", "crops", "crop_share", "drawn", "input_noise", "limit", "batch_size",
+         "learning_rate", "optimizer", "precision", "gradient_checkpointing", "seed")
+"""Settings of `Stage` that are options."""
+DEFAULTS = {"data": ..., "dev": ..., "output": ..., "start": DEFAULT_CHECKPOINT, "learning_rate": 3e-4,
+            "optimizer": "muon"}
+"""Defaults that differ from those of `Stage`; `...` is required."""
+
+
+def train(round_minutes: float, **options: Any) -> None:  # noqa: ANN401 -- settings of `Stage`
+    """Train until a signal, with a score every `round_minutes`; `options` are the settings NAMES."""
     lowest_priority()
-    folder = find_checkpoint(start)
+    values = {**DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
     # On its own pictures no token is true, and without a teacher the heads' loss would change p1. The averaged weights,
     # a mean over about 2,000 steps, take the place of the decay of the learning rate.
-    settings = TrainConfig(
-        stage="heads" if own is None else "distil", endless=True, ema_decay=0.9995, batch_size=batch_size,
-        learning_rate=learning_rate, optimizer=optimizer, precision=precision, seed=seed, crop_share=crop_share,
-        teacher=None if own is None else start)
-    stage = Stage(settings, data, output, start=folder, own=own, crops=crops)
-    task = FaceTask.of(stage.network())
-    with signals.handled(), signals.deferred(), run_folder(output):
+    own = {"stage": "heads"} if values.get("own") is None else {"stage": "distil", "teacher": values["start"]}
+    stage = Stage.from_dict({**values, **own, "endless": True, "ema_decay": 0.9995})
+    task = FaceTask.of(network_of(stage))
+    with signals.handled(), signals.deferred(), run_folder(stage.output):
         trainer = build_trainer(stage)
-        reference = DEFAULT_CHECKPOINT if face_task(DEFAULT_CHECKPOINT) == task else start
-        train_rounds(trainer, Rounds(output, read_faces(dev, task, "valid", SCORED), reference), 60 * round_minutes)
-    say(f"{output}: stopped and saved; the same command continues")
+        reference = DEFAULT_CHECKPOINT if face_task(DEFAULT_CHECKPOINT) == task else str(stage.start)
+        pairs = read_faces(stage.dev or stage.data, task, "valid", SCORED)
+        train_rounds(trainer, Rounds(stage.output, pairs, reference), 60 * round_minutes)
+    say(f"{stage.output}: stopped and saved; the same command continues")
+
+
+def command(
+    context: typer.Context,
+    round_minutes: Annotated[float, Option(min=0.01, help="Minutes of training between two scores.")] = 60,
+) -> None:
+    """Train further without an end, with a score after every round."""
+    train(round_minutes, **{name: context.params[name] for name in NAMES})
+
+
+ABOUT = settings_of(Stage)
+main = with_options(command, [option_of(name, replace(ABOUT[name], panel="Options"),
+                                        DEFAULTS.get(name, getattr(Stage, name))) for name in NAMES])
 
 
 if __name__ == "__main__":

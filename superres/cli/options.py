@@ -101,18 +101,21 @@ def with_options(function: Command, options: Sequence[inspect.Parameter]) -> Com
 def option_of(
     name: str, about: Setting, default: Any, task: str | None = None,  # noqa: ANN401 -- the type of the setting
 ) -> inspect.Parameter:
-    """Return the option of a setting as the parameter of a command, with the help for the command's task, if any."""
+    """Return the option of a setting as the parameter of a command, with the help for the command's task, if any.
+
+    An option with the default `...` is required.
+    """
     kind = about.kind
-    unset = about.unset if default is None else "the checkpoint's" if about.by_checkpoint else None
+    unset = about.unset if default in (None, ()) else "the checkpoint's" if about.by_checkpoint else None
     parts = [about.help, about.faces if task == FACES else "", f"[default: {unset}]" if unset else ""]
     if about.parse is not None:
         kind, default = str, str(default)
     # A checkpoint's default may set a switch, so it can be turned off, too.
     spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
     option = Option(default, spelled, metavar=about.metavar or (choices(about.choices) if about.choices else None),
-                    help=" ".join(filter(None, parts)), show_default=kind is not bool and not unset,
+                    help=" ".join(filter(None, parts)), show_default=kind is not bool and not unset and default != (),
                     rich_help_panel=about.panel)
-    annotation = kind if default is not None else kind | None
+    annotation = list[kind] if default == () else kind if default is not None else kind | None  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,22 +19,21 @@ from superres.config import (
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     FACES,
-    HEAD_LAYERS,
-    PRESETS,
     BeamConfig,
     settings_of,
 )
 from superres.system import signals
 from superres.system.output import check_folder
 from superres.system.progress import Budget, Progress, say
-from superres.tasks.translation import parse_languages
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 
 BEAM = BeamConfig()
 # Settings of training that get an option: in all stages, and in those that train heads.
-STAGE = ("minutes", "steps", "batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing",
-         "crop_share", "input_noise", "warmup_steps", "schedule")
-HEADS = ("freeze_base", "head_positions", "head_target")
+STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size",
+         "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share", "input_noise",
+         "warmup_steps", "schedule")
+HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
+REQUIRED = ("data", "own", "output")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
 """Entries of a record by the unit of the progress."""
 SHOWN = ("step", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits_per_token", "bleu")
@@ -42,30 +42,10 @@ SHOWN = ("step", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
                                    "text PATH.en and PATH.de.")]
 RunFolder = Annotated[Path, Option(metavar="DIR", help="Folder of the run; a run in it is resumed.")]
-Dev = Annotated[Path | None, Option(metavar="PATH", help="Faces or text to score during training.")]
-Start = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
-Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
-Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
-MaybeStart = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose weights, without its heads, the "
-                                          "recipe starts from. [default: random weights]")]
-Own = Annotated[Path, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
+Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/train/recipes.")]
-More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages that "
-                                     "use them.")]
 PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop after M minutes; the same command "
                                               "continues.")]
-HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
-                                         "[default: as in --start]")]
-Crops = Annotated[Path | None, Option(metavar="PATH", help="Faces with larger pictures, for random crops. [default: "
-                                      "--data]")]
-Drawn = Annotated[list[Path] | None, Option(metavar="PATH", help="Pictures that an earlier stage of a cascade drew, "
-                                           "from 'train decode' with the same --data, which half of the inputs come "
-                                           "close to; may be repeated.")]
-Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
-Vocabulary = Annotated[Path | None, Option(metavar="FILE", help="Text: SentencePiece model to use instead of training "
-                                           "one.")]
-Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Text: languages, such as en-de. [default: "
-                                         "those of the preset]")]
 TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of beam search per "
                                     "sentence.")]
 ShortlistFile = Annotated[Path, Option(metavar="FILE", help="File for the shortlists. shortlist.safetensors in the "
@@ -82,53 +62,53 @@ train_app = typer.Typer(help="Train checkpoints in stages, each of which can be 
 
 
 def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
-    """Return a decorator that registers a command with options for the training settings `names`.
+    """Return a decorator that registers a command with options for the settings `names` of `Stage`.
 
-    The command reads these options with `train_config`.
+    The command reads these options with `given_settings`.
     """
-    about = settings_of(TrainConfig)
+    about = settings_of(Stage)
 
     def register(function: opt.Command) -> opt.Command:
-        options = [opt.option_of(name, about[name], getattr(TrainConfig, name)) for name in names]
+        options = [opt.option_of(name, replace(about[name], panel="Options"),
+                                 ... if name in REQUIRED else getattr(Stage, name)) for name in names]
+        options.sort(key=lambda option: option.name not in REQUIRED)
         train_app.command(cls=opt.HelpfulCommand)(opt.with_options(function, options))
         return function
 
     return register
 
 
-def train_config(context: typer.Context, stage: str) -> TrainConfig:
-    """Return the training settings of a command, or raise ConfigError; those without an option have their default."""
-    given = {name: context.params[name] for name in settings_of(TrainConfig) if name in context.params}
-    return TrainConfig.from_dict({"stage": stage, **given})
+def given_settings(context: typer.Context) -> dict[str, Any]:
+    """Return the settings of `Stage` that a command has options for, without those that are left out."""
+    return {name: value for name in settings_of(Stage) if (value := context.params.get(name)) is not None}
 
 
-@training_command(*STAGE, "label_smoothing", "teacher")
-def base(
-    context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
-    preset: Preset = "base", limit: Limit = None, languages: Languages = None, vocabulary: Vocabulary = None,
-    crops: Crops = None, drawn: Drawn = None,
-) -> None:
+@training_command(*STAGE, "preset", "languages", "vocabulary", "label_smoothing", "teacher")
+def base(context: typer.Context) -> None:
     """Train the base model p1 by teacher forcing.
 
     The result is DIR/checkpoint. The text preset learns to translate.
     """
-    _train(context, "base", data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
-           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops,
-           drawn=tuple(drawn or ()))
+    _train(context)
 
 
-@training_command(*STAGE, *HEADS, "head_loss", "label_smoothing")
-def heads(
-    context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
-    prediction_heads: Heads = None, head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
-    drawn: Drawn = None,
-) -> None:
+@training_command(*STAGE, "prediction_heads", *HEADS, "head_loss", "label_smoothing")
+def heads(context: typer.Context) -> None:
     """Train prediction heads on a trained base model.
 
     The base model is fine-tuned or frozen. The result is DIR/checkpoint.
     """
-    _train(context, "heads", data=data, output=output, dev=dev, start=start, limit=limit, crops=crops,
-           drawn=tuple(drawn or ()), prediction_heads=prediction_heads, head_layer=head_layer)
+    _train(context)
+
+
+@training_command(*STAGE, "own", *HEADS, "teacher")
+def distil(context: typer.Context) -> None:
+    """Train prediction heads on pictures of the model itself.
+
+    This is self-distillation. With --teacher, usually the checkpoint that drew the pictures, p1 keeps the teacher's
+    distributions on them. The result is DIR/checkpoint.
+    """
+    _train(context)
 
 
 @opt.decoding_command(train_app, FACES, "block_size", "temperature")
@@ -173,21 +153,6 @@ def decode(
     _finish(output, done)
 
 
-@training_command(*STAGE, *HEADS, "teacher")
-def distil(
-    context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
-    head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
-    drawn: Drawn = None,
-) -> None:
-    """Train prediction heads on pictures of the model itself.
-
-    This is self-distillation. With --teacher, usually the checkpoint that drew the pictures, p1 keeps the teacher's
-    distributions on them. The result is DIR/checkpoint.
-    """
-    _train(context, "distil", data=data, own=own, output=output, dev=dev, start=start, limit=limit, crops=crops,
-           drawn=tuple(drawn or ()), head_layer=head_layer)
-
-
 @train_app.command(cls=opt.HelpfulCommand)
 def ngrams(
     data: TrainData, output: NgramFile, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
@@ -226,45 +191,41 @@ def shortlist(
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
-@train_app.command(cls=opt.HelpfulCommand)
-def ladder(
-    recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None,
-    start: MaybeStart = None, crops: Crops = None, drawn: Drawn = None,
-    piece_minutes: PieceMinutes = None,
-) -> None:
+@training_command("data", "output", "dev", "more", "start", "crops", "drawn")
+def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinutes = None) -> None:
     """Train all stages of a recipe.
 
-    Each stage has its own folder in DIR. DIR/training.jsonl records all stages.
+    Each stage has its own folder in DIR. DIR/training.jsonl records all stages. Stages that start from nothing start
+    from --start, without its heads.
     """
-    from superres.checkpoint import find_checkpoint
-    from superres.training.recipes import Recipe, train_recipe
+    from superres.training.recipes import read_recipe
 
-    stages = Recipe.read(recipe)
     end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
-    lengths = {entry.name: _length(entry.train_config()) for entry in stages.rungs}
+    stages = read_recipe(recipe, **given_settings(context))
+    _train_recipe(stages, {stage.name: _length(stage) for stage in stages}, None, end)
+
+
+def _train(context: typer.Context) -> None:
+    """Train the stage that has the name of the command."""
+    name = str(context.info_name)
+    stage = Stage.from_dict({"stage": name, "keep_heads": True, **given_settings(context)})
+    limit = None if stage.minutes is None else Budget(60 * stage.minutes, f"--minutes {stage.minutes:g}")
+    _train_recipe((stage,), {"": _length(stage)}, limit)
+
+
+def _train_recipe(
+    stages: Sequence[Stage], lengths: Mapping[str, tuple[float | None, str]], limit: Budget | None,
+    end: float = math.inf,
+) -> None:
+    """Train stages until the time `end`, and show their progress."""
+    from superres.training.recipes import train_recipe
+
+    output = stages[0].output
     signals.will_keep(f"the same command continues in {output}")
     with Training(lengths) as shown:
-        done = train_recipe(stages, data, output, dev, lambda: signals.stopping() or time.monotonic() > end,
-                            lambda stage, record: shown.show(record, stage), more,
-                            None if start is None else find_checkpoint(start), crops, tuple(drawn or ()))
+        done = train_recipe(stages, lambda: signals.stopping() or time.monotonic() > end,
+                            lambda stage, record: shown.show(record, stage), limit)
     _finish(output, done)
-
-
-def _train(context: typer.Context, name: str, **options: Any) -> None:  # noqa: ANN401 -- fields of Stage
-    """Run the stage `name` and show its progress."""
-    settings = train_config(context, name)
-    limit = None if settings.minutes is None else Budget(60 * settings.minutes, f"--minutes {settings.minutes:g}")
-
-    from superres.checkpoint import find_checkpoint
-    from superres.training.corpora import Stage
-    from superres.training.recipes import train_stage
-
-    start = options.pop("start")
-    stage = Stage(settings, start=None if start is None else find_checkpoint(start), **options)
-    signals.will_keep(f"the same command continues in {stage.output}")
-    with Training({"training": _length(settings)}) as shown:
-        done = train_stage(stage, signals.stopping, shown.show, limit)
-    _finish(stage.output, done)
 
 
 class Training:
@@ -275,7 +236,8 @@ class Training:
 
     def __init__(self, lengths: Mapping[str, tuple[float | None, str]]) -> None:
         """Begin with the first record."""
-        self.lengths, self.stage, self.stack = lengths, "", ExitStack()
+        self.lengths, self.stack = lengths, ExitStack()
+        self.stage: str | None = None
 
     def __enter__(self) -> Training:
         """Begin."""
@@ -293,17 +255,17 @@ class Training:
         if stage != self.stage:
             self.stack.close()
             self.stage, self.values = stage, dict[str, float]()
-            self.phase = self.stack.enter_context(Progress(stage, total, unit))
+            self.phase = self.stack.enter_context(Progress(stage or "training", total, unit))
             self.phase.resume(done)
         self.values |= {name: record[name] for name in SHOWN if name in record and name != UNITS[unit]}
         self.phase.to(done, ", ".join(f"{name} {value:.4g}" for name, value in self.values.items()))
 
 
-def _length(settings: TrainConfig) -> tuple[float | None, str]:
+def _length(stage: Stage) -> tuple[float | None, str]:
     """Return the length of a stage and its unit."""
-    if settings.steps is not None:
-        return settings.steps, "steps"
-    return (None if settings.minutes is None else round(60 * settings.minutes)), "s"
+    if stage.steps is not None:
+        return stage.steps, "steps"
+    return (None if stage.minutes is None else round(60 * stage.minutes)), "s"
 
 
 def _finish(output: Path, done: bool) -> None:

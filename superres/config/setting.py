@@ -18,6 +18,7 @@ from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast
 
@@ -113,6 +114,7 @@ def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # no
                 "a list" if length is None else f"a list of {length} values"),
         list: (lambda value: isinstance(value, list), "a list"),
         dict: (lambda value: isinstance(value, dict), "an object of names and values"),
+        Path: (lambda value: isinstance(value, (str, Path)), "a path"),
         Any: (lambda _: True, ""),
     }
     fits, form = forms[origin]
@@ -126,7 +128,7 @@ def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # no
         if origin in (tuple, list):
             return origin(part(name, entry) for part, entry in zip(
                 parts if length is not None else itertools.repeat(parts[0]), value, strict=False))
-        return value
+        return Path(value) if origin is Path else value
 
     return read
 

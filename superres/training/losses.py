@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.nn.model import DecoderOutput, EncoderDecoder
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 
 IGNORED = -100
 """Target token that the loss ignores."""
@@ -17,10 +17,10 @@ class TeacherForcingLoss(nn.Module):
     """The sum of p1's cross-entropy, the loss of the proposal heads if they are trained, and the estimate's error.
 
     It is a module because distributed training requires that every weight is used inside one forward call. The weights
-    of `model` are its only ones. p1 learns from `teacher` (`TrainConfig.teacher`).
+    of `model` are its only ones. p1 learns from `teacher` (`Stage.teacher`).
     """
 
-    def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
+    def __init__(self, model: EncoderDecoder, settings: Stage, teacher: EncoderDecoder | None = None) -> None:
         super().__init__()
         self.model, self.settings = model, settings
         self.teachers = (teacher,)  # in a tuple, so that the teacher is not a submodule

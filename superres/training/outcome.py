@@ -11,7 +11,7 @@ import torch
 from superres.system.progress import Progress
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
 
 SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs", "greedy_psnr", "greedy_ssim",
           "exact_tokens_per_step", "epsilon_2_tokens_per_step")
@@ -35,7 +35,7 @@ def mean_losses(loss: TeacherForcingLoss, batches: Batches, device: torch.device
 
 
 def outcome(
-    settings: TrainConfig, step: int, history: Sequence[Mapping[str, float]], losses: Mapping[str, Sequence[float]],
+    settings: Stage, step: int, history: Sequence[Mapping[str, float]], losses: Mapping[str, Sequence[float]],
 ) -> list[str]:
     """Return lines that compare a finished run with its start, and warn if it was too short or gained nothing.
 
@@ -61,7 +61,7 @@ def plot_history(history: list[dict[str, float]], file: Path | BinaryIO, unit: s
     """Plot the losses (nats per token) and development scores of a run against `unit` seen, as a PNG in `file`."""
     from matplotlib.figure import Figure  # a slow import that only training needs
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4))  # no layout is computed: that takes longer than a step of a small network
     axes = figure.subplots()
     for name in ("p1", "own", "heads", "bits_per_dim", "bits_per_token", "bleu"):
         points = [(record[unit], record[name]) for record in history if name in record]

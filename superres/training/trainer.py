@@ -10,38 +10,27 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from superres.checkpoint import (
-    load_checkpoint,
-    load_weights,
-    read_tensors,
-    recover_folder,
-    replaced_folder,
-    save_checkpoint,
-)
-from superres.config import REQUIRED, Config, ModelConfig, require, setting
+from superres.checkpoint import recover_folder, save_checkpoint
 from superres.errors import BudgetError, CheckpointError
-from superres.nn.heads import PredictionHeads
-from superres.nn.model import EncoderDecoder, meta_network
-from superres.system.json_files import read_json
-from superres.system.machine import free_bytes
+from superres.nn.model import EncoderDecoder
 from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.signals import deferred
+from superres.training.build import build_optimizers, learning_rate_factor, schedule_share
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
-from superres.training.settings import TrainConfig
+from superres.training.stage import Stage
+from superres.training.state import SavedState, load_tensors, write_state
 from superres.training.trial import fastest_setting
 
 SAVE_SECONDS = 45.0
@@ -61,113 +50,6 @@ SCORE_SHARE = 0.1
 T = TypeVar("T")
 
 
-def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
-    """Build the network to train, warm-started from the checkpoint folder `start` if one is given.
-
-    The warm start may lack only the weights of the head layer, or of its last heads, which start as copies of the last
-    head that it has. It may have more heads; then the first ones are taken, or none if the network has no head layer.
-
-    Raises:
-        CheckpointError: the warm start belongs to another network.
-        ConfigError: the stage trains heads that the network lacks, a frozen p1 has no target to learn, or the network
-            is too large for the machine's memory.
-    """
-    require(not settings.trains_heads or config.prediction_heads > 1,
-            f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
-    require(settings.trains_base or config.identity_p1 or settings.head_target == "tokens", "on a frozen base, a p1 "
-            "with a layer of its own has only tokens to learn from; set head_target tokens")
-    _require_memory(config)
-    torch.manual_seed(settings.seed)
-    model = EncoderDecoder(config)
-    model.gradient_checkpointing = settings.gradient_checkpointing
-    if start is not None:
-        _warm_start(model, load_checkpoint(start), str(start))
-    if not settings.trains_base:
-        model.requires_grad_(False)
-    if model.heads is not None and (config.identity_p1 or settings.trains_heads):
-        model.heads.requires_grad_(settings.trains_heads)
-    return model
-
-
-def _require_memory(config: ModelConfig) -> None:
-    """Raise ConfigError unless the weights to train fit into free memory, before any of them is made."""
-    # Float32 weights and their average; on a CPU, the gradients and both moments of the optimiser, too.
-    needed = (8 if torch.cuda.is_available() else 20) * sum(one.numel() for one in meta_network(config).parameters())
-    free = free_bytes(torch.device("cpu"))
-    require(needed <= free, f"training this network takes {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB "
-                            "are free; choose a smaller preset, fewer heads or layers, or a smaller width")
-
-
-def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
-    """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
-    weights, given, layer = base.state_dict(), base.heads, model.heads
-    without_heads = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
-    if layer is None and base.config.identity_p1:
-        weights = without_heads
-    if isinstance(given, PredictionHeads) and isinstance(layer, PredictionHeads) and given.count != layer.count:
-        kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
-        require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} with {kinds[0][1]} hidden units per "
-                                      f"head, which the heads have to share, not {kinds[1][0]} with {kinds[1][1]}; "
-                                      "leave --head-layer out")
-        layer.take_heads(given)
-        weights = without_heads
-    load_weights(model, weights, origin, optional="heads.")
-
-
-def schedule_share(settings: TrainConfig, step: int, seconds: float) -> float:
-    """Return the share of the schedule that is done, at least 1 at its end; always 0 in endless training."""
-    if settings.endless:
-        return 0.0
-    return step / settings.steps if settings.steps else seconds / (60 * (settings.minutes or 1))
-
-
-def learning_rate_factor(settings: TrainConfig, step: int, seconds: float) -> float:
-    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up, then the decay of `settings.schedule`.
-
-    "cosine" decays to 0 at the end; endless training has the warm-up only. "noam" is the schedule of Vaswani et al.
-    (2017, "Attention Is All You Need", section 5.3): in the form of the paper and of tensor2tensor's
-    `utils/learning_rate.py`, the rate of the update s = 1, 2, ... is c * width^-0.5 * min(s * warmup^-1.5, s^-0.5). Its
-    peak, at s = warmup, is c * (width * warmup)^-0.5.
-    """
-    warmup = max(settings.warmup_steps, 1)
-    warm = min(1.0, (step + 1) / warmup)
-    if settings.schedule == "noam":
-        return min(warm, math.sqrt(warmup / (step + 1)))
-    return warm * 0.5 * (1 + math.cos(math.pi * min(schedule_share(settings, step, seconds), 1.0)))
-
-
-def build_optimizers(model: nn.Module, settings: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Return the optimisers of the trained weights, which share none; weight decay excludes vectors (biases, norms)."""
-    trained, rate = [p for p in model.parameters() if p.requires_grad], settings.learning_rate
-    if settings.optimizer == "adam":
-        return [torch.optim.Adam(trained, rate, betas=(0.9, 0.98), eps=1e-9)]
-    # The rows of the output layer belong to different quantities, such as tokens, as those of an embedding do.
-    matrices = [layer.weight for name, layer in model.named_modules() if settings.optimizer == "muon"
-                and isinstance(layer, nn.Linear) and name != "project" and layer.weight.requires_grad]
-    others = [p for p in trained if not any(p is matrix for matrix in matrices)]
-    groups = [{"params": [p for p in others if p.dim() > 1], "weight_decay": settings.weight_decay},
-              {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98))]
-    if matrices:
-        optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
-    return optimizers
-
-
-@dataclass(frozen=True)
-class SavedState(Config):
-    """The position and settings of a run, in its `state.json`."""
-
-    model: ModelConfig
-    settings: TrainConfig
-    history: list[dict[str, float]]
-    start_digest: str | None
-    data_digest: str
-    ending: float
-    losses: dict[str, list[float]]
-    step: int = setting(REQUIRED, least=0, most=2**53)
-    seconds: float = setting(REQUIRED, least=0)
-
-
 class Trainer:
     """One stage of training in a run folder.
 
@@ -179,7 +61,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
+        self, model: EncoderDecoder, settings: Stage, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, earlier: Sequence[dict[str, Any]] = (),
         files: Mapping[str, bytes] | None = None, teacher: EncoderDecoder | None = None,
         report_steps: int = REPORT_STEPS, start: str | None = None, clock: Callable[[], float] = time.monotonic,
@@ -279,6 +161,7 @@ class Trainer:
             self._report(losses, report)
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
+                self._plot()
                 evaluated = time.monotonic()
             if self._is_snapshot() and self.accelerator.is_main_process:
                 self.write_checkpoint(self.folder / "snapshots" / str(self.step))
@@ -292,7 +175,14 @@ class Trainer:
         if done and self.settings.minutes:
             self.seconds = max(self.seconds, 60 * self.settings.minutes)  # the rest of the time is for the score
         self.save()
+        if not done:
+            self._plot()
         return done
+
+    def _plot(self) -> None:
+        """Draw the curves of the history."""
+        if self.accelerator.is_main_process:
+            plot_history(self.history, self.folder / "curves.png", self.batches.unit)
 
     def _end(self, report: Callable[[dict[str, float]], None]) -> None:
         """Score and write the result, and compare it with the start."""
@@ -304,6 +194,7 @@ class Trainer:
             say(f"{self.folder}: the minutes are over before the result is scored; score it with 'superres evaluate'")
         with deferred():
             self.save()
+            self._plot()
             if self.accelerator.is_main_process:
                 self.write_checkpoint(self.folder / "checkpoint")
                 for line in outcome(self.settings, self.step, self.history, self.losses):
@@ -347,7 +238,7 @@ class Trainer:
         return left <= 0 or left < self.pace
 
     def _is_snapshot(self) -> bool:
-        """Return whether the weights after this step are kept (`TrainConfig.snapshots`)."""
+        """Return whether the weights after this step are kept (`Stage.snapshots`)."""
         count, steps = self.settings.snapshots, self.settings.steps or 0
         return count > 0 and self.step * count // steps > (self.step - 1) * count // steps
 
@@ -373,18 +264,11 @@ class Trainer:
         """Replace the resumable state atomically; if that raises OutputError, the previous state is intact."""
         if not self.accelerator.is_main_process:
             return
-        with replaced_folder(self.folder / "state") as fresh:
-            save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
-            save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
-            moments = {f"{numbers[index]}.{name}": value for numbers, optimizer in self._numbered_optimizers()
-                       for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
-            save_file(_detached(moments), fresh / "optimizer.safetensors")
-            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
-                        "step": self.step, "seconds": self.seconds, "history": self.history,
-                        "ending": self.ending, "losses": self.losses}
-            (fresh / "state.json").write_text(json.dumps(document))
+        position = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
+                    "step": self.step, "seconds": self.seconds, "history": self.history, "ending": self.ending,
+                    "losses": self.losses}
+        write_state(self.folder / "state", position, self.model, self.averaged, self.optimizers)
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
-        plot_history(self.history, self.folder / "curves.png", self.batches.unit)
 
     def _step(self) -> dict[str, Tensor]:
         """Train one step; return this process's losses."""
@@ -483,44 +367,22 @@ class Trainer:
             return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None else {})
 
     def _resume(self) -> None:
-        folder = self.folder / "state"
-        saved = read_json(folder / "state.json", SavedState.from_dict, CheckpointError, "choose a new run folder")
+        """Continue the run whose state is in the folder."""
+        saved = SavedState.read(self.folder / "state")
         if self.settings.precision == "auto":
             self.settings = dataclasses.replace(self.settings, precision=saved.settings.precision)
-        for there, current in ((saved.model, self.model.config), (saved.settings, self.settings)):
-            before = there.to_dict()
-            different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
+        for before, now in ((saved.model.to_dict(), self.model.config.to_dict()),
+                            (saved.settings.to_dict(), self.settings.to_dict())):
+            different = [f"{name} {before[name]!r} there, {value!r} now" for name, value in now.items()
+                         if before[name] != value]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
-        for name, now in self.origin.items():
-            if (before := getattr(saved, name)) != now:
+        for name, digest in self.origin.items():
+            if (before := getattr(saved, name)) != digest:
                 options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}[name]
-                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, {now} "
-                                      "now); repeat the first or choose a new run folder")
-        for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
-            load_weights(model, read_tensors(folder / name), str(folder / name))
-        self._load_moments(read_tensors(folder / "optimizer.safetensors"))
+                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, "
+                                      f"{digest} now); repeat the first or choose a new run folder")
+        load_tensors(self.folder / "state", self.model, self.averaged, self.optimizers)
         self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
         self.ending, self.losses = saved.ending, saved.losses
-
-    def _numbered_optimizers(self) -> Iterator[tuple[range, torch.optim.Optimizer]]:
-        """Yield each optimiser with the numbers of its weights, which name their moments in a saved state."""
-        first = 0
-        for optimizer in self.optimizers:
-            numbers = range(first, first + sum(len(group["params"]) for group in optimizer.param_groups))
-            yield numbers, optimizer
-            first = numbers.stop
-
-    def _load_moments(self, tensors: dict[str, Tensor]) -> None:
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            number, name = key.split(".", 1)
-            moments.setdefault(int(number), {})[name] = value
-        for numbers, optimizer in self._numbered_optimizers():
-            state = {index: moments[number] for index, number in enumerate(numbers) if number in moments}
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous() for name, value in state.items()}

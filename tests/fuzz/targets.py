@@ -41,7 +41,7 @@ from superres.nn.torch_model import StepModel
 from superres.tasks.colour import SRGB, matrix_profile
 from superres.tasks.pictures import read_picture
 from superres.tasks.translation import Codec, train_vocabulary
-from superres.training.recipes import Recipe
+from superres.training.recipes import read_recipe
 
 LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
@@ -118,12 +118,12 @@ def recipe(data: bytes) -> None:
     path = FOLDER / "recipe.json"
     path.write_bytes(data)
     try:
-        found = Recipe.read(path)
+        found = read_recipe(path)
     except (ConfigError, CheckpointError) as error:
         one_line(error)
         return
-    for rung in found.rungs:
-        assert (FOLDER / rung.name).resolve().parent == FOLDER.resolve()
+    for stage in found:
+        assert (FOLDER / stage.name).resolve().parent == FOLDER.resolve()
 
 
 def checkpoint(data: bytes) -> None:
@@ -215,9 +215,8 @@ def seeds(name: str) -> list[bytes]:
         rows = [Row("a", "/out/a.png", "ok", tokens=3, config={"epsilon": [1]}), Row("c", "", "failed", "why")]
         return [b"".join(row.line() for row in rows), rows[0].line()[:-9]]
     if name == "recipe":
-        rungs = [{"name": "a", "settings": {"steps": 1}}, {"name": "b", "start": "a", "settings": {
-            "stage": "heads", "minutes": 0.5, "clip": None}}]
-        return [json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, "rungs": rungs}).encode()]
+        stages = [{"name": "a"}, {"name": "b", "start": "a", "stage": "heads", "clip": None}]
+        return [json.dumps({"preset": "tiny", "prediction_heads": 3, "steps": 1, "stages": stages}).encode()]
     if name == "checkpoint":
         write_checkpoint(FOLDER / "seed")
         return [bytes([number]) + (FOLDER / "seed" / file).read_bytes() for number, file in enumerate(FILES)]

@@ -1,47 +1,121 @@
-"""Check runs between object stores: faults, machines without a shared disc, memory, and what a store costs.
+"""Check long runs: kills, machines without a shared disc, memory, and what an object store costs.
 
-    python scripts/check/bucket.py faults   --faces 5000     # bucket to bucket, with failing requests
-    python scripts/check/bucket.py nodes    --faces 5000     # as root: two Ray nodes, one of which is killed
-    python scripts/check/bucket.py speed    --faces 700 --rows 25 --checkpoint celeba-8to64   # as root: one node, two
-    python scripts/check/bucket.py overhead --faces 300 --checkpoint celeba-8to64   # through a store, and on a disc
-    python scripts/check/bucket.py memory   --faces 10000000
+    python scripts/check/runs.py kills    --faces 20000 --kills 20   # on a disc
+    python scripts/check/runs.py nodes    --faces 5000   # as root: two Ray nodes and a failing store; one is killed
+    python scripts/check/runs.py speed    --faces 700 --rows 25 --checkpoint celeba-8to64   # as root: one node, two
+    python scripts/check/runs.py overhead --faces 300 --checkpoint celeba-8to64   # through a store, and on a disc
+    python scripts/check/runs.py memory   --faces 10000000
 
-The store is moto's server behind `store_with_faults.py`. The nodes are network namespaces, each with a /tmp of its own.
-With `--checkpoint tiny` a random network decodes. Every command exits with 1 if a check fails.
+The faces are in a tree, with unusual names, and one in a hundred is a broken file. The store is moto's server behind
+`store_with_faults.py`. The nodes are network namespaces, each with a /tmp of its own. With `--checkpoint tiny` a random
+network decodes. Every command exits with 1 if a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import random
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
+import numpy as np
+from PIL import Image
 
-from batch import make_checkpoint, make_faces
 from superres.batch.rows import latest_rows
+from superres.config import ModelConfig
 from superres.system.places import files_in, read_place, write_place
+from superres.tasks.faces import FaceTask
 
 RUN = [sys.executable, "-m", "superres", "upscale"]
 HERE = Path(__file__).resolve().parent
+BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "float")
 ADDRESSES = {"root": "10.77.0.254", "a": "10.77.0.1", "b": "10.77.0.2"}
 PORT = 6399
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true", "RAY_AUTH_MODE": "disabled"}
+
+
+
+def make_faces(folder: Path, count: int, task: FaceTask, broken: float = 0.01) -> int:
+    """Write inputs of the stages in a tree, with the kinds of files in BROKEN, and return the number of inputs."""
+    draw, sides = np.random.default_rng(0), (task.source, *task.between)
+    for number in range(count):
+        place = folder / f"{number % 97:02d}" / f"ordner ä {number % 7}"
+        if number % 1000 == 500:
+            place = place.joinpath(*["tief"] * 40)
+        place.mkdir(parents=True, exist_ok=True)
+        name = f"{number:07d}"
+        if number % 500 == 1:
+            name = name + "ü" * 119 + "x"  # 246 bytes, 250 with the suffix
+        elif number % 500 == 2:
+            name += "日本語 'quoted' \\"
+        shape = (side := sides[-1] if number % 10 == 3 else task.source), side, 3
+        pixels = draw.integers(0, 256, shape, np.uint8) if number % 50 else np.full(shape, 90, np.uint8)
+        path = place / f"{name}.png"
+        if draw.random() < broken:
+            break_face(path, BROKEN[number % len(BROKEN)], pixels)
+        else:
+            Image.fromarray(pixels).save(path)
+    return count
+
+
+def break_face(path: Path, kind: str, pixels: np.ndarray) -> None:
+    """Write a file of a kind in `BROKEN`, which cannot be upscaled."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    good = buffer.getvalue()
+    content = {
+        "empty": b"", "text": b"not a picture\n", "cut": good[: len(good) // 2], "garbage": os.urandom(200),
+        "header": good[:8] + bytes(30), "huge": b"P6 30000 30000 255\n" + bytes(9),
+    }
+    if kind in content:
+        path.write_bytes(content[kind])
+    elif kind == "small":
+        Image.new("RGB", (3, 3)).save(path)
+    else:
+        Image.fromarray(np.zeros(pixels.shape[:2], np.float32)).save(path, "TIFF")
+
+
+def make_checkpoint(folder: Path) -> str:
+    """Write a random network with 256 heads, which decodes in few steps, and return its folder."""
+    import torch
+
+    from superres.checkpoint import save_checkpoint
+    from superres.nn.model import EncoderDecoder
+
+    torch.manual_seed(0)
+    config = ModelConfig(width=32, filter_size=32, attention_heads=2, encoder_layers=0, decoder_layers=1, norm="pre",
+                         attention_block_length=16, prediction_heads=256, head_filter_size=32, cross_attention=False,
+                         aligned_conditioning=False, numeric_neighbourhood=False, ordinal_output=False)
+    save_checkpoint(EncoderDecoder(config), folder)
+    return str(folder)
+
+
+def prepare(work: Path, arguments: argparse.Namespace) -> tuple[Path, list[str], int]:
+    """Make faces and return their folder, the options of decoding, and their number."""
+    from superres.pipeline.auto import face_task  # torch, whose memory `memory` must not count
+
+    folder, tiny = work / "in", arguments.checkpoint == "tiny"
+    checkpoint = make_checkpoint(work / "tiny") if tiny else arguments.checkpoint
+    inputs = make_faces(folder, arguments.faces, face_task(checkpoint))
+    options = ["--recursive", "--checkpoint", checkpoint]
+    if tiny:  # accepts all proposals, so that it decodes in 12 iterations; more threads are slower
+        os.environ["OMP_NUM_THREADS"] = "1"
+        options += ["--accept", "distance", "--epsilon", "255", "--engine", "plain"]
+    return folder, options, inputs
 
 
 @contextmanager
@@ -62,19 +136,6 @@ def counts(endpoint: str) -> Counter[str]:
     """Return the requests and bytes that the store has counted."""
     with urllib.request.urlopen(f"{endpoint}/-/counts") as answer:  # noqa: S310 -- of this script
         return Counter(json.load(answer))
-
-
-def prepare(work: Path, arguments: argparse.Namespace) -> tuple[Path, list[str], int]:
-    """Make faces, a hundredth of them broken, and return their folder, the options of decoding, and their number."""
-    inputs = make_faces(work / "in", arguments.faces)
-    for link in [path for path in (work / "in").rglob("*") if path.is_symlink()]:
-        link.unlink()  # a store has no links
-    inputs = sum(1 for path in (work / "in").rglob("*.png") if path.is_file())
-    if arguments.checkpoint != "tiny":
-        return work / "in", ["--checkpoint", arguments.checkpoint], inputs
-    os.environ["OMP_NUM_THREADS"] = "1"  # more threads are slower for this network
-    tiny = make_checkpoint(work / "tiny")
-    return work / "in", ["--checkpoint", tiny, "--accept", "distance", "--epsilon", "255", "--engine", "plain"], inputs
 
 
 def upload(folder: Path, place: str) -> None:
@@ -130,35 +191,23 @@ def named_once(output: Path, rows: list[dict[str, Any]]) -> bool:
     return good
 
 
-def faults(work: Path, arguments: argparse.Namespace) -> bool:
-    """Upscale from bucket to bucket, in files and in shards, through a store that fails."""
+def kills(work: Path, arguments: argparse.Namespace) -> bool:
+    """Kill and continue a run at random moments, and compare its result with an undisturbed run."""
     folder, options, inputs = prepare(work, arguments)
-    good = True
-    with store(errors=0.05, cuts=0.01) as endpoint:
-        upload(folder, "s3://faces/in")
-        for layout in ("webdataset", "parquet", "png"):
-            more = ["--recursive", "--format", layout, *options]
-            rows = ["--rows", str(arguments.rows)]
-            own = ["--keep-tree"] if layout == "png" else rows
-            timed([*RUN, str(folder), "--output", str(work / f"whole-{layout}"), *more, *own], work / "whole.log")
-            before = counts(endpoint)
-            timed([*RUN, "s3://faces/in/", "--output", f"s3://faces/{layout}", *more, *rows], work / "out.log")
-            print({name: number for name, number in (counts(endpoint) - before).items()})
-            found = fingerprint(f"s3://faces/{layout}")
-            if layout == "png":
-                whole = {str(path.relative_to(work / "whole-png")): path.read_bytes()
-                         for path in (work / "whole-png").rglob("*.png")}
-                good &= compare((whole, found[1]), found, inputs, layout)
-            else:
-                wanted = fingerprint(str(work / f"whole-{layout}"))
-                good &= compare(without_input(wanted), without_input(found), inputs, layout)
-            good &= named_once(work / "out.log", found[1])
-    return good
-
-
-def without_input(found: tuple[dict[str, bytes], list[dict[str, Any]]]) -> tuple[dict[str, bytes], Any]:
-    """Leave out the shards' own bytes, which have the inputs' places in them, but keep the pictures' digests."""
-    return {name: b"" for name in found[0]}, [{**row, "size": None, "shard_sha256": None} for row in found[1]]
+    draw, done, log = random.Random(0), 0, work / "out.log"
+    piece = timed([*RUN, str(folder), "--keep-tree", "--output", str(work / "whole"), *options], log) / arguments.kills
+    words = [*RUN, str(folder), "--keep-tree", "--output", str(work / "out"), *options]
+    while done < arguments.kills:
+        try:
+            subprocess.run(words, stderr=subprocess.DEVNULL, timeout=draw.uniform(0.3, 1.2 * piece + arguments.start),
+                           check=False)
+        except subprocess.TimeoutExpired:  # it was killed
+            done += 1
+            continue
+        print(f"the run ended after {done} kills; starting again", flush=True)
+        shutil.rmtree(work / "out")
+    timed(words, log)
+    return compare(fingerprint(str(work / "whole")), fingerprint(str(work / "out")), inputs, f"{done} kills")
 
 
 @contextmanager
@@ -214,7 +263,7 @@ def kill_node(node: str) -> None:
 
 def on_nodes(work: Path, output: str, options: list[str], workers: int, arguments: argparse.Namespace) -> list[str]:
     """Return the command of a run on the nodes, whose own process is in node a."""
-    words = [*RUN, "s3://faces/in/", "--recursive", "--output", output, "--format", "webdataset", "--rows",
+    words = [*RUN, "s3://faces/in/", "--output", output, "--format", "webdataset", "--rows",
              str(arguments.rows), "--ray", f"{ADDRESSES['a']}:{PORT}", "--workers", str(workers), *options]
     return inside("a", work, words, 0)
 
@@ -224,7 +273,7 @@ def nodes(work: Path, arguments: argparse.Namespace) -> bool:
     folder, options, inputs = prepare(work, arguments)
     with namespaces(work), store(ADDRESSES["root"], 0.05, 0.01) as endpoint:
         upload(folder, "s3://faces/in")
-        timed([*RUN, "s3://faces/in/", "--recursive", "--output", "s3://faces/whole", "--format", "webdataset",
+        timed([*RUN, "s3://faces/in/", "--output", "s3://faces/whole", "--format", "webdataset",
                "--rows", str(arguments.rows), *options], work / "whole.log")
         start_node("a", work)
         start_node("b", work)
@@ -247,57 +296,16 @@ def nodes(work: Path, arguments: argparse.Namespace) -> bool:
                 and named_once(work / "out.log", found[1]))
 
 
-class Watcher(threading.Thread):
-    """Looks every second how much memory Ray's actors have."""
-
-    def __init__(self) -> None:
-        """Start to look."""
-        super().__init__(daemon=True)
-        self.most, self.ended = 0.0, threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        """Look until it is stopped."""
-        while not self.ended.wait(1.0):
-            for process in psutil.process_iter():
-                with suppress(psutil.Error):
-                    if "MapWorker" in " ".join(process.cmdline()):
-                        self.most = max(self.most, process.memory_info().rss / 2**20)
-
-    def stop(self) -> int:
-        """Stop, and return the megabytes of the largest actor."""
-        self.ended.set()
-        self.join()
-        return round(self.most)
-
-
-def rates(place: str) -> str:
-    """Return images per second of decoding over the parts of a run: the lowest, the median and the highest."""
-    found = []
-    for name, _, _ in files_in(place, "part-"):
-        if name.endswith(".jsonl"):
-            rows = [json.loads(line) for line in read_place(f"{place}/{name}", 1 << 30).splitlines()]
-            seconds = [row["seconds"] for row in rows if row["seconds"]]
-            found.append(len(seconds) / sum(seconds))
-    return f"{min(found):.2f} to {max(found):.2f}, median {statistics.median(found):.2f}, over {len(found)} parts"
-
-
 def speed(work: Path, arguments: argparse.Namespace) -> bool:
     """Time runs on one node and on two, in turns."""
     folder, options, _ = prepare(work, arguments)
-    with namespaces(work), store(ADDRESSES["root"]) as endpoint:
+    with namespaces(work), store(ADDRESSES["root"]):
         upload(folder, "s3://faces/in")
         start_node("a", work)
         start_node("b", work)
         for turn in range(arguments.rounds):
-            before, taken = counts(endpoint), []
-            for workers in (1, 2):
-                place = f"s3://faces/{turn}-{workers}"
-                watcher = Watcher()
-                taken.append(timed(on_nodes(work, place, options, workers, arguments), work / "out.log"))
-                print(f"{workers} nodes: {dict(counts(endpoint) - before)}; actors had {watcher.stop()} MB at most; "
-                      f"images per second of a core: {rates(place)}")
-                before = counts(endpoint)
+            taken = [timed(on_nodes(work, f"s3://faces/{turn}-{workers}", options, workers, arguments),
+                           work / "out.log") for workers in (1, 2)]
             print(f"two nodes over one: {taken[0] / taken[1]:.2f}", flush=True)
     return True
 
@@ -309,7 +317,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
         upload(folder, "s3://faces/in")
         for layout in ("webdataset", "png"):
             for turn in range(arguments.rounds):
-                more = ["--recursive", "--format", layout, *options]
+                more = ["--format", layout, *options]
                 rows = ["--rows", str(arguments.rows)]
                 own = ["--keep-tree"] if layout == "png" else rows
                 here = timed([*RUN, str(folder), "--output", str(work / f"{layout}{turn}"), *more, *own],
@@ -375,7 +383,7 @@ def peak(words: list[str]) -> int:
     return megabytes
 
 
-COMMANDS = {"faults": faults, "nodes": nodes, "speed": speed, "overhead": overhead, "memory": memory}
+COMMANDS = {"kills": kills, "nodes": nodes, "speed": speed, "overhead": overhead, "memory": memory}
 
 
 def main() -> None:
@@ -384,13 +392,15 @@ def main() -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--faces", type=int, default=5000)
     parser.add_argument("--checkpoint", default="tiny")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--start", type=float, default=5.0, help="seconds until a run starts decoding")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"),  # noqa: S108 -- /tmp is the nodes' own
                         help="parent of the temporary folder")
     parser.add_argument("--rows", type=int, default=100, help="inputs per part")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    work = Path(tempfile.mkdtemp(prefix="superres-bucket-", dir=arguments.work))
+    work = Path(tempfile.mkdtemp(prefix="superres-runs-", dir=arguments.work))
     try:
         good = COMMANDS[arguments.command](work, arguments)
     finally:

@@ -1,11 +1,12 @@
-"""Frozen, validated settings of training, with a strict JSON form."""
+"""The settings of a stage of training: the options of a command, and an entry of a recipe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
-from superres.config import Config, documented, require, setting
+from superres.config import HEAD_LAYERS, PRESETS, Config, documented, require, setting
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
@@ -16,8 +17,8 @@ SCHEDULES = ("cosine", "noam")
 
 @documented
 @dataclass(frozen=True)
-class TrainConfig(Config):
-    """Settings of a training stage. Those with a help text are options of the commands of `superres train`.
+class Stage(Config):
+    """A stage of training. Settings with a help text are options of commands of `superres train`.
 
     Muon gives the matrices of linear layers steps along orthogonal directions (Jordan et al. 2024, "Muon"), as long as
     AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), and leaves all other weights to AdamW. An endless
@@ -42,6 +43,21 @@ class TrainConfig(Config):
     - distance_weight: weight of log(1 + |d|) in the loss of heads that learn from p1, d being the difference of the
       expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails exact
       acceptance, which the divergence of two wide distributions hardly notices.
+    - name: name of the stage in its recipe, and of its folder in `output`; "" for the only stage, which is in `output`.
+    - network: fields of the network that differ from the preset's.
+    - keep_heads: stage "base": keep the heads of `start`, untrained.
+    - own_images: stage "distil" of a recipe: number of training inputs that `start` decodes itself.
+    - decode_batch: number of images that a model decodes together, or of sentences translated together.
+    - translated_by: text: name of an earlier stage, the teacher, on whose translations of all texts of this stage to
+      train, by beam search.
+    - reverse: text: learn to translate the target language into the source language.
+    - back_translated_by: text: name of an earlier stage with `reverse`, which translates the target sentences back.
+      Its translations are read as further sources of these targets (Sennrich et al. 2016, "Improving Neural Machine
+      Translation Models with Monolingual Data").
+    - back_translations: text: number of different back-translations of every target sentence, which are sampled
+      (Edunov et al. 2018, "Understanding Back-Translation at Scale").
+    - copies: text: copies of `data` to read beside back-translations or else the further text; 0 reads neither.
+    - earlier: checkpoints of earlier stages by name, which `start` and `teacher` may name.
     """
 
     stage: Literal["base", "heads", "distil"] = "base"
@@ -88,6 +104,38 @@ class TrainConfig(Config):
     head_weight: float = setting(1.0, least=0)
     distance_weight: float = setting(1.0, least=0)
     snapshots: int = setting(0, least=0)
+    _: KW_ONLY  # a checkpoint does not record the following
+    data: Path = setting(Path(), "Training faces (.npz, folder or CelebA root), or parallel text PATH.en and PATH.de.",
+                         "PATH")
+    output: Path = setting(Path(), "Folder of the run; a run in it is resumed.", "DIR")
+    dev: Path | None = setting(None, "Faces or text to score during training.", "PATH")
+    own: Path | None = setting(None, "Pictures decoded by the model itself, from 'train decode'.", "PATH")
+    more: tuple[Path, ...] = setting((), "Text: more pairs PATH.en and PATH.de, for the stages that use them.", "PATH")
+    start: str | None = setting(None, "Checkpoint to start from.", "NAME|DIR")
+    preset: str = setting("base", "Network to train without --start.", choices=tuple(PRESETS))
+    prediction_heads: int | None = setting(None, "Prediction heads p1..pk.", "K", unset="as in --start, or 10",
+                                           least=1, most=2**10)
+    head_layer: str | None = setting(None, "Layer of the prediction heads.", f"[{'|'.join(HEAD_LAYERS)}]",
+                                     unset="as in --start")
+    limit: int | None = setting(None, "Use only the first N images or sentence pairs of --data.", "N")
+    languages: str | None = setting(None, "Text: languages, such as en-de.", "SOURCE-TARGET",
+                                    unset="those of the preset")
+    vocabulary: Path | None = setting(None, "Text: SentencePiece model to use instead of training one.", "FILE")
+    crops: Path | None = setting(None, "Faces with larger pictures, for random crops.", "PATH", unset="--data")
+    drawn: tuple[Path, ...] = setting((), "Pictures that an earlier stage of a cascade drew, from 'train decode' with "
+                                      "the same --data, which half of the inputs come close to; may be repeated.",
+                                      "PATH")
+    name: str = ""
+    network: dict[str, Any] = field(default_factory=dict)
+    keep_heads: bool = False
+    own_images: int = setting(0, least=0)
+    decode_batch: int = setting(64, least=1, most=2**16)
+    translated_by: str | None = None
+    reverse: bool = False
+    back_translated_by: str | None = None
+    back_translations: int = setting(0, least=0, most=100)
+    copies: int = setting(0, least=0, most=1000)
+    earlier: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +156,9 @@ class TrainConfig(Config):
         require(self.teacher is None or taught, "a teacher is for the stages base and distil, without freeze_base and "
                                                 f"label_smoothing, not for {self.stage}")
 
+        require(self.head_layer is None or (self.head_layer in HEAD_LAYERS and self.trains_heads), "head_layer must be "
+                f"one of {', '.join(HEAD_LAYERS)}, in a stage that trains heads, not {self.head_layer!r}")
+
     @property
     def trains_heads(self) -> bool:
         """Whether p2..pk are trained."""
@@ -117,3 +168,12 @@ class TrainConfig(Config):
     def trains_base(self) -> bool:
         """Whether p1 is trained."""
         return not (self.trains_heads and self.freeze_base)
+
+    @property
+    def reads_more(self) -> bool:
+        """Whether the stage reads the further text."""
+        return self.copies > 0 and self.back_translated_by is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings that a checkpoint records: no name or path of this run."""
+        return {about.name: getattr(self, about.name) for about in fields(self) if not about.kw_only}

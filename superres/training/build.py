@@ -1,0 +1,108 @@
+"""Build what a stage trains with: the network, its optimisers, and the schedule of the learning rate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from superres.checkpoint import load_checkpoint, load_weights
+from superres.config import ModelConfig, require
+from superres.nn.heads import PredictionHeads
+from superres.nn.model import EncoderDecoder, meta_network
+from superres.system.machine import free_bytes
+from superres.training.stage import Stage
+
+
+def build_model(config: ModelConfig, settings: Stage, start: str | Path | None = None) -> EncoderDecoder:
+    """Build the network to train, warm-started from the checkpoint folder `start` if one is given.
+
+    The warm start may lack only the weights of the head layer, or of its last heads, which start as copies of the last
+    head that it has. It may have more heads; then the first ones are taken, or none if the network has no head layer.
+
+    Raises:
+        CheckpointError: the warm start belongs to another network.
+        ConfigError: the stage trains heads that the network lacks, a frozen p1 has no target to learn, or the network
+            is too large for the machine's memory.
+    """
+    require(not settings.trains_heads or config.prediction_heads > 1,
+            f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
+    require(settings.trains_base or config.identity_p1 or settings.head_target == "tokens", "on a frozen base, a p1 "
+            "with a layer of its own has only tokens to learn from; set head_target tokens")
+    _require_memory(config)
+    torch.manual_seed(settings.seed)
+    model = EncoderDecoder(config)
+    model.gradient_checkpointing = settings.gradient_checkpointing
+    if start is not None:
+        _warm_start(model, load_checkpoint(start), str(start))
+    if not settings.trains_base:
+        model.requires_grad_(False)
+    if model.heads is not None and (config.identity_p1 or settings.trains_heads):
+        model.heads.requires_grad_(settings.trains_heads)
+    return model
+
+
+def _require_memory(config: ModelConfig) -> None:
+    """Raise ConfigError unless the weights to train fit into free memory, before any of them is made."""
+    # Float32 weights and their average; on a CPU, the gradients and both moments of the optimiser, too.
+    needed = (8 if torch.cuda.is_available() else 20) * sum(one.numel() for one in meta_network(config).parameters())
+    free = free_bytes(torch.device("cpu"))
+    require(needed <= free, f"training this network takes {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB "
+                            "are free; choose a smaller preset, fewer heads or layers, or a smaller width")
+
+
+def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
+    """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
+    weights, given, layer = base.state_dict(), base.heads, model.heads
+    without_heads = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
+    if layer is None and base.config.identity_p1:
+        weights = without_heads
+    if isinstance(given, PredictionHeads) and isinstance(layer, PredictionHeads) and given.count != layer.count:
+        kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
+        require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} with {kinds[0][1]} hidden units per "
+                                      f"head, which the heads have to share, not {kinds[1][0]} with {kinds[1][1]}; "
+                                      "leave --head-layer out")
+        layer.take_heads(given)
+        weights = without_heads
+    load_weights(model, weights, origin, optional="heads.")
+
+
+def schedule_share(settings: Stage, step: int, seconds: float) -> float:
+    """Return the share of the schedule that is done, at least 1 at its end; always 0 in endless training."""
+    if settings.endless:
+        return 0.0
+    return step / settings.steps if settings.steps else seconds / (60 * (settings.minutes or 1))
+
+
+def learning_rate_factor(settings: Stage, step: int, seconds: float) -> float:
+    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up, then the decay of `settings.schedule`.
+
+    "cosine" decays to 0 at the end; endless training has the warm-up only. "noam" is the schedule of Vaswani et al.
+    (2017, "Attention Is All You Need", section 5.3): in the form of the paper and of tensor2tensor's
+    `utils/learning_rate.py`, the rate of the update s = 1, 2, ... is c * width^-0.5 * min(s * warmup^-1.5, s^-0.5). Its
+    peak, at s = warmup, is c * (width * warmup)^-0.5.
+    """
+    warmup = max(settings.warmup_steps, 1)
+    warm = min(1.0, (step + 1) / warmup)
+    if settings.schedule == "noam":
+        return min(warm, math.sqrt(warmup / (step + 1)))
+    return warm * 0.5 * (1 + math.cos(math.pi * min(schedule_share(settings, step, seconds), 1.0)))
+
+
+def build_optimizers(model: nn.Module, settings: Stage) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of the trained weights, which share none; weight decay excludes vectors (biases, norms)."""
+    trained, rate = [p for p in model.parameters() if p.requires_grad], settings.learning_rate
+    if settings.optimizer == "adam":
+        return [torch.optim.Adam(trained, rate, betas=(0.9, 0.98), eps=1e-9)]
+    # The rows of the output layer belong to different quantities, such as tokens, as those of an embedding do.
+    matrices = [layer.weight for name, layer in model.named_modules() if settings.optimizer == "muon"
+                and isinstance(layer, nn.Linear) and name != "project" and layer.weight.requires_grad]
+    others = [p for p in trained if not any(p is matrix for matrix in matrices)]
+    groups = [{"params": [p for p in others if p.dim() > 1], "weight_decay": settings.weight_decay},
+              {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98))]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
