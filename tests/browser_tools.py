@@ -32,6 +32,16 @@ def check_wcag(page, name, selector=None):
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
 
 
+def decode(page, button):
+    """Press a button, and wait until its decoding has ended."""
+    before = page.evaluate("""() => window.ended ??= (end => {
+        superres.end = view => { end(view); ended++; };
+        return 0;
+    })(superres.end)""")
+    page.click(button)
+    page.wait_for_function("before => ended > before", arg=before)
+
+
 def begin_batch(page):
     """Press the button until the batch begins: the page lists a file before its button sends it."""
     for _ in range(20):

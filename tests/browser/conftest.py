@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -62,17 +64,30 @@ def demo(browser, kept):
         yield served
 
 
+@pytest.fixture(scope="package")
+def context_of(browser):
+    """Return a function that gives the browser's context with these settings.
+
+    Tests share contexts, since a context keeps the page's compiled scripts: a new one loads for twice as long.
+    """
+    @functools.cache
+    def context(settings):
+        made = browser.new_context(**json.loads(settings))
+        made.set_default_timeout(PATIENCE)
+        return made
+
+    return lambda **settings: context(json.dumps(settings))
+
+
 @pytest.fixture
-def visit(browser, demo, screenshots, request):
+def visit(context_of, demo, screenshots, request):
     """Open the page as a new visitor; at the end none of them has asked another host, and no script has failed."""
-    contexts, asked, failed, homes = [], [], [], set()
+    pages, asked, failed, homes = [], [], [], set()
     usual = demo
 
     def open_page(path="/", demo=usual, **settings):
-        context = browser.new_context(viewport=settings.pop("viewport", {"width": 1280, "height": 900}), **settings)
-        context.set_default_timeout(PATIENCE)
-        contexts.append(context)
-        page = context.new_page()
+        page = context_of(**{"viewport": {"width": 1280, "height": 900}, **settings}).new_page()
+        pages.append(page)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: failed.append(str(error)))
         page.on("console", lambda message: failed.append(message.text) if is_failure(message) else None)
@@ -83,10 +98,12 @@ def visit(browser, demo, screenshots, request):
         return page
 
     yield open_page
-    for number, context in enumerate(contexts):
+    for number, page in enumerate(pages):
         if "SUPERRES_SCREENSHOTS" in os.environ:
-            context.pages[0].screenshot(path=screenshots / f"{request.node.name}-{number}.png", full_page=True)
-        context.close()
+            page.screenshot(path=screenshots / f"{request.node.name}-{number}.png", full_page=True)
+        page.evaluate("localStorage.clear()")  # the next visitor is another one
+        page.context.clear_cookies()
+        page.close()
     assert asked
     assert [url for url in asked if not url.startswith(("data:", "blob:")) and urlsplit(url).netloc not in homes] == []
     assert failed == []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import begin_batch, picture
+from browser_tools import decode, picture
 from web_demo import FACES, LABELS, running, wait
 
 from superres.tasks.faces import image_key
@@ -34,14 +33,21 @@ def set_block_size(page, value):
     page.get_by_label("number input for Block size").first.press("Enter")
 
 
-def finish(page):
-    page.wait_for_selector("#results superres-viewer img")
+ALL = 10_000
+"""More frames than a decode has."""
+
+
+class Frames(threading.Semaphore):
+    """A semaphore without which the decoder gives no frame: each release allows as many frames."""
+
+    def hold(self):
+        while self.acquire(blocking=False):
+            pass
 
 
 @pytest.fixture
 def frames(demo, monkeypatch):
-    """A semaphore without which the decoder gives no frame: each release allows as many frames."""
-    stream, allowed = demo.decoder.upscaler.stream, threading.Semaphore(0)
+    stream, allowed = demo.decoder.upscaler.stream, Frames(0)
 
     def one_by_one(*arguments, **settings):
         for frame in stream(*arguments, **settings):
@@ -51,11 +57,22 @@ def frames(demo, monkeypatch):
     monkeypatch.setattr(demo.decoder.upscaler, "stream", one_by_one)
     monkeypatch.setattr(demo.decoder, "frame_seconds", 0.0)
     yield allowed
-    allowed.release(1_000_000)
+    allowed.release(ALL)
 
 
-def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, frames):
-    page, shown, before = visit(), [], ""
+def upload_no_picture(page, folder):
+    (folder / "<b>bad.png").write_text("no picture")
+    choose(page, folder / "<b>bad.png")
+    assert "is not an image that can be read" in page.inner_text("#preview [role=alert]")
+    page.click("#run")
+    toast = page.locator(".toast-body")
+    toast.wait_for()
+    assert "is not an image that can be read; provide one of PNG, JPEG" in toast.inner_text()
+    page.wait_for_selector("#stop", state="hidden")
+
+
+def watch_a_decode(page, demo, frames):
+    shown, before = [], ""
     choose(page, FACES[1])
     page.wait_for_selector("superres-crop", state="detached")
     assert not page.is_visible("#stop")
@@ -69,8 +86,8 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, frames):
         shown.append((int(share.split()[1]), int(iterations)))
         assert page.is_visible("#stop")
     assert shown == sorted(shown)
-    frames.release(1_000_000)
-    finish(page)
+    frames.release(ALL)
+    page.wait_for_selector("#results superres-viewer img")
     page.wait_for_selector("#stop", state="hidden")
     assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
@@ -82,15 +99,30 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, frames):
     assert record["checkpoint"].startswith("celeba-8to32@")
 
 
-def test_a_photo_is_compared_with_its_truth_in_whole_pixels_and_everything_has_a_name(visit):
-    page = visit()
+def stop_a_decode(page, demo, frames):
+    page.get_by_text("Decoding settings").first.click()
+    set_block_size(page, 1)
+    frames.hold()
+    page.click("#run")
+    frames.release(4)
+    page.wait_for_selector("#results .sr-block", state="attached")
+    with page.expect_request("**/cancel"):
+        page.click("#stop")
+    wait(lambda: frames.release() or not demo.decoder.is_busy)  # the decoding ends between two frames
+    frames.release(ALL)
+    assert "100 %" not in page.inner_text("#results")
+    assert page.inner_text("#results > [role=status]") == "Stopped before the end."
+    assert page.locator("#results superres-viewer").count() == 0
+    set_block_size(page, 10)  # and the next decode works
+
+
+def compare_a_photo(page):
     page.get_by_role("button", name="Astronaut").click()
     page.wait_for_selector("superres-crop [role=slider]")
     before = page.evaluate(PREVIEW)
     page.get_by_role("slider", name="Crop of the photo").press("-")
     wait_for_preview(page, before)
-    page.click("#run")
-    finish(page)
+    decode(page, "#run")
     for summary in page.locator("#results .sr-fold > summary").all():
         summary.click()
     captions = page.locator("#results [aria-label='Side by side'] figcaption").all_inner_texts()
@@ -107,30 +139,8 @@ def test_a_photo_is_compared_with_its_truth_in_whole_pixels_and_everything_has_a
     assert unnamed == []
 
 
-def test_stop_stops(visit, demo, frames):
-    page = visit()
-    page.get_by_text("Decoding settings").first.click()
-    set_block_size(page, 1)
-    page.click("#run")
-    frames.release(4)
-    page.wait_for_selector("#results .sr-block", state="attached")
-    with page.expect_request("**/cancel"):
-        page.click("#stop")
-    wait(lambda: frames.release() or not demo.decoder.is_busy)  # the decoding ends between two frames
-    frames.release(1_000_000)
-    assert "100 %" not in page.inner_text("#results")
-    assert page.inner_text("#results > [role=status]") == "Stopped before the end."
-    assert page.locator("#results superres-viewer").count() == 0
-    set_block_size(page, 10)
-    page.click("#run")  # and the next run works
-    finish(page)
-
-
-def test_a_race_shows_both_on_the_same_clock(visit):
-    page = visit()
-    page.click("#race")
-    page.wait_for_selector("#results figure:nth-child(2)")
-    finish(page)
+def race(page):
+    decode(page, "#race")
     text = page.inner_text("#results")
     assert "One value per step: 100 %" in text
     assert "In blocks: 100 %" in text
@@ -138,35 +148,14 @@ def test_a_race_shows_both_on_the_same_clock(visit):
     assert "times as fast" in text or "do not differ clearly" in text
 
 
-def test_a_bad_upload_is_told_at_once_and_again_as_a_toast(visit, tmp_path):
-    (tmp_path / "<b>bad.png").write_text("no picture")
+def test_a_visitor_uploads_watches_stops_compares_and_races(visit, demo, frames, tmp_path, monkeypatch):
     page = visit()
-    choose(page, tmp_path / "<b>bad.png")
-    assert "is not an image that can be read" in page.inner_text("#preview [role=alert]")
-    page.click("#run")
-    toast = page.locator(".toast-body")
-    toast.wait_for()
-    assert "is not an image that can be read; provide one of PNG, JPEG" in toast.inner_text()
-    page.wait_for_selector("#stop", state="hidden")
-
-
-def test_a_batch_names_the_bad_file_and_packs_the_others(visit, tmp_path):
-    (tmp_path / "bad.png").write_text("no picture")
-    page = visit()
-    page.get_by_role("tab", name="Batch").click()
-    with page.expect_file_chooser() as chooser:
-        page.get_by_text("Click to Upload").last.click()
-    chooser.value.set_files([FACES[0], FACES[1], tmp_path / "bad.png"])
-    page.wait_for_selector("#files [aria-label='bad.png']")
-    begin_batch(page)
-    page.wait_for_selector("#gallery figure:nth-child(2)")
-    page.wait_for_selector("#archive a[download]")
-    assert "2 of 3 ready" in page.inner_text("#batch-state")
-    assert "bad.png is not an image" in page.inner_text("#batch-state .sr-bad")
-    with page.expect_download() as caught:
-        page.locator("#archive a[download]").first.click()
-    with zipfile.ZipFile(caught.value.path()) as archive:
-        assert sorted(archive.namelist()) == ["face-1.png", "face-2.png", "manifest.jsonl"]
+    upload_no_picture(page, tmp_path)
+    watch_a_decode(page, demo, frames)
+    stop_a_decode(page, demo, frames)
+    monkeypatch.undo()  # frames come as usual again
+    compare_a_photo(page)
+    race(page)
 
 
 def test_the_keyboard_alone_is_enough(visit):
@@ -185,7 +174,7 @@ def test_the_keyboard_alone_is_enough(visit):
     wait_for_preview(page, before)
     tab_to("Upscale")
     page.keyboard.press("Enter")
-    finish(page)
+    page.wait_for_selector("#results superres-viewer img")
     tab_to("Download PNG")
 
 

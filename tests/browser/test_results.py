@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import begin_batch, check_wcag, open_tab, picture
+from browser_tools import begin_batch, check_wcag, decode, open_tab, picture
 from PIL import Image
 from skimage import data
 from typer.testing import CliRunner
@@ -21,16 +22,6 @@ from superres.tasks.pictures import read_image
 
 SHOWN = "#results superres-viewer .sr-after"
 DIVIDER = "Divider between the two pictures"
-
-
-def decode(page, button):
-    """Press a button, and wait until its decoding has ended."""
-    before = page.evaluate("""() => window.ended ??= (end => {
-        superres.end = view => { end(view); ended++; };
-        return 0;
-    })(superres.end)""")
-    page.click(button)
-    page.wait_for_function("before => ended > before", arg=before)
 
 
 def upscale(page):
@@ -100,8 +91,25 @@ def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
     assert slider.get_attribute("aria-valuetext") == "43 % Truth"
 
 
-def test_the_divider_shows_each_picture_on_its_side(visit):
-    page = visit()
+def run_the_command_of_the_page(page, folder):
+    page.get_by_label("Consistent with the input").first.uncheck()
+    draw(page, 4)
+    page.get_by_text("The same on the command line").click()
+    words = shlex.split(page.inner_text("#results .sr-fold pre"))
+    assert "--no-consistent" in words  # the checkpoint's pictures are consistent by default
+    shown = [np.asarray(picture(uri)) for uri in
+             page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)")]
+    Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "face.png")  # the page's first example
+    words[words.index("face.png")] = str(folder / "face.png")
+    words[words.index("--output") + 1] = str(folder / "faces")
+    result = CliRunner().invoke(commands, [*words[1:], "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    for number, image in enumerate(shown, 1):
+        np.testing.assert_array_equal(np.asarray(Image.open(folder / "faces" / f"face-{number}.png")), image)
+    page.get_by_label("Consistent with the input").first.check()
+
+
+def see_each_picture_on_its_side(page):
     choose(page, 2)
     upscale(page)
     page.get_by_label(DIVIDER).press("Home")
@@ -122,10 +130,21 @@ def test_the_divider_shows_each_picture_on_its_side(visit):
     np.testing.assert_array_equal(seen[away], source[away])
 
 
-def test_a_sheet_shows_samples_and_one_is_chosen_and_kept_by_its_seed(visit, demo):
-    page = visit()
+def replace_results(page, demo):
+    for face in (0, 1, 1, 0):
+        page.get_by_role("button", name=LABELS[face]).click()
+        page.wait_for_function("path => document.querySelector('#photo img')?.src.includes(path)",
+                               arg=f"{app.NAMES[face]}.png")
+        upscale(page)
+        source = read_image(FACES[face])
+        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
+        np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected)
+        assert page.locator("superres-viewer input[type=range]").count() == 1
+        assert page.locator("superres-stepper .sr-scrubber").count() == 1
+
+
+def choose_and_keep_a_sample(page, demo):
     choose(page, 1)
-    settings(page)
     draw(page, 6)
     expected = samples_of(demo, FACES[0], 6, seed=0)
     for uri, image in zip(page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)"), expected,
@@ -156,27 +175,7 @@ def test_a_sheet_shows_samples_and_one_is_chosen_and_kept_by_its_seed(visit, dem
     assert not page.is_visible("superres-kept")
 
 
-def test_the_command_of_the_page_gives_its_pictures(visit, tmp_path, monkeypatch):
-    page = visit()
-    settings(page)
-    page.get_by_label("Consistent with the input").first.uncheck()
-    draw(page, 4)
-    page.get_by_text("The same on the command line").click()
-    words = shlex.split(page.inner_text("#results .sr-fold pre"))
-    assert "--no-consistent" in words  # the checkpoint's pictures are consistent by default
-    shown = [np.asarray(picture(uri)) for uri in
-             page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)")]
-    monkeypatch.chdir(tmp_path)
-    Image.fromarray(data.astronaut()[:210, 140:310]).save("face.png")  # the page's first example
-    words[words.index("--output") + 1] = str(tmp_path / "faces")
-    result = CliRunner().invoke(commands, [*words[1:], "--device", "cpu"])
-    assert result.exit_code == 0, result.output
-    for number, image in enumerate(shown, 1):
-        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "faces" / f"face-{number}.png")), image)
-
-
-def test_results_become_stale_with_the_input_and_with_the_settings(visit):
-    page = visit()
+def make_results_stale_by_the_input_and_by_a_setting(page):
     stale = page.locator("#results > .sr-stale")
 
     def change_by_example():
@@ -185,7 +184,6 @@ def test_results_become_stale_with_the_input_and_with_the_settings(visit):
     def change_setting():
         page.get_by_label("number input for Block size").first.fill("3")
 
-    settings(page)
     for change in (change_by_example, change_setting):
         upscale(page)
         assert stale.count() == 0
@@ -198,20 +196,15 @@ def test_results_become_stale_with_the_input_and_with_the_settings(visit):
     assert stale.count() == 0
 
 
-def test_the_next_result_replaces_the_last_one_even_if_it_comes_at_once(visit, demo, monkeypatch):
-    monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results
+def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results: they come at once
     page = visit()
-    choose(page, 1)
-    for face in (0, 1, 1, 0):
-        page.get_by_role("button", name=LABELS[face]).click()
-        page.wait_for_function("path => document.querySelector('#photo img')?.src.includes(path)",
-                               arg=f"{app.NAMES[face]}.png")
-        upscale(page)
-        source = read_image(FACES[face])
-        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
-        np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected)
-        assert page.locator("superres-viewer input[type=range]").count() == 1
-        assert page.locator("superres-stepper .sr-scrubber").count() == 1
+    settings(page)
+    run_the_command_of_the_page(page, tmp_path)
+    see_each_picture_on_its_side(page)
+    replace_results(page, demo)
+    choose_and_keep_a_sample(page, demo)
+    make_results_stale_by_the_input_and_by_a_setting(page)
 
 
 def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(visit):
@@ -228,8 +221,26 @@ def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(vis
     assert box["y"] + box["height"] <= 844
 
 
+def run_a_batch(page, folder):
+    (folder / "bad.png").write_text("no picture")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_text("Click to Upload").last.click()
+    chooser.value.set_files([FACES[0], FACES[1], folder / "bad.png"])
+    page.wait_for_selector("#files [aria-label='bad.png']")
+    begin_batch(page)
+    page.wait_for_selector("#gallery figure:nth-child(2)")
+    page.wait_for_selector("#archive a[download]")
+    page.wait_for_selector("#stop-batch", state="hidden")
+    assert "2 of 3 ready" in page.inner_text("#batch-state")
+    assert "bad.png is not an image" in page.inner_text("#batch-state .sr-bad")
+    with page.expect_download() as caught:
+        page.locator("#archive a[download]").first.click()
+    with zipfile.ZipFile(caught.value.path()) as archive:
+        assert sorted(archive.namelist()) == ["face-1.png", "face-2.png", "manifest.jsonl"]
+
+
 @pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (390, "dark")])
-def test_every_tab_meets_wcag_aa_and_fits_the_screen(visit, theme, width, tmp_path):
+def test_every_tab_works_meets_wcag_aa_and_fits_the_screen(visit, theme, width, tmp_path):
     page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 900}, color_scheme=theme,
                  reduced_motion="reduce")
 
@@ -251,14 +262,7 @@ def test_every_tab_meets_wcag_aa_and_fits_the_screen(visit, theme, width, tmp_pa
     check("samples")
     open_tab(page, "Batch")
     check("batch-start")
-    (tmp_path / "bad.png").write_text("no picture")
-    with page.expect_file_chooser() as chooser:
-        page.get_by_text("Click to Upload").last.click()
-    chooser.value.set_files([FACES[0], tmp_path / "bad.png"])
-    page.wait_for_selector("#files [aria-label='bad.png']")
-    begin_batch(page)
-    page.wait_for_selector("#archive a[download]")
-    page.wait_for_selector("#stop-batch", state="hidden")
+    run_a_batch(page, tmp_path)
     check("batch")
     open_tab(page, "Translate")
     page.click("#race-text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser_tools import open_tab
+from browser_tools import decode, open_tab
 
 from superres.pipeline.upscaler import Upscaled
 from superres.web.drawing import unfinished
@@ -70,9 +70,7 @@ def recorded(demo, monkeypatch):
     return record(demo.decoder.upscaler, monkeypatch)
 
 
-def test_every_step_of_a_face_shows_its_proposals_and_where_the_block_broke(visit, recorded):
-    page = visit()
-    upscale(page)
+def walk(page, recorded):
     requests = []
     page.on("request", lambda request: requests.append(request.url))
     (trace,), (image,) = recorded[-1].traces, recorded[-1].images
@@ -103,32 +101,7 @@ def test_every_step_of_a_face_shows_its_proposals_and_where_the_block_broke(visi
     assert requests == []
 
 
-def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, monkeypatch):
-    page = visit(reduced_motion="reduce")
-    text = "the small red dog sees a man"
-    translator = demo.decoder.translator
-    frames = record(translator, monkeypatch)
-    translate(page, text)
-    result = frames[-1]
-    ((trace,),) = result.traces
-    shown = page.evaluate(WALK, ["#translation", []])
-    assert len(shown) == trace.iterations + 1 > 3
-    assert shown[0]["sentence"] == ["", None, None]
-    sentence = ""
-    for step, (kept, row) in enumerate(zip(trace.accepted, trace.proposed, strict=True), 1):
-        names, is_last = translator.codec.names([token for token in row if token != -1]), step == trace.iterations
-        expected = states(kept, len(names), is_last)
-        assert shown[step]["cells"] == [list(pair) for pair in zip(names, expected, strict=True)]
-        whole, accepted, rejected = shown[step]["sentence"]
-        assert whole == sentence + accepted + (rejected or "")
-        assert (rejected is not None) == ("broken" in expected)
-        sentence += accepted
-    assert sentence == result.texts[0]
-
-
-def test_it_plays_at_its_speed_and_obeys_the_keyboard(visit):
-    page = visit()
-    upscale(page)
+def play(page):
     scrubber, speed = page.locator("#results .sr-scrubber"), page.get_by_label("Speed")
     last = value(page)
     scrubber.press("Home")
@@ -157,10 +130,35 @@ def test_it_plays_at_its_speed_and_obeys_the_keyboard(visit):
     assert speed.get_attribute("aria-valuetext").startswith("0.5 steps per second, ")
 
 
-def test_every_sample_can_be_stepped_through(visit, recorded):
+def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, monkeypatch):
+    page = visit(reduced_motion="reduce")
+    text = "the small red dog sees a man"
+    translator = demo.decoder.translator
+    frames = record(translator, monkeypatch)
+    translate(page, text)
+    result = frames[-1]
+    ((trace,),) = result.traces
+    shown = page.evaluate(WALK, ["#translation", []])
+    assert len(shown) == trace.iterations + 1 > 3
+    assert shown[0]["sentence"] == ["", None, None]
+    sentence = ""
+    for step, (kept, row) in enumerate(zip(trace.accepted, trace.proposed, strict=True), 1):
+        names, is_last = translator.codec.names([token for token in row if token != -1]), step == trace.iterations
+        expected = states(kept, len(names), is_last)
+        assert shown[step]["cells"] == [list(pair) for pair in zip(names, expected, strict=True)]
+        whole, accepted, rejected = shown[step]["sentence"]
+        assert whole == sentence + accepted + (rejected or "")
+        assert (rejected is not None) == ("broken" in expected)
+        sentence += accepted
+    assert sentence == result.texts[0]
+
+
+def test_a_face_is_stepped_through_and_played_and_so_is_every_sample(visit, recorded):
     page = visit()
-    page.click("#draw")
-    page.locator("#results summary", has_text="Step through it").click()
+    upscale(page)
+    walk(page, recorded)
+    play(page)
+    decode(page, "#draw")
     first, second, *_ = recorded[-1].traces
     assert value(page) == first.iterations
     page.get_by_role("combobox", name="Decode").select_option("Sample 2")

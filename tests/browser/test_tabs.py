@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from browser_tools import open_tab
+from browser_tools import decode, open_tab
 
 from superres.config import DecodeConfig
 from superres.survey.records import read_votes
@@ -17,7 +17,7 @@ BLOCKS = "#translation .sr-step"
 def translate(page, text=TEXT, button="#run-text"):
     open_tab(page, "Translate")
     page.fill("#text textarea", text)
-    page.click(button)
+    decode(page, button)
     page.wait_for_selector(DONE)
 
 
@@ -43,8 +43,7 @@ def styles(page, selector, *names):
         " getComputedStyle(element)[name]))", [selector, list(names)])
 
 
-def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo):
-    page = visit("/?__theme=dark", color_scheme="dark", reduced_motion="reduce")
+def see_blocks_by_colour_line_and_number(page, demo):
     translate(page)
     result = demo.decoder.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
     assert page.input_value("#translation textarea") == "\n".join(result.texts)
@@ -61,27 +60,7 @@ def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo):
     assert "Step 1 " in page.inner_text(".sr-trace")
 
 
-def test_a_fast_translation_is_replayed_but_not_to_visitors_who_want_no_motion(visit, demo, monkeypatch):
-    monkeypatch.setattr(demo.decoder, "frame_seconds", 60.0)  # too fast to see on a busy machine, too
-    moving, still = visit(reduced_motion="no-preference"), visit(reduced_motion="reduce")
-    for page in (moving, still):
-        translate(page)
-    assert "times slower than the decoding" in moving.inner_text(DONE)
-    names = [name for (name,) in styles(moving, BLOCKS, "animationName")]
-    assert set(names) == {"sr-appear"}
-    shown = styles(moving, "#translation .sr-text li:first-child .sr-step", "animationDelay")
-    delays = [float(delay.removesuffix("s")) for (delay,) in shown]
-    assert delays == sorted(delays)
-    assert 0 < delays[0] < delays[-1] <= 4.1
-    moving.wait_for_function("() => [...document.querySelectorAll('.sr-step')].every(block =>"
-                             " getComputedStyle(block).opacity === '1')")
-    assert {name for (name,) in styles(still, BLOCKS, "animationName")} == {"none"}
-    assert "slower" not in still.inner_text(DONE)
-
-
-def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit):
-    page = visit(reduced_motion="reduce")
-    open_tab(page, "Translate")
+def race_with_and_without_beam_search(page):
     translate(page, button="#race-text")
     assert page.locator("#translation .sr-variants h3").all_inner_texts() == ["One token per step", "In blocks"]
     done = page.inner_text(DONE)
@@ -100,7 +79,7 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit):
     assert page.locator("#translation section").nth(1).locator(".sr-step").count() == 0
 
 
-def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch):
+def show_odd_text_as_text(page, demo, monkeypatch):
     odd = "<b>1</b> ${1+1} {{2+2}} &lt;"
 
     stream = demo.decoder.translator.stream
@@ -110,10 +89,35 @@ def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch)
         yield replace(last, texts=[odd], traces=[[]])
 
     monkeypatch.setattr(demo.decoder.translator, "stream", odd_stream)
-    page = visit(reduced_motion="reduce")
     translate(page, "a dog")
     assert page.inner_text("#translation .sr-text li") == odd
     assert page.input_value("#translation textarea") == odd
+
+
+def test_a_translation_shows_its_blocks_races_and_is_shown_as_text(visit, demo, monkeypatch):
+    page = visit("/?__theme=dark", color_scheme="dark", reduced_motion="reduce")
+    see_blocks_by_colour_line_and_number(page, demo)
+    show_odd_text_as_text(page, demo, monkeypatch)
+    monkeypatch.undo()
+    race_with_and_without_beam_search(page)
+
+
+def test_a_fast_translation_is_replayed_but_not_to_visitors_who_want_no_motion(visit, demo, monkeypatch):
+    monkeypatch.setattr(demo.decoder, "frame_seconds", 60.0)  # too fast to see on a busy machine, too
+    moving, still = visit(reduced_motion="no-preference"), visit(reduced_motion="reduce")
+    for page in (moving, still):
+        translate(page)
+    assert "times slower than the decoding" in moving.inner_text(DONE)
+    names = [name for (name,) in styles(moving, BLOCKS, "animationName")]
+    assert set(names) == {"sr-appear"}
+    shown = styles(moving, "#translation .sr-text li:first-child .sr-step", "animationDelay")
+    delays = [float(delay.removesuffix("s")) for (delay,) in shown]
+    assert delays == sorted(delays)
+    assert 0 < delays[0] < delays[-1] <= 4.1
+    moving.wait_for_function("() => [...document.querySelectorAll('.sr-step')].every(block =>"
+                             " getComputedStyle(block).opacity === '1')")
+    assert {name for (name,) in styles(still, BLOCKS, "animationName")} == {"none"}
+    assert "slower" not in still.inner_text(DONE)
 
 
 def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept):
