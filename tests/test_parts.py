@@ -18,7 +18,7 @@ from PIL import Image
 from stores import faulty_store
 from test_photos import group_photo
 
-from superres.batch import opening, write
+from superres.batch import opening, part_store
 from superres.batch.opening import read_archive
 from superres.batch.options import BatchOptions
 from superres.batch.parts import Plan, archive_prefix
@@ -208,7 +208,7 @@ def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, place, monk
 
     with monkeypatch.context() as patch:
         for name in ("move_to", "write_place", "remove"):
-            patch.setattr(write, name, failing(getattr(write, name)))
+            patch.setattr(part_store, name, failing(getattr(part_store, name)))
         stopped = run(faces, out, layout)
     assert (stopped.stopped is None) == (len(calls) < moment)
     resumed = run(faces, out, layout)
