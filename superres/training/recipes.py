@@ -93,7 +93,7 @@ def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
     names = {name.casefold() for name in (TRAINING, *earlier)}  # some systems ignore the case of names
     require(stage.name.casefold() not in names, f"{where}: another stage or file is called {stage.name!r}; rename it")
     require((stage.stage == "distil") == (stage.own_images > 0),
-            f"{where}: own_images must be positive in the stage distil, and only there")
+            f"{where}: own_images must be positive in the distil stage, and only there")
     _check_texts(stage, earlier, where)
 
 
