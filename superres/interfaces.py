@@ -13,22 +13,18 @@ class Sampler:
     """Chooses tokens after the next one from their scores, as the verifier does."""
 
     limit: Callable[[Tensor], Tensor] | None = None
-    """If the tokens are limited: chooses the possible tokens nearest to tokens [B, 1], whole numbers as floats, for the
-    next offset. The limits depend on the tokens chosen before, so the calls are counted."""
+    """Chooses the possible tokens nearest to [B, 1], whole numbers as floats, at the next offset; None: no limits."""
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
         """Return tokens int64 [B, N] chosen from scores [B, N, V]; `offsets` [N] count from the next token."""
         raise NotImplementedError
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """Return temperature [B, N, 1] and noise [B, N, V] of argmax(scores / temperature + noise), None for none.
-
-        The result is None if the choice has another form.
-        """
+        """Return T [B, N, 1] and noise [B, N, V] of argmax(scores / T + noise), both None without; else None alone."""
         return None
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """Read centres and slopes [B, N] of ordinal heads, in grey levels, and the `tokens` [B, N] they proposed."""
+        """Read centres and slopes [B, N] of ordinal heads, in grey levels, and their proposals `tokens` [B, N]."""
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
         """Read the scores [B, 1, V] of the next head, of tokens without order, and the `tokens` [B, 1] it proposed."""
@@ -48,10 +44,7 @@ the sources of rows int64 [R]."""
 
 
 class Session(Protocol):
-    """A batch of sequences being decoded: the encoded sources and the cache, for one step width.
-
-    Decoder position q reads token q - 1 (position 0 reads the start of the sequence) and scores token q.
-    """
+    """The encoded sources and the cache of a batch. Decoder position q reads token q - 1 and scores token q."""
 
     width: int  # W, the number of tokens per step
     shape: tuple[int, ...]  # Shape of the raster of target positions, the last axis fastest; (T,) for text
@@ -60,16 +53,15 @@ class Session(Protocol):
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.
 
-        The step overwrites the cache entries of earlier steps at these positions, so a rollback only moves `position`
-        back. At position 0 the first token is ignored. Positions past the end are allowed; their scores are undefined.
+        It overwrites the cache at these positions, so a rollback only moves `position` back. Position 0 reads the start
+        of the sequence instead of its token. Scores of positions past the end are undefined.
         """
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
         """Return proposals int64 [B, N] of heads p2..p(N+1) at step column `index` [B] of `output`.
 
-        `first` [B] is p1's token, which this column determined, and `offsets` are 1..N, the number of positions from
-        it to each proposal. The tokens are chosen inside this method, because a sequential head reads the tokens chosen
-        before its own: `sampler` is called once for all offsets, or once per offset in order.
+        `first` [B] is p1's token after this column, and `offsets` are 1..N, counted from it. A head may read the tokens
+        of the heads before it, so `sampler` is called here: for all offsets at once, or once per offset in order.
         """
 
     def resize(self, width: int) -> None:
@@ -81,9 +73,9 @@ class Session(Protocol):
     def copy_rows(
         self, rows: Tensor, other: Any, chosen: Tensor, cache: bool = True,  # noqa: ANN401 -- of the same class
     ) -> None:
-        """Copy rows `chosen` (int64 [R]) of `other`, a session of the same model and width, to rows `rows` (int64 [R]).
+        """Overwrite `rows` int64 [R] by rows `chosen` [R] of `other`, a session of the same model and width.
 
-        Their previous contents are overwritten. A row that has read nothing yet needs no copy of the `cache`.
+        A row that has read nothing yet needs no copy of the `cache`.
         """
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
@@ -91,22 +83,33 @@ class Session(Protocol):
 
 
 class Decoder(Protocol):
-    """Runs the iterations of the rows of a `superres.decoding.blockwise.PlainDecoder`, whose tensors it changes."""
+    """Decodes the rows of a batch. A new one starts a sequence in every row."""
 
     def advance(self, count: int) -> Tensor:
-        """Do up to `count` iterations, all of one block size, and return their trace, int64 [N, B, 2 + W].
+        """Do up to `count` iterations of one block size, none only if all rows are complete, and return their trace.
 
-        The trace has the position, the number of accepted tokens and the proposals of each row. N is 0 only if all
-        rows are complete. Raises ScoresError if scores are not finite, or leaves that to `PlainDecoder.nan_check`.
+        int64 [N, B, 2 + W]: position, number of accepted tokens and proposals. May raise ScoresError as `complete`.
         """
 
-    def keep(self, rows: Tensor) -> None:
-        """Continue with `rows` int64 [R] only, to which the `PlainDecoder` is already reduced."""
+    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """Begin the sequences in rows `chosen` int64 [R] of `fresh` in `rows` [R], each of which occurs once.
+
+        `fresh` is an empty session made for the same width, and `keys` [R] are those of the sampling noise.
+        """
+
+    def keep(self, rows: Tensor, session: Session) -> None:
+        """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for the same width."""
+
+    def complete(self) -> Tensor:
+        """Return whether each row is complete, bool [B]; raises ScoresError if scores are not finite."""
+
+    def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens [R]."""
 
 
 @dataclass
 class GraphCapture:
-    """CUDA graph capture of decoding iterations, on devices that support it."""
+    """CUDA graph capture of decoding iterations."""
 
     # returns a function that replays the given one, which uses fixed memory only and does not read from the device
     capture: Callable[[Callable[[], None]], Callable[[], None]]
@@ -144,7 +147,4 @@ class ScoringModel(Protocol):
         """Return a faster decoder that takes over the rows of `plain`, or None if it does not support them."""
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Return the scores [B, K, V] of p1..pK after the first `position` [B] tokens of `target` [B, T], uncached.
-
-        A sequential head pi also reads the following i - 1 tokens of `target`, the choices of the heads before it.
-        """
+        """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads may read the next."""

@@ -104,7 +104,7 @@ def _costs() -> Iterator[None]:
 
     Tests of the measurement pass their own `measure` to `BlockSizes`, and get the costs that it returns.
     """
-    from fakes import UntimedBlockSize, fixed_costs
+    from fakes import fixed_costs
 
     from superres.decoding.cost import measured_costs
     from superres.pipeline import block_sizes
@@ -118,7 +118,6 @@ def _costs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_sizes.BlockSizes, "_costs", costs)
-        patch.setattr(block_sizes, "AdaptiveBlockSize", UntimedBlockSize)
         yield
 
 

@@ -14,8 +14,8 @@ import torch.distributed
 from fakes import VARIANTS, limits_of, random_model, random_tokens
 from textual import CONFIG, wordy
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.sum_limits import LimitedModel
 from superres.nn.torch_model import StepModel

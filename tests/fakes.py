@@ -10,8 +10,7 @@ import torch
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Result
-from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.decode import check_options
+from superres.decoding.block_size import check_options
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.sum_limits import Limits
@@ -291,39 +290,6 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 def fixed_costs(largest):
     """Return costs of block sizes 1..`largest` with which several tokens per step are fastest."""
     return [1 + 0.15 * further for further in range(largest)]
-
-
-class UntimedBlockSize(AdaptiveBlockSize):
-    """Learns only from accepted tokens, at every occasion: its block sizes do not depend on the time of a decode."""
-
-    def is_due(self, seconds):
-        return True
-
-    def time(self, block_size, seconds):
-        pass
-
-
-class Restless(AdaptiveBlockSize):
-    """Chooses block sizes at random, as often as it can."""
-
-    def __init__(self, largest, seed=0, interval=2, least=1):
-        super().__init__([1.0] * largest, least)
-        self.interval = interval
-        self.largest, self.rng = largest, np.random.default_rng(seed)
-        self.chosen, self.seen = [], []
-
-    def is_due(self, seconds):
-        return True
-
-    def time(self, block_size, seconds):
-        assert seconds > 0
-
-    def choose(self):
-        self.chosen.append(int(self.rng.integers(self.minimum, self.largest + 1)))
-        return self.chosen[-1]
-
-    def observe(self, accepted, block_size):
-        self.seen += zip(accepted.tolist(), block_size.tolist(), strict=True)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,94 +9,47 @@ import numpy as np
 import pytest
 import torch
 from fakes import (
-    NATIVE,
     SMALL,
     TINY,
     VARIANTS,
-    Restless,
     fixed_costs,
-    proposer_for,
     random_model,
     random_tokens,
 )
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stepping import check_steps
 
+from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import cost
-from superres.decoding.block_size import FEW_BLOCKS, PATIENCE, AdaptiveBlockSize
+from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import decode
 from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.lookup import LookupProposer
 from superres.errors import ConfigError
 from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
-from superres.pipeline.engines import step_model
 
 HEADS = SMALL.prediction_heads
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["base aids", "plain", "causal attention", "sequential heads", "text"])
 def test_steps_of_changing_width_equal_the_uncached_network(variant):
     check_steps(random_model(VARIANTS[variant]), 5, resized=True)
 
 
-@example(120, 0.3125, 0.25)  # fewer of the first blocks pass than expected: 1 token per step, 5 % slower than 2
-@settings(max_examples=30)
-@given(st.integers(0, 1000), st.floats(0.05, 0.99), st.floats(0.0, 1.0))
-def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
-    """Each proposal passes with probability `share`; a token more costs `slope` of the first.
-
-    The first blocks show the share up to four standard errors: any size that is best at one of those shares may be
-    chosen.
-    """
+@given(st.floats(0.0, 1.0), st.integers(1, 10))
+def test_the_fastest_size_is_that_of_the_costs_if_four_of_five_proposals_pass(slope, least):
+    """A token more costs `slope` of the first."""
     costs = 1 + slope * np.arange(10)
-    sizes, rng = AdaptiveBlockSize(costs), np.random.default_rng(seed)
-    truth = np.cumsum(share ** np.arange(10)) / costs
-    assert sizes.choose() == 1 + int((np.arange(1, 11) / costs).argmax())
-    spent = gained = 0.0
-    for look in range(400):
-        size = sizes.choose()
-        accepted = np.minimum(rng.geometric(1 - share, AdaptiveBlockSize.interval), size)
-        sizes.observe(accepted, np.full(AdaptiveBlockSize.interval, size))
-        sizes.time(np.full(AdaptiveBlockSize.interval, size), AdaptiveBlockSize.interval * costs[size - 1])
-        if look >= 100:
-            spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
-    error = 4 * math.sqrt(share * (1 - share) / FEW_BLOCKS)
-    least, most = (int((np.cumsum(seen ** np.arange(10)) / costs).argmax())
-                   for seen in (max(share - error, 0), min(share + error, 1)))
-    assert gained / spent >= 0.96 * truth[least : most + 1].min()  # 0.972 in the worst of 1,500 random examples
-
-
-def test_a_moment_in_which_the_machine_was_busy_does_not_decide():
-    sizes = AdaptiveBlockSize([1.0, 1.1, 1.2])
-    for _ in range(100):
-        sizes.observe(np.full(16, 3), np.full(16, 3))
-        sizes.time(np.full(16, 3), 16 * 1.2)
-    sizes.time(np.full(16, 3), 16 * 1000.0)
-    assert max(sizes.costs) < 2 * 1.2
-    assert sizes.choose() == 3
-
-
-def test_the_minimum_block_bounds_the_size():
-    sizes = AdaptiveBlockSize([1.0, 5.0, 9.0, 13.0], minimum=3)
-    sizes.observe(np.ones(500, np.int64), np.full(500, 4))
-    assert {sizes.choose() for _ in range(40)} == {3, 4}
-
-
-def test_updates_are_as_rare_as_they_are_slow():
-    sizes = AdaptiveBlockSize([1.0, 1.2])
-    assert sizes.is_due(0.0)
-    sizes.updated(0.002)
-    assert not sizes.is_due(0.002 * PATIENCE - 0.01)
-    sizes.waited = 0.06  # of an earlier decode
-    assert sizes.is_due(0.002 * PATIENCE - 0.05)
-    sizes.updated(5.0)  # something else kept the machine busy
-    assert not sizes.is_due(0.004 * PATIENCE - 0.01)
-    assert sizes.is_due(0.004 * PATIENCE + 0.01)
+    truth = np.cumsum(0.8 ** np.arange(10)) / costs
+    size, tokens = fastest_size(costs, least)
+    assert size >= least
+    assert tokens == pytest.approx(truth[size - 1] * costs[size - 1])
+    assert truth[size - 1] == pytest.approx(truth[least - 1 :].max())
 
 
 @pytest.fixture
@@ -117,18 +69,6 @@ def make_sizes(measured, revision="0123", steady=True):
     return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
 
 
-@pytest.mark.parametrize("name", ["jacobi", "draft", "ngram", "lookup"])
-@pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=compiled)])
-def test_every_proposer_makes_the_greedy_tokens_while_its_block_size_changes(engine, name):
-    network = random_model(replace(TINY, **NATIVE, source_shape=(4, 4, 3), target_shape=(8, 8, 3)), dtype=torch.float32)
-    model, source = step_model(network, engine=engine), random_tokens(network.config, 2)[0]
-    proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(network))
-    options = DecodeConfig(6, proposer=name, adaptive=True)
-    decoded = decode(model, source, options, proposer=proposer, adaptive=Restless(6))
-    assert torch.equal(decoded.tokens, decode(model, source, DecodeConfig(1)).tokens)
-    assert decoded.model_calls < network.config.target_length or name != "draft"
-
-
 def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
     """A draft as large as its verifier makes larger blocks slower; proposals that were looked up do not.
 
@@ -146,25 +86,28 @@ def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
     monkeypatch.setattr("superres.decoding.cost.time", SimpleNamespace(perf_counter=lambda: spent[0]))
     model, source = StepModel(network), random_tokens(network.config, 1)[0]
     sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda *given: measured_costs(*given))
-    costs = {name: sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer).costs
-             for name, proposer in (("draft", DraftProposer(model)), ("lookup", None))}
+    costs = {name: sizes._costs(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
+             for name, proposer in (("draft", DraftProposer(model)), ("lookup", LookupProposer()))}
     assert costs["draft"][3] > 1.5 * costs["lookup"][3]
-    drafted, looked_up = (sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source) for name in costs)
-    assert (drafted.minimum, looked_up.minimum) == (2, 1)
+    # In blocks of one token, the draft would not read the tokens that its next proposals depend on.
+    monkeypatch.setattr(sizes, "measure", lambda *_: ([1.0, 9.0, 18.0, 27.0], False))
+    drafted, looked_up = (sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
+                          for name, proposer in (("draft", DraftProposer(model)), ("lookup", LookupProposer())))
+    assert (drafted, looked_up) == (2, 1)
 
 
 def test_costs_are_measured_once_a_machine_and_network(cache):
     source, options, measured = random_tokens(SMALL, 3)[0], DecodeConfig(adaptive=True), []
     sizes = make_sizes(measured)
     first = sizes.get(options, source)
-    assert sizes.get(replace(options, seed=7), source) is first
-    assert sizes.get(options, source[:2]) is not first
-    assert make_sizes(measured).get(options, source).costs.tolist() == first.costs.tolist()
+    assert sizes.get(replace(options, seed=7), source) == first
+    sizes.get(options, source[:2])
+    assert make_sizes(measured).get(options, source) == first
     assert measured == [4, 2]
     make_sizes(measured, "4567").get(options, source)
     for path in cache.glob("cost-*.json"):
         path.write_text(path.read_text().replace('"costs"', '"cost"'))
-    assert make_sizes(measured).get(options, source).costs.min() > 0
+    assert make_sizes(measured).get(options, source) == first
     assert measured == [4, 2, 4, 4]
     assert sizes.get(DecodeConfig(), source) is None
 
@@ -172,7 +115,7 @@ def test_costs_are_measured_once_a_machine_and_network(cache):
 def test_costs_that_other_work_has_disturbed_are_measured_again_by_the_next_process(cache):
     source, options, measured = random_tokens(SMALL, 2)[0], DecodeConfig(adaptive=True), []
     disturbed = make_sizes(measured, steady=False)
-    assert disturbed.get(options, source) is disturbed.get(replace(options, seed=7), source)
+    assert disturbed.get(options, source) == disturbed.get(replace(options, seed=7), source)
     assert measured == [2]
     assert not [*cache.glob("cost-*.json")]
     for _ in range(2):
@@ -194,7 +137,7 @@ def test_costs_are_steady_if_two_rounds_agree(monkeypatch):
 def test_a_cache_that_cannot_be_written_is_done_without(cache):
     cache.write_text("in the way")
     measured = []
-    assert make_sizes(measured).get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]).costs.min() > 0
+    assert make_sizes(measured).get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]) == HEADS
     assert measured == [1]
 
 
@@ -203,4 +146,4 @@ def test_what_does_not_go_with_it_is_refused():
     with pytest.raises(ConfigError, match="the block size of lookahead is the length of its n-grams"):
         decode(model, source, DecodeConfig(adaptive=True, proposer="lookahead"))
     with pytest.raises(ConfigError, match=f"leave out the width {HEADS}"):
-        decode(model, source, DecodeConfig(), width=HEADS, adaptive=Restless(HEADS))
+        decode(model, source, DecodeConfig(adaptive=True), width=HEADS)

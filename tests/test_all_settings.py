@@ -18,7 +18,6 @@ import torch
 from fakes import (
     NATIVE,
     VARIANTS,
-    Restless,
     draft_of,
     fixed_costs,
     limits_of,
@@ -32,11 +31,11 @@ from test_consistency import assert_consistent
 from test_native import PreparedModel, Sessions, assert_same_decode
 from test_refill import refilled
 
+from decodes import decode
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel
@@ -70,7 +69,7 @@ class Draw:
     rows: int = 2
     end_token: int | None = None
     limited: bool = False  # whether sums of tokens are limited, as in consistent pictures
-    chooser: str = "fixed"  # or "restless" (block sizes at random) or "confident"
+    chooser: str = "fixed"  # or "costs" (one block size, by the costs) or "confident"
     confidence: Confidence | None = None
     width: int | None = None
     refilled: int = 0  # rows that are decoded at a time; 0 decodes all rows as one batch
@@ -104,7 +103,7 @@ def draws(draw, engines):
     end_token = None if limited else draw(st.sampled_from([None, 0, 3]))
     choosers = ["fixed"]
     if proposer == "heads":
-        choosers.append("restless")
+        choosers.append("costs")
         if network in CONFIDENT and not sampling and k > 1:
             choosers += ["confident"] * 2
     chooser = draw(st.sampled_from(choosers))
@@ -183,8 +182,8 @@ class Case:
         if self.drawn.chooser == "confident":
             return ConfidentBlockSize(self.drawn.confidence, fixed_costs(self.options.block_size), self.options,
                                       self.model.vocabulary, self.model.end_token)
-        if self.drawn.chooser == "restless":
-            return Restless(self.options.block_size, self.drawn.seed, least=self.options.min_block)
+        if self.drawn.chooser == "costs":
+            return max(self.options.min_block, self.options.block_size - 1 - self.drawn.seed)
         return None
 
     def decode(self, rows=slice(None)):

@@ -11,9 +11,9 @@ import torch
 from fakes import SMALL, random_model, random_tokens
 from textual import CONFIG, wordy
 
+from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.beam import beam_search, beam_steps
-from superres.decoding.decode import decode
 from superres.errors import ConfigError
 from superres.native import build
 from superres.native.model import NativeModel

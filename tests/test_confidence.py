@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_refill import refilled
 
+from decodes import decode
 from superres.checkpoint import CONFIDENCE, read_confidence, save_checkpoint
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence, best_width, passing, reach
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.calibration import (
@@ -79,8 +78,8 @@ def engines(variant, seed=0):
 
 
 @compiled
-@pytest.mark.parametrize(("rows", "threads"), [(1, 2), (5, 3)])
-@pytest.mark.parametrize("variant", [*ORDINAL, *TEXT])
+@pytest.mark.parametrize(("variant", "rows", "threads"), [
+    (name, *((1, 2), (5, 3))[number % 2]) for number, name in enumerate([*ORDINAL, *TEXT])])
 def test_compiled_exact_tokens_are_greedy_whatever_the_coefficients(variant, rows, threads):
     config, end = {**ORDINAL, **TEXT}[variant], END if variant in TEXT else None
     model = NativeModel(random_model(config, dtype=torch.float32), threads=threads, end_token=end)
@@ -120,8 +119,9 @@ def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
 
 
 @compiled
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("variant", ["sequential heads", "base aids", *TEXT])
+@pytest.mark.parametrize(("variant", "way"), [
+    ("sequential heads", "exact"), ("base aids", "distance"), ("sequential heads", "minimum block"),
+    ("base aids", "top-k"), ("recurrent heads", "exact")])
 def test_compiled_iterations_choose_what_the_loop_chooses(variant, way, monkeypatch):
     """Unless heads stop early, which only compiled code does."""
     plain = ConfidentBlockSize.block_costs
@@ -189,9 +189,9 @@ def test_damaged_coefficients_are_refused(values, tmp_path):
 
 @pytest.mark.parametrize(("options", "kind"), [
     (WAYS["exact"], ConfidentBlockSize), (WAYS["distance"], ConfidentBlockSize), (WAYS["top-k"], ConfidentBlockSize),
-    ("unruled", AdaptiveBlockSize), (DecodeConfig(temperature=1.0), AdaptiveBlockSize),
+    ("unruled", int), (DecodeConfig(temperature=1.0), int),
 ])
-def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kind, monkeypatch, tmp_path):
+def test_other_criteria_and_samples_have_the_size_that_costs_make_the_fastest(options, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(CRITERIA, "unruled", Unruled)
     options = DecodeConfig(accept=options) if isinstance(options, str) else options
@@ -201,7 +201,7 @@ def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kin
     sizes.confidence = Confidence(1, 1)
     assert isinstance(sizes.get(options, source), kind)
     without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
-    assert isinstance(without.get(options, source), AdaptiveBlockSize)
+    assert without.get(options, source) == 4  # 2.95 tokens in 1.9; 3.36 in 2.2 are fewer per second
 
 
 @pytest.mark.parametrize("kind", [StepModel, pytest.param(NativeModel, marks=compiled)])
@@ -219,14 +219,13 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     """The expected tokens and seconds of the latest iterations, also without the row that they were read from."""
     model, source = list(engines("sequential heads"))[number], random_tokens(SMALL, 2)[0]
     sizes = confident()
-    loop = BlockwiseLoop(model, model.session(source, HEADS), DecodeConfig(), torch.arange(2), HEADS, resizable=True,
-                         confident=sizes)
+    loop = BlockwiseLoop(model, model.session(source, HEADS), DecodeConfig(), torch.arange(2), HEADS, confident=sizes)
     assert loop.is_native == bool(number)
     for _ in range(5):
-        loop.iterate()
+        loop.run(1)
     before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
     assert before[1] != sizes.first[1]
-    loop.shrink(model.session(source[kept], HEADS), kept)
+    loop.keep(kept, model.session(source[kept], HEADS))
     assert torch.equal(loop.plain.block_costs.rate[0], before)
 
 
@@ -282,7 +281,7 @@ def test_rows_do_not_end_while_their_cost_is_measured(monkeypatch):
 
     def watched(loop, device):
         seconds = least(loop, device)
-        seen.extend(loop.state.limit.tolist())
+        seen.extend(loop.plain.state.limit.tolist())
         return seconds
 
     monkeypatch.setattr(cost, "_least_seconds", watched)

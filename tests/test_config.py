@@ -12,8 +12,8 @@ import pytest
 import torch
 from fakes import VARIANTS, random_model, random_tokens
 
+from decodes import decode
 from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
-from superres.decoding.decode import decode
 from superres.errors import ConfigError
 from superres.pipeline.engines import step_model
 from superres.training.settings import TrainConfig

@@ -7,20 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import CHAINS, NATIVE, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from textual import vocabulary
 
+from decodes import decode
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Distance, TopK
-from superres.decoding.decode import decode
-from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
-from superres.native import build
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import step_model
 from superres.tasks.registry import TASK_FILES, TASKS
 
 # Few different values, so that ties are common.
@@ -65,31 +62,10 @@ def test_top_k_accepts_by_rank(proposed, scores, k):
     assert torch.equal(accepted, better < k)
 
 
-def block_sizes(proposer):
-    return (2, 5) if PROPOSERS[proposer].uses_heads else (2, 9)
-
-
-@pytest.mark.parametrize(("variant", "temperature"), [("base aids", 0.0), ("sequential heads", 0.9)])
-@pytest.mark.parametrize(("proposer", "k"), [(name, k) for name in PROPOSERS for k in block_sizes(name)])
-def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperature):
-    model, source = StepModel(random_model(VARIANTS[variant])), random_tokens(VARIANTS[variant], 3)[0]
-    alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature)).tokens
-    options = DecodeConfig(block_size=k, temperature=temperature)
-    decoded = decode(model, source, options, proposer=proposer_for(proposer, model))
-    assert torch.equal(decoded.tokens, alone)
-    assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1  # the rows are ragged
-    for row, trace in enumerate(decoded.traces):
-        assert all(1 <= accepted <= k for accepted in trace.accepted)
-        assert trace.positions == [0, *np.cumsum(trace.accepted)[:-1].tolist()]
-        assert trace.sequence.tolist() == decoded.tokens[row].tolist()
-
-
-@pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=pytest.mark.skipif(
-    build.compiler() is None, reason="no C++ compiler on this machine"))])
 @pytest.mark.parametrize("proposer", CHAINS)
-def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
-    config = replace(VARIANTS["sequential heads"], **NATIVE)
-    model = step_model(random_model(config, dtype=torch.float32), None, engine)
+def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer):
+    config = VARIANTS["sequential heads"]
+    model = StepModel(random_model(config, dtype=torch.float32))
     source, made = random_tokens(config, 3)[0], proposer_for(proposer, model)
     for temperature in (0.0, 0.9):
         alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature), width=5).tokens

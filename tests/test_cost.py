@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_speculative import VERIFIER, MarkovModel, speculative
 
 from cost_model import acceptance_rate, best_gamma, expected_tokens, improvement_factor, mean_overlap, operations_factor
-from superres.decoding.decode import decode
+from decodes import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer

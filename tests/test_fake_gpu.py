@@ -12,13 +12,13 @@ from itertools import product
 import pytest
 import torch
 from fake_gpu import CUDA, Capture, Captures, fake_gpu
-from fakes import VARIANTS, Restless, criterion_options, draft_of, ngrams_of
+from fakes import VARIANTS, criterion_options, draft_of, ngrams_of
 
 from superres.checkpoint import bundled_folder, read_network
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import check_options, opened_loop
-from superres.decoding.loop import decoding_type
+from superres.decoding.block_size import check_options
+from superres.decoding.loop import decoding_type, opened_loop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
@@ -148,18 +148,18 @@ def test_rows_and_block_sizes_change_on_the_gpu(name):
         with case.loop() as loop:
             loop.run(2)
             rows = torch.arange(2, device=CUDA)
-            loop.restart(rows, case.session(2), rows, rows + 7)
+            loop.replace(rows, case.session(2), rows, rows + 7)
             case.kernels(loop)
         with case.loop() as again:  # the kept loop begins anew
             assert again is loop
             case.kernels(loop)
         if "lookahead" in name:
             return
-        with case.loop(Restless(case.block_size)) as loop:
+        with case.loop(case.block_size) as loop:
             for size in (1, case.block_size):
                 loop.resize(size)
                 case.kernels(loop)
-                assert loop.session.width == size
+                assert loop.plain.session.width == size
 
 
 ON_HOST = torch.arange(2)

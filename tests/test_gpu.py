@@ -11,9 +11,9 @@ from test_graph import CONFIG, ROWS, SAMPLINGS, WAYS, assert_same
 from test_refill import ScriptedFeed
 from torch.profiler import ProfilerActivity, profile
 
+from decodes import decode, iterations
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
-from superres.decoding.decode import decode, iterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.pipeline.engines import step_model

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from textual import CONFIG as TEXT
 from textual import vocabulary
 
+from decodes import decode
 from superres.checkpoint import (
     CONFIG,
     DECODE,
@@ -35,7 +36,6 @@ from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
-from superres.decoding.decode import decode
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.state import NanCheck
 from superres.errors import CheckpointError, ScoresError

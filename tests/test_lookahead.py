@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import CONFIG, wordy
 
+from decodes import decode, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding import reference
-from superres.decoding.decode import decode, iterations
-from superres.decoding.proposers.lookahead.decoding import Layout
+from superres.decoding.proposers.lookahead.iteration import Layout
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
@@ -79,8 +79,7 @@ def test_the_mask_of_a_step_is_that_of_the_papers_figure():
     assert [names[column] for column in layout.guesses] == [f"red {place}" for place in range(2, 7)]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "-".join(map(str, sizes.values())))
-@pytest.mark.parametrize("variant", ["base aids", "plain", "text", "sentences"])
+@pytest.mark.parametrize(("variant", "sizes"), zip(["base aids", "plain", "text", "sentences"], SIZES, strict=True))
 def test_exact_equals_the_plain_greedy_decoder(variant, sizes):
     model, source = small(variant)
     check(decode(model, source, DecodeConfig(proposer="lookahead", **sizes)), sequential(variant), sizes["block_size"])
@@ -112,16 +111,15 @@ class Hostile(NgramPool):
         pass
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("kind", ["random", "right", "right, then wrong"])
+@pytest.mark.parametrize(("kind", "temperature"), [("random", 0.9), ("right", 0.0), ("right, then wrong", 0.9)])
 def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperature):
     model, source = small("base aids")
     expected = sequential("base aids", temperature)
     options = replace(LOOKAHEAD, temperature=temperature, seed=3, block_size=4)
     pool = Hostile(torch.tensor(expected), kind)
     for loop in iterations(model, source, options, proposer=LookaheadProposer(pool)):
-        pool.position = loop.state.position
-    decoded = loop.result()
+        pool.position = loop.plain.state.position
+    decoded = result_of(loop)
     check(decoded, expected, 4)
     if kind == "right":
         assert all(trace.accepted == [4] * 12 for trace in decoded.traces)

@@ -14,11 +14,11 @@ from textual import sentences, write_checkpoint, write_pairs
 
 import tables
 from cost_model import expected_tokens
+from decodes import decode
 from lookahead import fitted, predicted
 from measurements import values
 from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
 from superres.errors import ConfigError
 from superres.native import build
 from superres.nn.torch_model import StepModel

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_speculative import FILTERS, LENGTH, ROWS, VOCABULARY, MarkovModel, MarkovSession, joint, statistic
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
-from superres.decoding.proposers.lookahead.decoding import partition
+from superres.decoding.proposers.lookahead.iteration import partition
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.decoding.proposers.lookahead.sampling import verify_candidates
+from superres.decoding.proposers.lookahead.verification import verify_candidates
 from superres.interfaces import StepOutput
 from superres.tree import Tree
 

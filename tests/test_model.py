@@ -11,8 +11,8 @@ from fakes import SMALL, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decodes import decode
 from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig
-from superres.decoding.decode import decode
 from superres.nn import image_priors
 from superres.nn.attention import attend, causal_attention, hidden_mask, local_attention
 from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood

@@ -8,10 +8,10 @@ import pytest
 import torch
 from fakes import NATIVE, PLAIN, SMALL, VARIANTS, Waiting, random_model, random_tokens, stacked
 
+from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import decode
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import SOURCE_MULTIPLE

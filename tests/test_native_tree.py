@@ -13,8 +13,8 @@ from test_native import assert_same_decode, close
 from test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
 from textual import CONFIG, wordy
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.sum_limits import LimitedModel
@@ -97,9 +97,10 @@ def test_native_iterations_are_those_of_the_loop(sizes, criterion):
         assert [trace.accepted for trace in native.traces] == [trace.accepted for trace in plain.traces]
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("criterion", [{}, {"accept": "top-k", "top_k": 2}, {"accept": "distance", "epsilon": 1}])
+@pytest.mark.parametrize(("sizes", "limited", "criterion"), [
+    (SIZES[0], True, {}), (SIZES[1], False, {}), (SIZES[2], True, {"accept": "top-k", "top_k": 2}),
+    (SIZES[3], False, {"accept": "top-k", "top_k": 2}), (SIZES[1], True, {"accept": "distance", "epsilon": 1}),
+    (SIZES[2], False, {"accept": "distance", "epsilon": 1})])
 def test_native_iterations_of_images_are_those_of_the_loop(sizes, limited, criterion):
     """Attention in blocks, the neighbourhood and limits all depend on a column's path."""
     config = replace(KNOWN["base aids"], attention_block_length=5)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ports import own_port
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
-from superres.decoding.proposers.lookahead.decoding import Layout, partition
+from superres.decoding.proposers.lookahead.iteration import Layout, partition
 from superres.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 def members(tmp_path_factory):
     """What two processes have made."""
     folder = tmp_path_factory.mktemp("members")
-    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    places = HERE.parent, HERE.parent / "scripts", HERE, os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(map(str, places))
     shared = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2"}
     words = [sys.executable, str(HERE / "decode_together.py"), str(folder)]

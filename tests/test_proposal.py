@@ -9,8 +9,9 @@ import pytest
 import torch
 from fakes import SMALL, VARIANTS, ngrams_of, proposer_for, random_model, random_tokens
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode
+from superres.decoding.block_size import DEFAULT_BLOCK_SIZE
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel

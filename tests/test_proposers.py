@@ -15,11 +15,11 @@ from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_
 import proposers
 import which_proposer
 from cost_model import expected_tokens
+from decodes import decode, result_of
 from proposers import Variant, compare_proposers, parse_proposers
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
@@ -283,12 +283,12 @@ def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampl
     loop = BlockwiseLoop(stateful, stateful.session(source, 3), options, torch.arange(2), 3, proposer)
     loop.run(1)
     while not loop.done():
-        assert loop.verification() > 0
+        assert proposers.verification(loop) > 0
         loop.run(1)
     assert loop.is_native == (engine == "native")
     decoded = decode(model, source, options, proposer=proposer)
-    assert torch.equal(loop.result().tokens, decoded.tokens)
-    assert [trace.accepted for trace in loop.result().traces] == [trace.accepted for trace in decoded.traces]
+    assert torch.equal(result_of(loop).tokens, decoded.tokens)
+    assert [trace.accepted for trace in result_of(loop).traces] == [trace.accepted for trace in decoded.traces]
 
 
 def test_the_script_compares_proposers(folder, capsys, tmp_path):

@@ -12,9 +12,9 @@ import torch
 from fakes import TINY, random_model, random_tokens
 
 import superres
+from decodes import decode
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel

@@ -54,22 +54,22 @@ class Decoding:
                 self.restart()
             if number == count - 3:
                 self.shrink()
-            self.loop.iterate()
-            for row, place in enumerate(self.loop.state.position.tolist()):
+            self.loop.run(1)
+            for row, place in enumerate(self.loop.plain.state.position.tolist()):
                 if place + self.block_size < self.model.length:
-                    first, *proposals = self.loop.state.proposals[row, : self.block_size].tolist()
-                    yield row, self.loop.state.tokens[row, :place].tolist(), first, proposals
+                    first, *proposals = self.loop.plain.state.proposals[row, : self.block_size].tolist()
+                    yield row, self.loop.plain.state.tokens[row, :place].tolist(), first, proposals
 
     def restart(self):
         row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (len(self.source), 9))
         self.source[row] = self.sources[new]
         fresh = self.stateful.session(self.sources[[0, new]], self.block_size)
-        self.loop.restart(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))
+        self.loop.replace(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))
 
     def shrink(self):
         kept = torch.tensor([2, 0])
         self.source = self.source[kept]
-        self.loop.shrink(self.stateful.session(self.source, self.block_size), kept)
+        self.loop.keep(kept, self.stateful.session(self.source, self.block_size))
 
 
 def greedy_after(model, source, tokens, count):

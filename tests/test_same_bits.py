@@ -34,7 +34,8 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 def digests(setting: str | None) -> dict[str, str]:
     """Return the digests of tests/bits.py, computed in a process of its own with a setting."""
     folder = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), str(folder)]),
+    path = os.pathsep.join(map(str, (folder.parent, folder.parent / "scripts", folder)))
+    environment = {**os.environ, "PYTHONPATH": path,
                    **(SETTINGS[setting] if setting else {})}
     result = subprocess.run([sys.executable, folder / "bits.py", *NAMES], env=environment, capture_output=True,
                             text=True, check=False)

@@ -14,7 +14,7 @@ from superres.cli.main import run
 from superres.config import FACES, TRANSLATION, DecodeConfig, setting, settings_of
 from superres.decoding.acceptance import CRITERIA, Exact
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.heads import HeadProposer
+from superres.decoding.proposers.verifier import HeadProposer
 from superres.errors import ConfigError
 from superres.evaluation import survey_methods
 from superres.pipeline.options import combined, dependent_on

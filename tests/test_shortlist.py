@@ -10,11 +10,11 @@ import torch
 from fakes import NATIVE, Waiting, random_tokens, stacked
 from textual import CONFIG, sentences, vocabulary, wordy, write_pairs
 
+from decodes import decode
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, feed_of
-from superres.decoding.decode import decode
 from superres.errors import CheckpointError
 from superres.native import build
 from superres.native.model import NativeModel

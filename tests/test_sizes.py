@@ -14,11 +14,11 @@ from fakes import NATIVE, TINY, VARIANTS, limits_of, random_model, random_tokens
 from PIL import Image
 from skimage import data
 
+from decodes import decode
 from superres import load
 from superres.checkpoint import read_network, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.decode import decode
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build

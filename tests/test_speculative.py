@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
-from fakes import SMALL, Waiting, proposer_for, random_model, random_tokens, stacked
+from fakes import SMALL, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from decodes import decode
 from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import sampling
-from superres.decoding.batching import RefilledDecoder, feed_of
-from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sampling import filtered
@@ -136,23 +135,6 @@ def test_samples_have_the_distribution_of_direct_sampling(way, settings):
     assert statistic(decoded.tokens, joint(options)) < 1
     accepted = {count for trace in decoded.traces for count in trace.accepted}
     assert accepted == {1, 3} if way == "itself" else len(accepted) > 1
-
-
-@pytest.mark.parametrize("proposer", PROPOSERS)
-def test_a_row_samples_the_same_alone_among_others_and_refilled(proposer):
-    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 5)[0]
-    options = speculative(block_size=4, seed=2)
-    batch = decode(model, source, options, proposer=proposer_for(proposer, model))
-    for row in (0, 4):
-        alone = decode(model, source[row : row + 1], options, keys=[row], proposer=proposer_for(proposer, model))
-        assert torch.equal(batch.tokens[row], alone.tokens[0])
-    feed = feed_of([Waiting(one, row, row) for row, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, stacked, options, 2, proposer=proposer_for(proposer, model))
-    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.item.tag)
-    assert [one.tokens.tolist() for one in finished] == batch.tokens.tolist()
-    assert [one.trace.accepted for one in finished] == [trace.accepted for trace in batch.traces]
-    other = decode(model, source, replace(options, seed=3), proposer=proposer_for(proposer, model))
-    assert other.tokens.tolist() != batch.tokens.tolist()
 
 
 # The filters

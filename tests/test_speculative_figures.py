@@ -53,14 +53,13 @@ def test_the_command_measures_and_predicts(folder, tmp_path, capsys):
             assert 0 <= low <= mean <= high <= 1
     cells = {(cell["draft"], cell["temperature"], cell["gamma"]): cell for cell in cells_of(document)}
     assert cells.keys() == {(name, temperature, gamma) for name in names for temperature in TIMED
-                            for gamma in (*QUICK_GAMMAS, "adaptive")}
+                            for gamma in QUICK_GAMMAS}
     for (_, _, gamma), cell in cells.items():
         assert cell["speed_up"] > 0
-        if gamma != "adaptive":
-            assert 1 <= cell["tokens"] <= gamma + 1
-            assert cell["predicted_tokens"] == pytest.approx(expected_tokens(cell["alpha"], gamma))
-            c = cell["predicted_c"]
-            assert c is None or cell["paper_speed_up"] == pytest.approx(improvement_factor(cell["alpha"], gamma, c))
+        assert 1 <= cell["tokens"] <= gamma + 1
+        assert cell["predicted_tokens"] == pytest.approx(expected_tokens(cell["alpha"], gamma))
+        c = cell["predicted_c"]
+        assert c is None or cell["paper_speed_up"] == pytest.approx(improvement_factor(cell["alpha"], gamma, c))
     assert cells[same, 0.0, 3]["tokens"] > 3.9
     assert cells[same, 1.0, 3]["operations"] == pytest.approx(7 / cells[same, 1.0, 3]["tokens"])
     page = (tmp_path / "speculative-images.md").read_text()
@@ -83,10 +82,10 @@ def cell(gamma, speed_up, predicted, **more):
 
 
 def test_the_best_gamma_and_the_errors_are_those_of_the_cells():
-    cells = [cell(1, 0.8, 0.9), cell(3, 1.2, 0.95), cell("adaptive", 1.1, 0.0)]
+    cells = [cell(1, 0.8, 0.9), cell(3, 1.2, 0.95)]
     (row,) = best_gammas(cells)
     assert (row["speed_up_gamma"], row["predicted_speed_up_gamma"], row["paper_speed_up_gamma"]) == (3, 0, 3)
-    assert (row["best_fixed"], row["chosen_speed_up"], row["adaptive"]) == (1.2, 1.0, 1.1)
+    assert (row["speed_up"], row["chosen_speed_up"]) == (1.2, 1.0)
     found = {row["what"]: row for row in errors(cells)}
     assert "c (draft models)" not in found
     assert found["speed-up with the measured call"]["near"] == 1

@@ -13,8 +13,8 @@ import pytest
 import torch
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
 
+from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.system.machine import TorchThreads, core_quota
@@ -24,10 +24,10 @@ compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler 
 PRELUDE = """
 import os, sys, torch
 from dataclasses import replace
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {scripts!r}]
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
+from decodes import decode
 from superres.native.model import NativeModel
 
 torch.set_num_threads(2)
@@ -44,7 +44,8 @@ def tokens(model, rows=9):
 
 def run(code):
     """Run code after PRELUDE in a process of its own, which must not hang, and return what it prints."""
-    prelude = PRELUDE.format(tests=os.path.dirname(__file__))
+    tests = os.path.dirname(__file__)
+    prelude = PRELUDE.format(tests=tests, scripts=os.path.join(tests, "..", "scripts"))
     result = subprocess.run([sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True,
                             timeout=600, check=False)
     assert result.returncode == 0, result.stderr

@@ -16,7 +16,7 @@ from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, QualityBound
-from superres.decoding.decode import check_options
+from superres.decoding.block_size import check_options
 from superres.errors import ConfigError, OutputError
 from superres.evaluation import tuning
 from superres.evaluation.tuning import ACCEPTANCE, GREEDY, as_rows, compare, label, save_default, shortlist, within

@@ -19,7 +19,7 @@ from superres.cli.main import run
 from superres.errors import ConfigError
 from superres.native import abi, build, variants
 from superres.native.build import NativeUnavailable
-from superres.native.report import report
+from superres.native.diagnosis import report
 from superres.native.variants import BY_NAME, SUFFIX, for_machine
 from superres.pipeline.engines import step_model
 

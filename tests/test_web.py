@@ -15,7 +15,7 @@ from skimage import data
 from stress_demo import encoded, zipped
 
 from superres.config import DecodeConfig
-from superres.decoding.decode import check_options
+from superres.decoding.block_size import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.pipeline.upscaler import Upscaled, Upscaler

@@ -15,7 +15,7 @@ from PIL import Image
 import where_it_pays
 from superres.config import PRESETS
 from superres.decoding import cost
-from superres.decoding.graph_cache import BURST
+from superres.decoding.captured import BURST
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
 from where_it_pays import LAYERS, best_block, network_of, speed_ups, views, whole_decodes

@@ -109,16 +109,17 @@ def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
     The first result is the sum of sum(min(p, q)) over the verified proposals, the second their number, float64 [B]
     each. Their ratio estimates alpha without the sampling noise of the verdicts.
     """
-    total, count = torch.zeros(2, len(loop.keys), dtype=torch.float64, device=loop.keys.device)
+    state = loop.plain.state
+    total, count = torch.zeros(2, len(loop.plain.keys), dtype=torch.float64, device=loop.plain.keys.device)
     while not loop.done():
-        sampler, before = loop.plain.sampler, loop.state.position.clone()
-        loop.iterate()
+        sampler, before = loop.plain.sampler, state.position.clone()
+        loop.run(1)
         if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
             continue
         # The proposal after the last accepted token was verified too, unless the sequence ends there or has just begun.
-        verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
+        verified = state.position - before - (state.position >= state.limit).long()
         verified = verified.masked_fill(before < 0, 0)
-        tested = loop.state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
+        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
         total += (torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum(1)
         count += tested.sum(1)
     return total.cpu().numpy(), count.cpu().numpy()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -27,15 +28,16 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import cost_model
+from decodes import Decoded, iterations, result_of
 from measurements import Busy, Columns, Device, Document, Output, Page, Row, Table, Values, columns_table, run, values
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import DEFAULT_BLOCK_SIZE, BlockSizeChooser, iterations
-from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.block_size import DEFAULT_BLOCK_SIZE
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
-from superres.decoding.trace import mean_accepted_block_size
+from superres.decoding.trace import TraceRecorder, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import Workload, run_record, step_weights
 from superres.interfaces import ScoringModel
@@ -77,8 +79,6 @@ def batch_of(pipeline: Pipeline, source: Tensor) -> Batch:
 
 ROUNDS = 3
 """Number of rounds over all batches, whose median times count."""
-LEARNING = 0.1
-"""Seconds of decoding per batch from which an adaptive block size learns before it is timed."""
 SPLIT = 256
 """Number of iterations whose proposals are timed, per variant."""
 
@@ -87,17 +87,15 @@ SPLIT = 256
 class Variant:
     """A variant of decoding, a proposer (None: one token per step) in a mode of MODES, and its measurements.
 
-    `adaptive` chooses the block size; None keeps that of `options`. `width` is the number of tokens that a step reads,
-    the block size if None. `times` has for each batch the seconds of all its
-    decodes: of the whole, and of its iterations alone, without encoding, the model call that makes the first proposals,
-    and collecting the result. `decoded` has the results, one per batch. `parts` has the seconds of single iterations:
-    of the verification alone, and of the whole iteration with its proposals.
+    `width` is the number of tokens that a step reads, the block size if None. `times` has for each batch the seconds of
+    all its decodes: of the whole, and of its iterations alone, without encoding, the model call that makes the first
+    proposals, and collecting the result. `decoded` has the results, one per batch. `parts` has the seconds of single
+    iterations: of the verification alone, and of the whole iteration with its proposals.
     """
 
     mode: str
     options: DecodeConfig
     proposer: Proposer | None
-    adaptive: BlockSizeChooser | None = None
     width: int | None = None
     times: list[list[tuple[float, float]]] = dataclasses.field(default_factory=list)
     decoded: list[Decoded] = dataclasses.field(default_factory=list)
@@ -108,33 +106,24 @@ class Variant:
         batch, timer = batches[number], Timer(batches[number][0].device)
         is_new = number == len(self.decoded)
         if is_new:
-            self._warm_up(model, batch, number, timer)
+            list(islice(self._loops(model, batch, number), 2))  # warms up
             self.times.append([])
         begun, started = 0.0, timer.now()
         for loop in self._loops(model, batch, number):
             begun = begun or timer.now()
             if loop.complete:
-                iterating, decoded = timer.now() - begun, loop.result()  # before a captured loop serves another decode
+                iterating, decoded = timer.now() - begun, result_of(loop)
         self.times[number].append((timer.now() - started, iterating))
         if is_new:
             self.decoded.append(decoded)
-        if self.proposes and self.adaptive is None and len(self.parts) < SPLIT:
+        if self.proposes and len(self.parts) < SPLIT:
             self.parts += iteration_parts(model, batch, self.options, self.proposer, timer)
-
-    def _warm_up(self, model: ScoringModel, batch: Batch, number: int, timer: Timer) -> None:
-        """Do two iterations; an adaptive block size learns from decodes of LEARNING seconds."""
-        if self.adaptive is None:
-            list(islice(self._loops(model, batch, number), 2))
-            return
-        end = timer.now() + LEARNING
-        while timer.now() < end:
-            list(self._loops(model, batch, number))
 
     def _loops(self, model: ScoringModel, batch: Batch, number: int) -> Iterator[BlockwiseLoop]:
         source, padding = batch
         keys = torch.arange(len(source), device=source.device) + number * len(source)  # no two rows share their noise
         return iterations(model, source, self.options, padding=padding, keys=keys, width=self.width,
-                          proposer=self.proposer, adaptive=self.adaptive)
+                          proposer=self.proposer)
 
     @property
     def proposes(self) -> bool:
@@ -203,10 +192,34 @@ def iteration_parts(
     loop, parts = BlockwiseLoop(model, session, options, keys, k, proposer, criterion), list[tuple[float, float]]()
     loop.run(1)
     while len(parts) < SPLIT and not loop.done():
-        loop.verification()
-        verified = loop.verification(timer.now)
-        parts.append((verified, timer.once(loop.iterate)))
+        verification(loop)
+        verified = verification(loop, timer.now)
+        parts.append((verified, timer.once(lambda: loop.run(1))))
     return parts
+
+
+def verification(loop: BlockwiseLoop, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Do the next iteration without its proposals, undo it, and return its seconds by `clock`.
+
+    A whole iteration then takes these seconds and those of its proposals, in whatever runs the iterations. The loop
+    must be neither complete nor captured, and all blocks of one size; proposals of trees have no such part.
+    """
+    plain, state, size = loop.plain, loop.plain.state, loop.plain.state.block_size
+    sampler = None if loop.is_native else plain.sampler
+    # q is written with proposals only, and counts for nothing without its total.
+    changed = [state.position, state.limit, state.proposals, getattr(loop.decoder, "q_total", torch.empty(0))]
+    kept = [tensor.clone() for tensor in changed]
+    recorder, loop.recorder, plain.block_size = loop.recorder, TraceRecorder(), 1
+    started = clock()
+    loop.run(1)
+    seconds = clock() - started
+    # The committed tokens need no copy: the next iteration commits the same tokens.
+    for tensor, before in zip(changed, kept, strict=True):
+        tensor.copy_(before)
+    loop.recorder, state.block_size, plain.block_size = recorder, size, size
+    if sampler is not None:
+        plain.sampler = sampler
+    return seconds
 
 
 def alternate(batches: Sequence[Batch], variants: Mapping[Any, tuple[ScoringModel, Variant]]) -> None:

@@ -42,7 +42,7 @@ from measurements import (
 from superres import DecodeConfig
 from superres.cli.benchmark import parse_batches
 from superres.evaluation.text import bleu
-from superres.pipeline.export import export_ctranslate2
+from superres.pipeline.ctranslate2_export import export_ctranslate2
 from superres.pipeline.translator import Translator
 from superres.system.machine import require_idle
 from superres.system.output import short_digest

@@ -24,10 +24,12 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from decodes import iterations
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
-from superres.decoding.decode import iterations
-from superres.decoding.graph_cache import BURST
+from superres.decoding.captured import BURST
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.nn.cuda_graph import GraphModel

@@ -27,12 +27,12 @@ from torch import Tensor
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "benchmark")]
 
 from cost_model import expected_tokens
+from decodes import Decoded, decode, iterations, result_of
 from measurements import Columns, Document, Line, Panel, Row, Values, columns_table, draw, interval, ratio, values
 from superres.config import DecodeConfig, require
-from superres.decoding.decode import decode, iterations
-from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
-from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoder
+from superres.decoding.proposers.lookahead.iteration import Layout, LookaheadDecoder
 from superres.evaluation.benchmark import step_work
 from superres.native.model import ROUNDS
 from superres.pipeline.base import Pipeline
@@ -228,16 +228,16 @@ def decode_from(pipeline: Pipeline, source: Tensor, options: DecodeConfig, seed:
     model, size = pipeline.scoring, options.block_size or 1
     session = LookaheadDecoder.open_session(model, source, options, size)
     loop = BlockwiseLoop(model, session, options, noise_keys(None, 1, source.device), size)
-    decoding, pending = loop.plain, loop.state.pending
+    decoding, pending = loop.plain, loop.plain.state.pending
     if not isinstance(decoding, LookaheadDecoder):
         raise TypeError("only lookahead has a window")
     decoding.window.random_(0, model.vocabulary, generator=torch.Generator().manual_seed(seed))
     cells = decoding.window[:, decoding.stages, decoding.columns]
     pending[:, pending.shape[1] - cells.shape[1] :] = cells  # the columns of the first step
     while not loop.complete:
-        loop.iterate()
+        loop.run(1)
         loop.done()
-    return loop.result()
+    return result_of(loop)
 
 
 def random_starts(pipeline: Pipeline, sources: Sequence[Tensor], size: Size, seeds: int) -> Values:

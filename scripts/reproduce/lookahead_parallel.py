@@ -19,11 +19,12 @@ import torch
 import torch.distributed
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from decodes import Decoded, decode
 from superres import DecodeConfig, SuperresError
 from superres.config import DEFAULT_TRANSLATOR
-from superres.decoding.decode import decode
-from superres.decoding.loop import Decoded
-from superres.decoding.proposers.lookahead.decoding import Layout
+from superres.decoding.proposers.lookahead.iteration import Layout
 from superres.decoding.proposers.lookahead.peers import Peers
 from superres.pipeline.translator import Translator
 from superres.system.machine import Timer

@@ -28,12 +28,13 @@ from cost_model import (
     overlaps,
     whole_factor,
 )
+from decodes import decode
 from measurements import Columns, Document, Line, Panel, Row, Values, columns_table, draw, interval, ratio, values
 from proposers import Batch, Variant, alternate, batch_of, proposal_weights
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.decode import decode
+from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
@@ -154,7 +155,7 @@ def timed_cells(
     pipeline: Pipeline, drafts: Sequence[Draft], batches: Sequence[Batch], temperature: float, gammas: Sequence[int],
     alphas: dict[str, float],
 ) -> list[Values]:
-    """Time all drafts at a temperature, at every gamma and with an adaptive block size; return a row for each.
+    """Time all drafts at a temperature and at every gamma; return a row for each.
 
     `alphas` is alpha by draft. Predictions use it, the time of a draft's own steps, and the time of the verifier's
     steps of gamma + 1 tokens. All are measured apart from the decodes that they predict.
@@ -165,15 +166,12 @@ def timed_cells(
     def alone(width: int | None = None) -> Variant:
         return Variant(mode, sampled(plain, temperature, 1), None, width=width)
 
-    variants: dict[tuple[str, int | str], tuple[ScoringModel, Variant]] = {("verifier", 0): (verifier, alone())}
+    variants: dict[tuple[str, int], tuple[ScoringModel, Variant]] = {("verifier", 0): (verifier, alone())}
     variants |= {("verifier", gamma): (verifier, alone(gamma + 1)) for gamma in gammas}
     for draft in drafts:
         for gamma in gammas:
             options = sampled(draft.options, temperature, gamma + 1)
             variants[draft.name, gamma] = verifier, Variant(mode, options, draft.proposer)
-        options = dataclasses.replace(options, adaptive=True)
-        chooser = pipeline.block_sizes.get(options, *batches[0], draft.proposer)
-        variants[draft.name, "adaptive"] = verifier, Variant(mode, options, draft.proposer, chooser)
     alternate(batches, variants)
 
     measured = {name: variant for name, (_, variant) in variants.items()}
@@ -183,11 +181,10 @@ def timed_cells(
         own = None
         if draft.network is not None:
             own = own_steps(draft.network, verifier, batches[0], sampled(plain, temperature, 1), middle)
-        for gamma in (*gammas, "adaptive"):
+        for gamma in gammas:
             cell = cell_of(measured[draft.name, gamma], greedy)
-            if not isinstance(gamma, str):
-                verify = measured["verifier", gamma].iteration / greedy.iteration
-                cell |= predictions(draft, cell, gamma, alphas[draft.name], own, verify)
+            verify = measured["verifier", gamma].iteration / greedy.iteration
+            cell |= predictions(draft, cell, gamma, alphas[draft.name], own, verify)
             cells.append({"draft": draft.name, "temperature": temperature, "gamma": gamma, **cell})
     return cells
 
@@ -209,7 +206,7 @@ def own_steps(
     def loop_of(model: ScoringModel, width: int) -> BlockwiseLoop:
         loop = BlockwiseLoop(model, model.session(source, width, padding), options, keys, 1)
         loop.plain.end_token = None  # further steps would cost nothing
-        loop.burst(position, STEPS)
+        run_from(loop, position, STEPS)
         return loop
 
     first, further, verifying = loop_of(draft, READ), loop_of(draft, 1), loop_of(verifier, 1)
@@ -219,7 +216,7 @@ def own_steps(
         def steps() -> None:
             for _ in range(rounds):
                 for loop in loops:
-                    loop.burst(position, count)
+                    run_from(loop, position, count)
 
         return timer.once(steps) / rounds
 
@@ -272,21 +269,17 @@ def predictions(
 def best_gammas(cells: Sequence[Values]) -> list[Values]:
     """Return for each draft and temperature the best gamma: by the paper's formula, by ours, and measured.
 
-    All choose among the measured values of gamma, and 0, which decodes greedily. `adaptive` is the speed-up of an
-    adaptive block size.
+    All choose among the measured values of gamma, and 0, which decodes greedily.
     """
     rows = []
     for draft, temperature in dict.fromkeys((cell["draft"], cell["temperature"]) for cell in cells):
         own = [cell for cell in cells if (cell["draft"], cell["temperature"]) == (draft, temperature)]
-        fixed = [cell for cell in own if cell["gamma"] != "adaptive"]
-        row = {"draft": draft, "temperature": temperature, "adaptive": own[-1]["speed_up"],
-               "adaptive_tokens": own[-1]["tokens"]}
+        row = {"draft": draft, "temperature": temperature}
         for name in ("paper_speed_up", "predicted_speed_up", "speed_up"):
-            best = max(fixed, key=lambda cell, name=name: cell[name])
+            best = max(own, key=lambda cell, name=name: cell[name])
             row[name], row[f"{name}_gamma"] = (best[name], best["gamma"]) if best[name] > 1 else (1.0, 0)
         chosen = row["predicted_speed_up_gamma"]
-        row["chosen_speed_up"] = next((cell["speed_up"] for cell in fixed if cell["gamma"] == chosen), 1.0)
-        row["best_fixed"] = max(cell["speed_up"] for cell in fixed)
+        row["chosen_speed_up"] = next((cell["speed_up"] for cell in own if cell["gamma"] == chosen), 1.0)
         rows.append(row)
     return rows
 
@@ -308,8 +301,8 @@ def errors(cells: Sequence[Values]) -> list[Values]:
              "n-grams and lookup": lambda name: name in ("unigram", "bigram", "lookup")}
     for what, (predicted, measured) in PREDICTED.items():
         for kind, belongs in kinds.items():
-            own = [cell[predicted] / cell[measured] - 1 for cell in cells if cell["gamma"] != "adaptive"
-                   and belongs(cell["draft"]) and cell[predicted] is not None and cell[measured] > 0]
+            own = [cell[predicted] / cell[measured] - 1 for cell in cells
+                   if belongs(cell["draft"]) and cell[predicted] is not None and cell[measured] > 0]
             if own:
                 rows.append({"what": what, "kind": kind, "count": len(own), "near": sum(abs(e) <= NEAR for e in own),
                              "median": float(np.median(own)), "least": min(own), "most": max(own)})
@@ -410,7 +403,6 @@ BEST: Columns = {
     "draft": ("draft", 0), "T": ("temperature", 0),
     "theorem 3.8: gamma (speed-up)": (chosen("paper_speed_up"), 0),
     "with the measured call": (chosen("predicted_speed_up"), 0), "measured": (chosen("speed_up"), 0),
-    "adaptive: speed-up": ("adaptive", 2), "tokens per step": ("adaptive_tokens", 2),
 }
 CELLS: Columns = {
     "draft": ("draft", 0), "T": ("temperature", 0), "gamma": ("gamma", 0), "alpha": ("alpha", 3),
@@ -435,8 +427,7 @@ def plots(document: Document) -> dict[str, bytes]:
     Points are measured, at the highest timed temperature. The curves of the speed-up are those of theorem 3.8 (dotted)
     and with the measured call (solid).
     """
-    cells = [cell for cell in cells_of(document)
-             if cell["gamma"] != "adaptive" and cell["temperature"] == TIMED[-1]]
+    cells = [cell for cell in cells_of(document) if cell["temperature"] == TIMED[-1]]
     names, gammas = ([*dict.fromkeys(cell[key] for cell in cells)] for key in ("draft", "gamma"))
     alphas = np.linspace(0, 1, 101)
     tokens = [Line([(alpha, expected_tokens(alpha, gamma)) for alpha in alphas], None, "grey", "-") for gamma in gammas]

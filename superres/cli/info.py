@@ -27,7 +27,7 @@ def info(file: PictureFile = None, as_json: AsJson = False) -> None:
     The first run may compile the native engine, and tests it. With FILE, print what a picture says of its origin.
     """
     if file is None:
-        from superres.native.report import report
+        from superres.native.diagnosis import report
 
         found = {"superres": __version__, **report()}
     else:

@@ -84,7 +84,7 @@ def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
 
     In float32, CTranslate2 then gives the tokens of greedy decoding (extra `peers`).
     """
-    from superres.pipeline.export import export_ctranslate2
+    from superres.pipeline.ctranslate2_export import export_ctranslate2
 
     export_ctranslate2(checkpoint, folder)
     say(f"written: {folder}")

@@ -16,16 +16,10 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
-from superres.decoding.decode import (
-    DONE_CHECK_INTERVAL,
-    BlockSizeChooser,
-    check_interval,
-    check_options,
-    driven,
-    opened_loop,
-)
-from superres.decoding.loop import BlockwiseLoop, decoding_type
+from superres.config import DecodeConfig, require, require_whole
+from superres.decoding.block_size import check_options
+from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.loop import BlockwiseLoop, decoding_type, opened_loop
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, sources_at, with_proposer_state
@@ -35,6 +29,12 @@ from superres.interfaces import ScoringModel, Session, Sources
 GROUP = {"cpu": 1, "cuda": 16}
 """Number of sources encoded in one call, by kind of device. A smaller group is filled up to that number, since the
 rounding of sums may depend on the number of rows."""
+
+DONE_CHECK_INTERVAL = 16
+"""Number of iterations between two checks for complete rows; between them nothing is read from the device."""
+
+END_CHECK_INTERVAL = 4
+"""The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
 
 LONG = 384
 """On a CPU, rows are checked once per `LONG` tokens of a target's length: compiled iterations of one row in succession
@@ -86,16 +86,21 @@ class _Row(Generic[ItemT]):
 
 
 class RefilledDecoder(Generic[ItemT]):
-    """Decodes the sequences of a feed, at most `rows` at a time.
+    """Decodes the sequences of a feed, at most `rows` at a time: the one way to blockwise decoding.
+
+    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same
+    seed). With torch's float kernels, this holds bit for bit against a run of the same `width` only, since kernels
+    differ between shapes.
 
     `model_calls` is the number of decoding iterations so far, the first of which reads the start of the sequences.
+    `loop` runs them, once there are sequences to decode.
     """
 
     def __init__(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, proposer: Proposer | None = None, group: int | None = None,
-        width: int | None = None, adaptive: Callable[[Tensor, Tensor | None], BlockSizeChooser | None] | None = None,
-        batch: bool = False,
+        width: int | None = None, batch: bool = False,
+        adaptive: Callable[[Tensor, Tensor | None], int | ConfidentBlockSize | None] | None = None,
     ) -> None:
         """Prepare; nothing is taken from the feed yet. Raises ConfigError if options do not fit the model.
 
@@ -105,19 +110,27 @@ class RefilledDecoder(Generic[ItemT]):
             sources: returns the sources of N items; S must be the same for all items of the feed.
             options: block size, proposer, acceptance, sampling.
             rows: largest number of sequences decoded at the same time.
-            proposer: as for `superres.decoding.decode.iterations`.
+            proposer: source of proposals; by `options.proposer` if None.
             group: largest number of sources encoded in one call; None for the constant `GROUP` of the device.
-            width: as for `superres.decoding.decode.iterations`.
-            adaptive: returns the adaptive block size for sources and padding, or None for a fixed block size.
+            width: step width W, at least the block size, which is the default. A larger width runs the same kernels as
+                a larger block.
             batch: the feed has `rows` sequences, which are encoded, and to their end decoded, as one batch.
+            adaptive: returns what chooses the block size for sources and padding, up to that of `options`: a block size
+                for the whole decode, or one that every iteration chooses; None keeps that of `options`.
         """
         self.options, self.rows, self.width, self.batch = options, rows, width, batch
         self.group = rows if batch else group
-        self.block_size = check_options(options, model.prediction_heads, model.length)
+        # A proposer of the caller's makes any number of proposals.
+        heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
+        self.block_size = check_options(options, heads, model.length)
+        if width is not None:
+            require_whole("width", width)
+            require(width >= self.block_size, f"width {width} is smaller than the block size {self.block_size}")
+            require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
         self.proposer = proposer or PROPOSERS[options.proposer]()
         self.model = with_proposer_state(model, self.proposer)
         self.model_calls = 0
-        self._loop: BlockwiseLoop | None = None
+        self.loop: BlockwiseLoop | None = None
         self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
         self._kind = decoding_type(self.proposer, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
@@ -134,7 +147,7 @@ class RefilledDecoder(Generic[ItemT]):
     @property
     def tokens_under_way(self) -> int:
         """Number of tokens decoded of the sequences that are not complete (reads from the device)."""
-        position = [] if self._loop is None else self._loop.state.position.tolist()
+        position = [] if self.loop is None else self.loop.plain.state.position.tolist()
         return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False) if row is not None)
 
     @torch.inference_mode()
@@ -150,21 +163,30 @@ class RefilledDecoder(Generic[ItemT]):
         session, keys = self._first_rows()
         adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self.under_way[: len(keys)]))
         with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
-            self._loop, started = loop, time.perf_counter()
-            for _ in driven(loop, adaptive, lambda: self._interval(loop)):
+            self.loop, count = loop, 1  # the first iteration reads the start of the sequences
+            while True:
+                started = time.perf_counter()
+                loop.run(count)
+                loop.done()
                 self._seconds += time.perf_counter() - started
                 self._share()
                 finished = self._harvest(loop)
-                if finished or (self._more and not all(self._rows)):
+                if not self.batch and (finished or (self._more and not all(self._rows))):
                     self._refill(loop)
                 self.model_calls = len(loop.recorder)
                 yield finished
-                started = time.perf_counter()
+                if loop.complete:
+                    return
+                count = self._interval(loop)
 
     def _interval(self, loop: BlockwiseLoop) -> int:
-        """Return the number of iterations until the next check for complete rows."""
-        interval = check_interval(self.model.end_token, self._device.type)
-        if self._device.type != "cpu" or self.batch:
+        """Return the number of iterations until the next check for complete rows.
+
+        Iterations past an end token are wasted, and on a CPU a check costs nothing.
+        """
+        is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
+        interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
+        if not is_cpu or self.batch:
             return interval
         if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):
             return DONE_CHECK_INTERVAL  # native iterations end with the last row, before which no sequence gets a row
@@ -242,7 +264,7 @@ class RefilledDecoder(Generic[ItemT]):
         """Remove the complete sequences from their rows; those of a batch together."""
         if self.batch and not loop.complete:
             return []
-        complete = (loop.state.position >= loop.state.limit).tolist()
+        complete = loop.decoder.complete().tolist()
         done = [number for number, row in enumerate(self._rows) if row is not None and complete[number]]
         finished = self._results(loop, done)
         for number in done:
@@ -253,16 +275,14 @@ class RefilledDecoder(Generic[ItemT]):
     def so_far(self) -> list[Result[ItemT]]:
         """Return the sequences that are not complete as far as they are decoded (reads from the device)."""
         busy = [number for number, row in enumerate(self._rows) if row is not None]
-        return [] if self._loop is None else self._results(self._loop, busy)
+        return [] if self.loop is None else self._results(self.loop, busy)
 
     def _results(self, loop: BlockwiseLoop, numbers: list[int]) -> list[Result[ItemT]]:
         """Return the tokens and traces in the rows `numbers`, none of which is empty."""
         rows = [row for number in numbers if (row := self._rows[number]) is not None]
         if not rows:
             return []
-        tokens = loop.state.tokens[numbers, : self.model.length].cpu()
-        position = loop.state.position[numbers].clamp(min=0).cpu().unsqueeze(1)
-        tokens *= torch.arange(self.model.length) < position
+        tokens = loop.decoder.results(self._index(numbers))[0].cpu()
         traces = loop.recorder.rows(numbers, [row.since for row in rows])
         return [Result(row.item, one, trace, row.seconds) for row, one, trace in zip(rows, tokens, traces, strict=True)]
 
@@ -272,13 +292,13 @@ class RefilledDecoder(Generic[ItemT]):
         if self._more and len(self._waiting) < len(empty):
             self._take(len(empty) - len(self._waiting), wait=not self.under_way)
         for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
-            loop.restart(rows, session, chosen, keys)
+            loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
         # Captured iterations have a fixed number of rows. Text ends after fewer iterations than a new session costs.
         can_shrink = not loop.is_captured and self.model.end_token is None
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
-            loop.shrink(self._empty(kept), kept)
+            loop.keep(kept, self._empty(kept))
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))

@@ -7,6 +7,7 @@ greedy decoding, and every iteration commits at least one.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,24 +32,40 @@ class PlainDecoder:
     """
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        samplers: Samplers, state: DecodeState, confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
+        proposer: Proposer, criterion: Criterion, confident: ConfidentBlockSize | None = None,
+        fixed_memory: bool = False,
     ) -> None:
-        """Prepare to start the rows of `state`; the session is an empty one of these rows, by `open_session`.
+        """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
 
-        `confident` chooses the block size of every iteration; None leaves it to `block_size`.
+        Args:
+            model: the model.
+            session: an empty session of the model, by `open_session`.
+            options: minimum block and sampling.
+            keys: keys of the sampling noise, int64 [B].
+            block_size: k, at most the session's width.
+            proposer: source of proposals 2..k.
+            criterion: acceptance.
+            confident: chooses the block size of every iteration; None leaves it to `block_size`.
+            fixed_memory: whether samplers use the same memory in every iteration.
         """
-        self.session, self.confident = session, confident
-        self.nan_check = NanCheck(len(state.position), session.width, state.position.device)
-        self.criterion, self.proposer, self.samplers = criterion, proposer, samplers
-        self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.state = state
-        self._sampler = None if samplers.buffer is None else samplers.at(state.targets(self.block_size))
+        self.session, self.confident, self.keys, self.seed = session, confident, keys.clone(), options.seed
+        self.criterion, self.proposer = criterion, proposer
+        self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, block_size
+        # The filler must not be the end token, or a row would end where it starts.
+        self.state = DecodeState(
+            len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
+        self.state.start(torch.arange(len(keys), device=keys.device), self._longest())
+        self.nan_check = NanCheck(len(keys), session.width, keys.device)
+        self._make_samplers = partial(
+            Samplers, options, vocabulary=model.vocabulary, buffer_width=session.width if fixed_memory else None)
+        self.samplers = self._make_samplers(self.keys)
+        self._sampler = self.samplers.at(self.state.targets(block_size)) if fixed_memory else None
         self.head_confidence: HeadConfidence | None = None  # of the pending proposals
         self.block_costs: BlockCosts | None = None
         if confident is not None:
             self.head_confidence = HeadConfidence(self.sampler)
-            self.block_costs = confident.block_costs(len(state.position), session.shape)
+            self.block_costs = confident.block_costs(len(keys), session.shape)
 
     @property
     def sampler(self) -> CoupledSampler:
@@ -128,19 +145,22 @@ class PlainDecoder:
             parts.append(parts[0].expand(-1, width - k))
         torch.cat(parts, dim=1, out=state.proposals[:, :width])
 
-    def start(self, rows: Tensor, longest: Tensor | None) -> None:
-        """Begin new sequences in `rows` [R], of at most `longest` [B] tokens, T if None."""
-        self.state.start(rows, longest)
+    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """See `superres.interfaces.Decoder.replace`."""
+        self.session.copy_rows(rows, fresh, chosen, cache=False)
+        self.keys.index_copy_(0, rows, keys)
+        self.samplers.rekey(self.seed, self.keys)
+        self.state.start(rows, self._longest())
         self.nan_check.clear(rows)
         if self._sampler is not None:
             self._sampler.clear(rows)
 
-    def keep(self, rows: Tensor) -> None:
-        """See `superres.interfaces.Decoder.keep`: `shrink` has done it."""
-
-    def shrink(self, rows: Tensor, session: Session, samplers: Samplers) -> None:
-        """Continue with `rows` [R] only; `session` and `samplers` are already reduced to them."""
-        self.session, self.samplers = session, samplers
+    def keep(self, rows: Tensor, session: Session) -> None:
+        """See `superres.interfaces.Decoder.keep`."""
+        session.copy_rows(torch.arange(len(rows), device=rows.device), self.session, rows)
+        session.resize(self.session.width)
+        self.session, self.keys = session, self.keys[rows]
+        self.samplers = self._make_samplers(self.keys)
         self.state.keep(rows)
         self.nan_check.shrink(rows)
         if (costs := self.block_costs) is not None:
@@ -148,6 +168,22 @@ class PlainDecoder:
         before, self._sampler = self._sampler, None
         if before is not None:
             self.sampler.inherit(before, rows)
+
+    def complete(self) -> Tensor:
+        """See `superres.interfaces.Decoder.complete`."""
+        self.nan_check.check()
+        return self.state.position >= self.state.limit
+
+    def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `superres.interfaces.Decoder.results`."""
+        length = self.state.position[rows].clamp_(min=0)
+        tokens = self.state.tokens[rows, : self.state.length]
+        inside = torch.arange(self.state.length, device=rows.device) < length.unsqueeze(1)
+        return tokens.mul_(inside), length
+
+    def _longest(self) -> Tensor | None:
+        """Return the largest number of tokens of each row [B]; None if that is T."""
+        return None if self.end_token is None else self.session.longest
 
     @classmethod
     def open_session(
@@ -159,6 +195,25 @@ class PlainDecoder:
         Raises ConfigError if the algorithm does not support a `width`.
         """
         return model.session(source, width or block_size, padding)
+
+
+class PlainRows:
+    """The base of decoders that run the iterations of a `PlainDecoder`, and leave its rows to it."""
+
+    def __init__(self, plain: PlainDecoder) -> None:
+        self.plain = plain
+
+    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """See `superres.interfaces.Decoder.replace`."""
+        self.plain.replace(rows, fresh, chosen, keys)
+
+    def complete(self) -> Tensor:
+        """See `superres.interfaces.Decoder.complete`."""
+        return self.plain.complete()
+
+    def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `superres.interfaces.Decoder.results`."""
+        return self.plain.results(rows)
 
 
 def accepted_length(passed: Tensor, minimum: int | Tensor, missing: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from superres.config import Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Rule
+from superres.decoding.block_size import fastest_size
 from superres.decoding.sampling import CoupledSampler
 from superres.interfaces import Sampler
 
-FIRST_GUESS = 0.8  # Probability that a proposal passes, for the rate of the first iteration
 LEAST_ODDS = 1e-6  # Smallest odds of all other tokens against a proposal, so that their logarithm is finite
 MEMORY = 100  # Number of iterations after which an earlier iteration counts for 1/e in the running values
 
@@ -126,10 +126,8 @@ class ConfidentBlockSize:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
         self.minimum, self.largest_token, self.end_token = options.min_block, vocabulary - 1, end_token
-        # One iteration of the fastest block size, if every proposal passes with the probability FIRST_GUESS.
-        tokens = np.cumsum(np.cumprod([1.0, *[FIRST_GUESS] * (len(self.costs) - 1)]))
-        fastest = int((tokens / self.costs).argmax())
-        self.first = float(tokens[fastest]), self.costs[fastest]
+        size, tokens = fastest_size(self.costs)
+        self.first = tokens, self.costs[size - 1]  # tokens and seconds of the first iteration's rate
 
     def block_costs(self, rows: int, shape: Sequence[int]) -> BlockCosts:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""

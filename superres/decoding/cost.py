@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.graph_cache import BURST
+from superres.decoding.captured import BURST
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
@@ -65,7 +65,7 @@ def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
     while count < 2 or (spent < TIMED_SECONDS / ROUNDS and least < LONG_SECONDS):
         started = time.perf_counter()
         # All measurements start at the middle of a target, independently of the number of accepted tokens.
-        iterations = loop.burst(loop.state.length // 2, burst)
+        iterations = run_from(loop, loop.plain.state.length // 2, burst)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
@@ -75,3 +75,16 @@ def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
             least = min(least, seconds / iterations)
             spent += seconds
     return least
+
+
+def run_from(loop: BlockwiseLoop, position: int, count: int | None = None) -> int:
+    """Do `count` iterations from `position` on in all rows, to time them, and return their number.
+
+    Without `count`, the plain decoder does one iteration, and others a burst. There may be fewer iterations if all rows
+    are complete. Tokens of the rows are overwritten.
+    """
+    state, before = loop.plain.state, len(loop.recorder)
+    state.position.fill_(position)
+    state.limit.fill_(state.length)
+    loop.run((1 if loop.decoder is loop.plain else BURST) if count is None else count)
+    return len(loop.recorder) - before

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.decoding.proposers.base import RowTensors, StatefulSession
-from superres.interfaces import Decoder, GraphCapture, Sampler, ScoringModel, Session, Sources, StepOutput
+from superres.decoding.proposers.base import RowTensors, StatefulSession, WrappedModel
+from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
 from superres.tree import Tree, TreeSession
 
 UNLIMITED = 2**22  # Bound of the tokens past the target's end; they are undefined, and have no limits
@@ -173,7 +173,6 @@ class LimitedSession(StatefulSession):
         return self.session.propose(inner, index, first, offsets, limited)
 
 
-
 class LimitedTreeSession(LimitedSession):
     """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
 
@@ -211,28 +210,13 @@ class LimitedTreeSession(LimitedSession):
         self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
 
 
-class LimitedModel:
-    """A model limited to tokens within a task's limits: a `superres.interfaces.ScoringModel`.
-
-    Its encoded sources are a tuple: those of the model, and their bounds, int64 [B, 2, T + 1].
-    """
+class LimitedModel(WrappedModel):
+    """A model limited to tokens within a task's limits; the sources are those of the model, and their bounds."""
 
     def __init__(self, model: ScoringModel, limits: Limits) -> None:
         """Limit `model`, whose source tokens determine the sums of the groups."""
-        self.model, self.limits = model, limits
-        self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
-        self.prediction_heads, self.weight_bytes = model.prediction_heads, model.weight_bytes
-        self.graph_capture: GraphCapture | None = model.graph_capture
-        self.own_threads = model.own_threads
-
-    @property
-    def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.peers`."""
-        return self.model.peers
-
-    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.decoder`."""
-        return self.model.decoder(plain)
+        super().__init__(model)
+        self.limits = limits
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
         """See `superres.interfaces.ScoringModel.encode`."""

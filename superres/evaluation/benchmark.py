@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
+from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
@@ -190,7 +191,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     position = torch.full((batch,), work.position, device=device)
     session = scoring.session(work.source(batch), width)
     loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device), width)
-    iteration = timer.median(lambda: loop.burst(work.position)) / loop.burst(work.position)
+    iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     step = timer.median(lambda: session.step(tokens, position))
     parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0

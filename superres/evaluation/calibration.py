@@ -81,12 +81,12 @@ def verified_proposals(
     while not loop.done():
         heads = loop.plain.head_confidence
         loop.plain.head_confidence = HeadConfidence(loop.plain.sampler)
-        loop.iterate()
+        loop.run(1)
         if heads is None:
             continue
         seen = heads.seen or (torch.cat(heads.log_odds, dim=1),)
         _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
-        reached = (offset <= accepted.T) & (loop.state.missing().cpu().numpy()[:, None] > 0)  # [B, K - 1]
+        reached = (offset <= accepted.T) & (loop.plain.state.missing().cpu().numpy()[:, None] > 0)  # [B, K - 1]
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)
         parts.append(np.stack([row, offset < accepted.T, *(part.cpu().double().numpy() for part in seen)])[:, reached])
     row, verdict, *known = np.concatenate(parts, axis=1)

@@ -7,12 +7,13 @@ from ctypes import byref, pointer
 import torch
 from torch import Tensor
 
-from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import ProposerData, StatefulSession
-from superres.decoding.proposers.lookahead.decoding import LookaheadDecoder
+from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
 from superres.decoding.sum_limits import LimitedSession, Limits
 from superres.errors import ScoresError
+from superres.interfaces import Session
 from superres.native import abi
 from superres.native.build import library
 from superres.native.session import NativeSession, address
@@ -56,7 +57,7 @@ def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
     return session, limits, bounds
 
 
-class NativeDecoder:
+class NativeDecoder(PlainRows):
     """The iterations of a `PlainDecoder` in native.cpp: a `superres.interfaces.Decoder`.
 
     `largest` is the most tokens of a block. `q_total` [B, W] belongs to speculative sampling: sums of the weights that
@@ -65,7 +66,8 @@ class NativeDecoder:
 
     def __init__(self, plain: PlainDecoder) -> None:
         """Take over the rows of `plain`; raises ValueError if their tensors are too small for the session's steps."""
-        self.plain, state = plain, plain.state
+        super().__init__(plain)
+        state = plain.state
         self.proposals = plain.state.proposals.shape[1] if plain.samplers.speculative else 0
         # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start threads to write them, and
         # these compete with the session's own.
@@ -74,8 +76,9 @@ class NativeDecoder:
         self.q_total = state.position.new_zeros(len(state.position), self.proposals)
         self._bind()
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Tensor, session: Session) -> None:
         """See `superres.interfaces.Decoder.keep`."""
+        self.plain.keep(rows, session)
         self.q, self.q_total = self.q[rows], self.q_total[rows]
         self._bind()
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import torch
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
-from superres.config import DecodeConfig, ModelConfig, is_number, require, require_choice, require_whole
+from superres.config import DecodeConfig, ModelConfig, is_number, require, require_choice
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
-from superres.decoding.decode import BlockSizeChooser, check_options
+from superres.decoding.block_size import check_options
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
@@ -199,7 +200,7 @@ class Pipeline:
 
     def adaptive_block_size(
         self, options: DecodeConfig, source: torch.Tensor, padding: torch.Tensor | None = None,
-    ) -> BlockSizeChooser | None:
+    ) -> int | ConfidentBlockSize | None:
         """Return the adaptive block size for `source` [B, S]: see `BlockSizes.get`."""
         # Limits cost hardly any time, so costs are measured without them.
         proposer = self.proposers.get(dataclasses.replace(options, consistent=False)) if options.adaptive else None
@@ -214,11 +215,6 @@ class Pipeline:
         `model` is `scoring_for(options)`, or a copy for another thread; see `RefilledDecoder` for the other arguments.
         Raises ConfigError if the checkpoint does not support `options`, or the width does not fit them.
         """
-        if width is not None:
-            block_size = self.block_size(options)
-            require_whole("width", width)
-            require(width >= block_size, f"width {width} is smaller than the block size {block_size}")
-            require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
         return RefilledDecoder(
             model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
             adaptive=lambda source, padding: self.adaptive_block_size(options, source, padding), batch=batch)

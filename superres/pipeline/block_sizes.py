@@ -15,10 +15,9 @@ from torch import Tensor
 
 from superres.config import Confidence, DecodeConfig, reader_of
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.block_size import check_options, fastest_size
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import BlockSizeChooser, check_options
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.errors import ConfigError, OutputError
@@ -43,14 +42,15 @@ class BlockSizes:
         `engine` is `StepModel.code`: each variant of the compiled code has costs of its own.
         """
         self.model, self.revision, self.engine, self.device, self.measure = model, revision, engine, device, measure
-        self._sizes: dict[tuple[int, DecodeConfig], BlockSizeChooser] = {}
+        self._sizes: dict[tuple[int, DecodeConfig], int | ConfidentBlockSize] = {}
 
     def get(
         self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None, proposer: Proposer | None = None,
-    ) -> BlockSizeChooser | None:
+    ) -> int | ConfidentBlockSize | None:
         """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
 
-        `proposer` is the one of `options`; None if it needs no resource.
+        `proposer` is the one of `options`; None if it needs no resource. Every iteration chooses its own size where the
+        probabilities of its proposals are known; other decodes have the size that the measured costs make the fastest.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
         Costs that other work on the machine has disturbed are not cached, so that the next process measures again.
@@ -65,10 +65,10 @@ class BlockSizes:
             proposer = proposer or PROPOSERS[options.proposer]()
             costs = self._costs(options, source[rows], None if padding is None else padding[rows], proposer)
             if self.confidence is None or not self._is_confident(options):
-                self._sizes[key] = AdaptiveBlockSize(costs, max(options.min_block, proposer.least_block))
+                self._sizes[key] = fastest_size(costs, max(options.min_block, proposer.least_block))[0]
             else:
-                self._sizes[key] = ConfidentBlockSize(self.confidence, costs, options, self.model.vocabulary,
-                                                        self.model.end_token)
+                self._sizes[key] = ConfidentBlockSize(
+                    self.confidence, costs, options, self.model.vocabulary, self.model.end_token)
         return self._sizes[key]
 
     def _is_confident(self, options: DecodeConfig) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from superres.config import DecodeConfig, require, settings_of
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.block_size import check_options
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 
@@ -68,8 +69,6 @@ def combined(
     `given` may also hold settings equal to the default. `prediction_heads` is K of the checkpoint. Raises ConfigError
     if settings contradict each other, the checkpoint does not support them, or a given setting has no effect.
     """
-    from superres.decoding.decode import check_options  # imports torch
-
     options = default.changed(given)
     reasons = unused_settings(options, check_options(options, prediction_heads), spell)
     for name, value in given.items():

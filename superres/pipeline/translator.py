@@ -146,7 +146,7 @@ class Translator(Pipeline):
             keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The segments of a line
                 have different noise.
             batch_size: largest number of segments decoded together.
-            width: step width of blockwise decoding; see `superres.decoding.decode.decode`.
+            width: step width of blockwise decoding; see `superres.decoding.batching.RefilledDecoder`.
             progress: called repeatedly with (finished segments, all segments).
 
         Raises:
@@ -199,7 +199,7 @@ class Translator(Pipeline):
 
         Yields the number of segments that are newly complete, and the number of new model calls.
         """
-        # A block size that is learned from one decode to the next serves one decode at a time.
+        # The costs of block sizes are those of one decode on all threads.
         at_once = 1 if isinstance(options, DecodeConfig) and options.adaptive else math.ceil(len(segments) / rows)
         models = self.scoring.side_by_side(at_once)
         groups = _groups(segments, options, rows, len(models))

@@ -282,7 +282,7 @@ class Upscaler(Pipeline):
                 is none; "centre"; or "X,Y,SIZE" in pixels from the top left corner. See
                 `superres.tasks.photos.choose_crops`.
             keys: key of each image's sampling noise, in [0, 2**63); the image's number in the result if None.
-            width: step width, at least the block size; see `superres.decoding.decode.decode`.
+            width: step width, at least the block size; see `superres.decoding.batching.RefilledDecoder`.
             progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
 
         Raises:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = map(str, (Path(__file__).parent, Path(__file__).parents[1], Path(__file__).parents[2] / "scripts"))
 
 with atheris.instrument_imports(include=["PIL", "json", "safetensors", "superres", "targets", "zipfile", "tarfile"]):
     import targets

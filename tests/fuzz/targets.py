@@ -20,6 +20,7 @@ from hostile_archives import claims
 from picture_files import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 from PIL import Image
 
+from decodes import decode
 from superres.batch.inputs import find_inputs
 from superres.batch.opening import open_inputs
 from superres.batch.rows import Journal, Row, merge, read_rows
@@ -33,7 +34,6 @@ from superres.checkpoint import (
     save_checkpoint,
 )
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.decode import decode
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.nn.model import EncoderDecoder

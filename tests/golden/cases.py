@@ -1,7 +1,7 @@
 """Decodes whose results are on record: small networks with every engine, criterion, proposer and way of sampling.
 
-`PYTHONPATH=tests python -m golden.cases` adds the cases that are not on record yet. With `--all` it records every case
-anew, which only a change that is meant to change tokens may do.
+`PYTHONPATH=tests:scripts python -m golden.cases` adds the cases that are not on record yet. With `--all` it records
+every case anew, which only a change that is meant to change tokens may do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fakes import VARIANTS, Waiting, criterion_options, proposer_for, random_mod
 from PIL import Image
 from recording import Recorded
 
+from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
-from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.native import build
 from superres.native.model import NativeModel

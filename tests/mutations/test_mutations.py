@@ -22,10 +22,10 @@ import test_tree_attention
 import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
+from decodes import decode, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding import blockwise, sampling
 from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.decode import decode, iterations
 from superres.decoding.noise import Noise
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookahead import decoding as lookahead
@@ -180,7 +180,7 @@ def check_captured():
     source = random_tokens(test_graph.CONFIG, 1)[0]
     loop = next(iterations(graph, source, DecodeConfig()))
     loop.run(48)  # where nothing is accepted, a decode would not end
-    test_graph.assert_same(loop.result(), decode(plain, source, DecodeConfig()))
+    test_graph.assert_same(result_of(loop), decode(plain, source, DecodeConfig()))
 
 
 def check_draft():

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.interfaces import Decoder, Sampler, ScoringModel, Session, Sources, StepOutput
+    from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
     from superres.tree import Tree, TreeSession
 
 
@@ -164,36 +164,49 @@ class StatefulSession:
         return [*self.session.row_state(cache), *self.state.row_state(cache)]
 
 
-class StatefulModel:
-    """A model whose sessions include the proposer's state: a `superres.interfaces.ScoringModel`.
+class WrappedModel:
+    """The base of models that change another model's sessions: a `superres.interfaces.ScoringModel`.
 
-    Its encoded sources are a tuple: those of the model, and those of the proposer.
+    Its encoded sources are a tuple: those of the model, and what the class adds.
     """
 
-    def __init__(self, model: ScoringModel, proposer: Proposer) -> None:
-        self.model, self.proposer = model, proposer
+    def __init__(self, model: ScoringModel) -> None:
+        self.model = model
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
-        self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
+        self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
         self.graph_capture, self.own_threads = model.graph_capture, model.own_threads
 
     @property
     def weight_bytes(self) -> int:
         """See `superres.interfaces.ScoringModel.weight_bytes`."""
-        return self.model.weight_bytes + self.proposer.weight_bytes
+        return self.model.weight_bytes
 
     @property
     def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
         """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """See `superres.interfaces.ScoringModel.uncached_scores`."""
+        return self.model.uncached_scores(source, target, position)
+
+
+class StatefulModel(WrappedModel):
+    """A model whose sessions include the proposer's state; the sources are those of the model and of the proposer."""
+
+    def __init__(self, model: ScoringModel, proposer: Proposer) -> None:
+        super().__init__(model)
+        self.proposer = proposer
+
+    @property
+    def weight_bytes(self) -> int:
+        """See `superres.interfaces.ScoringModel.weight_bytes`."""
+        return self.model.weight_bytes + self.proposer.weight_bytes
+
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
         """See `superres.interfaces.ScoringModel.encode`."""
         own, proposers = source if isinstance(source, tuple) else (source, source)
         return self.model.encode(own, padding), self.proposer.encode(proposers, padding)
-
-    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
-        """See `superres.interfaces.ScoringModel.decoder`."""
-        return self.model.decoder(plain)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""

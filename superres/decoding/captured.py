@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
-from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.trace import trace_entry
-from superres.interfaces import GraphCapture
+from superres.interfaces import Session
 
 BURST = 16  # Number of iterations whose record fits into the buffer on the device
-KEPT_ROWS = 1024  # Largest total number of rows of cached loops; every loop holds the attention caches of its rows
 
 
-class CapturedDecoder:
+class CapturedDecoder(PlainRows):
     """Replays the iterations of a `PlainDecoder`, captured once per block size: a `superres.interfaces.Decoder`.
 
     Captured work writes to the same memory at every replay, so a counter on the device selects the entry of the trace.
     """
 
     def __init__(self, plain: PlainDecoder, capture: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
-        self.plain, self._capture = plain, capture
+        super().__init__(plain)
+        self._capture = capture
         self._captured: dict[int, Callable[[], None]] = {}
         batch, width = plain.state.proposals.shape
         self._record = plain.state.proposals.new_zeros(BURST, batch, 2 + width)
@@ -43,7 +42,7 @@ class CapturedDecoder:
         self._count.zero_()
         return self._record[:count].clone()
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Tensor, session: Session) -> None:
         """Raise a ValueError: captured iterations have a fixed number of rows."""
         raise ValueError("captured iterations have a fixed number of rows")
 
@@ -53,13 +52,3 @@ class CapturedDecoder:
         entry = trace_entry(self.plain.state.position - accepted, block, accepted)  # [B, 2 + N]
         self._record[..., : entry.shape[1]].index_copy_(0, self._count, entry.unsqueeze(0))
         self._count.add_(1)
-
-
-def keep(
-    graph_capture: GraphCapture, key: Hashable, loop: Any, rows: int = KEPT_ROWS,  # noqa: ANN401 -- an import circle
-) -> None:
-    """Add a loop to the cache, and drop the oldest loops if the cache has more than `rows` rows."""
-    graph_capture.loops.pop(key, None)
-    graph_capture.loops[key] = loop
-    while len(graph_capture.loops) > 1 and sum(len(one.keys) for one in graph_capture.loops.values()) > rows:
-        del graph_capture.loops[next(iter(graph_capture.loops))]

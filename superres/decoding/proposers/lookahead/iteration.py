@@ -24,20 +24,19 @@ follows the accepted tokens as far as its own candidates do, and one of them rea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import DecodeConfig, require
-from superres.decoding.acceptance import Criterion
 from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.proposers.lookahead.pool import NgramPool
-from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT, Samplers, distribution, scaled
+from superres.decoding.proposers.lookahead.verification import verify_candidates
+from superres.decoding.sampling import COMMITTED, VERDICT, distribution, scaled
 from superres.decoding.state import DecodeState
 from superres.interfaces import ScoringModel, Session, Sources, StepOutput
 from superres.tree import Tree, TreeSession
@@ -110,11 +109,11 @@ class LookaheadDecoder(PlainDecoder):
     session: TreeSession
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        samplers: Samplers, state: DecodeState, confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
+        proposer: Proposer, *others: Any,  # noqa: ANN401 -- as for `PlainDecoder`
     ) -> None:
-        super().__init__(model, session, options, criterion, proposer, samplers, state, confident)
-        batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
+        super().__init__(model, session, options, keys, block_size, proposer, *others)
+        batch, device, self.size, self.peers = len(keys), keys.device, block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.columns = self.cells
@@ -175,17 +174,17 @@ class LookaheadDecoder(PlainDecoder):
             parts.insert(0, state.tokens.gather(1, reread))
         torch.cat(parts, dim=1, out=state.pending)
 
-    def start(self, rows: Tensor, longest: Tensor | None) -> None:
-        """See `PlainDecoder.start`."""
-        super().start(rows, longest)
+    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """See `superres.interfaces.Decoder.replace`."""
+        super().replace(rows, fresh, chosen, keys)
         self.window.index_fill_(0, rows, 0)
         self.found.index_fill_(0, rows, 0)
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
-    def shrink(self, rows: Tensor, session: Session, samplers: Samplers) -> None:
-        """See `PlainDecoder.shrink`."""
-        super().shrink(rows, session, samplers)
+    def keep(self, rows: Tensor, session: Session) -> None:
+        """See `superres.interfaces.Decoder.keep`."""
+        super().keep(rows, session)
         self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)
 
