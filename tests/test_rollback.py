@@ -81,7 +81,7 @@ def greedy_after(model, source, tokens, count):
     return target[0, len(tokens) : len(tokens) + count].tolist()
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.sampled_from(["base aids", "causal attention", "plain", "sequential heads", "text"]), st.integers(2, 9),
        st.integers(0, 1000))
 def test_a_draft_goes_on_from_the_committed_tokens(variant, block_size, seed):
@@ -95,7 +95,7 @@ def test_a_draft_goes_on_from_the_committed_tokens(variant, block_size, seed):
         assert proposals == greedy_after(draft, decoding.source[row], [*tokens, first], len(proposals))
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.sampled_from(["base aids", "text"]), st.integers(2, 9), st.integers(0, 1000))
 def test_lookup_and_ngrams_go_on_from_the_committed_tokens(variant, block_size, seed):
     model = StepModel(random_model(VARIANTS[variant]))

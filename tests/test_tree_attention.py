@@ -81,7 +81,7 @@ def check_tree_steps(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_columns_of_a_tree_equal_the_uncached_forward_of_their_paths(variant):
-    check_tree_steps(random_model(VARIANTS[variant]), BRANCHY)
+    check_tree_steps(random_model(VARIANTS[variant]), BRANCHY, steps=8)
 
 
 @pytest.mark.parametrize("config", [WIDE, replace(WIDE, **PLAIN, norm="post")], ids=["aids", "plain"])

@@ -28,8 +28,8 @@ from superres.decoding import blockwise, sampling
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.noise import Noise
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.lookahead import decoding as lookahead
-from superres.decoding.proposers.lookahead import sampling as candidates
+from superres.decoding.proposers.lookahead import iteration as lookahead
+from superres.decoding.proposers.lookahead import verification as candidates
 from superres.decoding.sampling import SpeculativeSampler
 from superres.nn import cache, torch_step, tree_attention
 from superres.nn.cache import KeyValueCache

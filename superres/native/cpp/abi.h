@@ -99,7 +99,7 @@ struct Neighbourhood {
   float* column_deviation;                            // [batch, W], of the tokens that a step over a tree reads
 };
 
-// The columns of a step: see `Tree` in superres/interfaces.py. The root is column 0.
+// The columns of a step: see `Tree` in superres/tree.py. The root is column 0.
 struct Tree {
   int64_t scored, longest;            // of a chain, `longest` is 0 and the rest is not read
   const int64_t *depth, *ancestors;   // [W], [W, longest]
@@ -129,7 +129,7 @@ struct Heads {
 // The kinds of sampling.
 enum SamplingKind : int64_t { GUMBEL, SPECULATIVE };
 
-// How tokens are sampled: see `Sampling` in superres/interfaces.py.
+// How tokens are sampled: see superres/decoding/sampling.py.
 struct Sampling {
   SamplingKind kind;
   int64_t seed;
@@ -146,7 +146,7 @@ struct Session;
 // The kinds of proposers.
 enum ProposerKind : int64_t { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP, LOOKAHEAD };
 
-// The source of proposals: see `ProposerData` in superres/interfaces.py.
+// The source of proposals: see `ProposerData` in superres/decoding/proposers/base.py.
 struct Proposer {
   ProposerKind kind;
   Session* draft;              // a session of the draft model, and its scratch
@@ -158,7 +158,7 @@ struct Proposer {
   int64_t source_length, longest;         // longest: largest number of latest tokens that are looked up
 };
 
-// How iterations choose their block size: see `BlockCosts` in superres/interfaces.py.
+// How iterations choose their block size: see `BlockCosts` in superres/decoding/confidence.py.
 struct BlockCosts {
   int64_t count;        // block sizes 1..count
   const double* costs;  // [count]; null if all iterations have the same block size
@@ -167,14 +167,14 @@ struct BlockCosts {
   float offset, exponent, reach;
 };
 
-// Limits on the sums of groups of tokens: see `LoopState.limits` in superres/interfaces.py.
+// Limits on the sums of groups of tokens: see `Limits` in superres/decoding/sum_limits.py.
 struct Limits {
   int64_t count;           // E
   const int64_t *earlier;  // [T + 1, E]; null without limits
   const int64_t *bounds;   // [batch, 2, T + 1]
 };
 
-// The window and the pool of n-grams of lookahead decoding: see superres/decoding/proposers/lookahead/decoding.py.
+// The window and the pool of n-grams of lookahead decoding: see superres/decoding/proposers/lookahead/iteration.py.
 struct Lookahead {
   int64_t size, columns, candidates, cells, capacity;      // N, W, G; `size` is 0 in other decodes
   const int64_t *paths, *guesses, *stage, *column;         // [G, N], [W], [cells], [cells]
@@ -185,7 +185,7 @@ struct Lookahead {
 // The rule of acceptance: a proposal is at most `bound` away from the best token, or among the `bound` best tokens.
 enum Rule : int64_t { DISTANCE, RANK };
 
-// The state of the decoding loop: see `LoopState` in superres/interfaces.py.
+// The rows of a decode: see `DecodeState` in superres/decoding/state.py.
 struct LoopState {
   int64_t block_size, capacity, stride;  // strides of `proposals` and `store`
   int64_t minimum;      // smallest number of tokens accepted per iteration
