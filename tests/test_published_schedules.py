@@ -48,7 +48,7 @@ def test_the_recipes_have_the_published_settings(name):
         for step in (1, 2, warmup - 1, warmup, warmup + 1, 250_000):
             rate = settings.learning_rate * learning_rate_factor(settings, step - 1, 0.0)
             assert rate == pytest.approx(published(factor, warmup, step), rel=1e-3)
-    assert PRESETS[recipe.preset].width == 512
+    assert PRESETS[recipe[0].preset].width == 512
 
 
 def test_the_inverse_square_root_has_no_end():

@@ -43,6 +43,12 @@ def random_pairs(count):
     return FacePairs(lr.repeat(4, 1).repeat(4, 2), lr, np.arange(count, dtype=np.int32))
 
 
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """Drawing them takes longer than training these networks."""
+    monkeypatch.setattr(trainer, "plot_history", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("faces") / "train.npz"

@@ -26,8 +26,15 @@ from superres.training.trainer import Trainer
 from superres.training.trial import fastest_setting
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
-SETTINGS = Stage(steps=6, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
+SETTINGS = Stage(steps=4, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
 HEADS = replace(SETTINGS, stage="heads", freeze_base=True)
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch, request):
+    """Drawing them takes longer than training these networks."""
+    if "curves" not in request.node.name:
+        monkeypatch.setattr(training, "plot_history", lambda *_: None)
 
 
 def pairs(count=5, settings=SETTINGS):
@@ -118,8 +125,8 @@ def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
 
 
 def test_loss_falls_and_a_run_leaves_history_curves_and_checkpoint(tmp_path):
-    settings = replace(SETTINGS, steps=60, batch_size=5, flip=False)
-    run = trainer(tmp_path, settings, replace(TINY, dropout=0.0), report_steps=30,
+    settings = replace(SETTINGS, steps=30, batch_size=5, flip=False)
+    run = trainer(tmp_path, settings, replace(TINY, dropout=0.0), report_steps=15,
                   evaluate=lambda model: {"bits_per_dim": 3.5})
     reports = []
     assert run.run(report=reports.append)
@@ -127,12 +134,12 @@ def test_loss_falls_and_a_run_leaves_history_curves_and_checkpoint(tmp_path):
     assert [record for record in reports if record in history] == history  # the others are of the latest step
     names = {"images", "seconds", "step"}
     assert [set(record) - names for record in history] == [{"estimate", "p1", "total"}] * 2 + [{"bits_per_dim"}]
-    assert [record["step"] for record in history] == [30, 60, 60]
+    assert [record["step"] for record in history] == [15, 30, 30]
     assert history[1]["p1"] < history[0]["p1"]
     assert history[1]["p1"] < np.log(16) * 0.8
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (stage,) = read_training(tmp_path / "checkpoint")
-    assert (stage["steps"], stage["images_seen"], stage["stage"], stage["dev_bits_per_dim"]) == (60, 300, "base", 3.5)
+    assert (stage["steps"], stage["images_seen"], stage["stage"], stage["dev_bits_per_dim"]) == (30, 150, "base", 3.5)
     assert Stage.from_dict(stage["settings"]) == settings
     saved = load_checkpoint(tmp_path / "checkpoint").state_dict()
     assert_same(saved, {name: weight.bfloat16().float() for name, weight in run.averaged.state_dict().items()})
@@ -347,7 +354,7 @@ def test_the_latest_step_is_reported_with_its_rate_beside_the_history(tmp_path, 
     monkeypatch.setattr(training, "SHOW_SECONDS", -1.0)
     run, reports = trainer(tmp_path), []
     assert run.run(report=reports.append)
-    assert [record["step"] for record in reports] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in reports] == [1, 2, 3, 4]
     assert all({"rate", "p1", "total", "seconds", "images"} <= set(record) for record in reports)
     assert reports[2]["rate"] == pytest.approx(SETTINGS.learning_rate * learning_rate_factor(SETTINGS, 3, 0.0))
     assert json.loads((tmp_path / "history.json").read_text()) == []

@@ -22,15 +22,15 @@ def runs(tmp_path_factory):
     """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "alone")
-    train(folder / "begun alone", stop_at=6)
+    train(folder / "begun alone", stop_at=4)
     train(folder / "one head alone", settings=ONE_HEAD)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for member in members:
         member.join(1800)
     assert [member.exitcode for member in members] == [0, 0]
-    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 6}
-    assert train(folder / "begun together").step == 16
+    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 4}
+    assert train(folder / "begun together").step == 8
     return folder
 
 
@@ -48,7 +48,7 @@ def weights(folder):
     ("one head together", "one head alone"),
 ])
 def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, alone):
-    assert [step for step, *_ in curve(runs / name)] == list(range(2, 17, 2))
+    assert [step for step, *_ in curve(runs / name)] == list(range(2, 9, 2))
     np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-9)
     torch.testing.assert_close(weights(runs / name), weights(runs / alone))
 

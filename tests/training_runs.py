@@ -24,7 +24,7 @@ from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
-TOGETHER = Stage(stage="heads", steps=16, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
+TOGETHER = Stage(stage="heads", steps=8, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
 ONE_HEAD = replace(TOGETHER, head_loss="random-head")
 
@@ -55,8 +55,9 @@ def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) 
 def train_together(folder: Path, environment: dict[str, str]) -> None:
     """Train one run from beginning to end, begin another, and end one that was begun, as one of several processes."""
     os.environ.update(environment)
+    trainer.plot_history = lambda *_: None
     run = train(folder / "together")
-    begun = train(folder / "begun together", stop_at=6)
+    begun = train(folder / "begun together", stop_at=4)
     train(folder / "begun alone")
     train(folder / "one head together", settings=ONE_HEAD)
     if run.accelerator.is_main_process:
@@ -75,5 +76,6 @@ def train_and_die(folder: Path, module: str, name: str, call: int) -> None:
         return work(*arguments, **options)
 
     setattr(owner, name, killing)
+    trainer.plot_history = lambda *_: None
     trainer.SAVE_SECONDS = -1.0
     train(folder)

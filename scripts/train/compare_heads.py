@@ -1,7 +1,7 @@
 """Compare proposers: train every variant of the heads on one frozen base, then decode with every proposer.
 
-The folder OUTPUT then has results.json, results.md and survival.png (S_i, the share of iterations that accept at least
-i tokens), and a run folder per variant. The same command resumes a comparison that was killed.
+The folder OUTPUT then has compare_heads.json, compare_heads.md, survival.png (S_i, the share of iterations that accept
+at least i tokens), and a run folder per variant. The same command resumes a comparison that was killed.
 
     python scripts/train/compare_heads.py --data train.npz --dev dev.npz --start runs/base/checkpoint --minutes 10 \
         --output runs/proposals
@@ -12,26 +12,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import Columns, Device, Document, Faces, Line, Panel, Row, Table, Values, columns_table, draw, run
+from measurements import values as values_of
+from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint, weights_digest
 from superres.config import DecodeConfig, require
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import survival_curve
-from superres.errors import SuperresError
 from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
-
-Row = dict[str, Any]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "per-head": {"head_layer": "per-head"},
@@ -72,11 +73,11 @@ def train_variant(
     return folder / "checkpoint"
 
 
-def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
+def measure(folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> Values:
     """Decode with each proposer that uses heads, or without heads with each proposer that needs no resource.
 
     Returns:
-        One row per proposer and criterion, without proposers of trees.
+        `cells`, one per proposer and criterion, without proposers of trees.
     """
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
@@ -86,55 +87,59 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
                 for proposer in proposers for criterion, options in CRITERIA.items()}
     decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     parameters = 0 if layer is None else sum(weight.numel() for weight in layer.parameters())
-    rows = []
+    cells = []
     for proposer, criterion in itertools.product(proposers, CRITERIA):
         result = decoded[f"{proposer} {criterion}"]
         scores = agreement(result.images, decoded[f"{proposer} exact"].images, pairs.hr)
-        rows.append({
-            "heads": name, "proposer": proposer, "accept": criterion, "head_parameters": parameters,
+        cells.append({
+            "proposer": proposer, "accept": criterion, "head_parameters": parameters,
             **result.statistics(), "psnr_to_greedy": scores["psnr_to_greedy"],
             "survival": survival_curve(result.traces, heads),
         })
-    return rows
+    return {"cells": cells}
 
 
-def table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table, with the survival at a few offsets."""
-    shown = [i for i in (2, 3, 4, 6, 8, 10) if i <= len(rows[0]["survival"])]
-    head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights",
-            "PSNR to greedy, dB", *(f"S{i}" for i in shown)]
-    lines = [
-        [row["heads"], row["proposer"], row["accept"], number_text(row["mean_accepted_block_size"], 3),
-         number_text(row["model_calls_per_image"], 0), number_text(row["seconds_per_image"], 3),
-         f"{row['head_parameters']:,}", number_text(row["psnr_to_greedy"], 1),
-         *(number_text(row["survival"][i - 1], 3) for i in shown)]
-        for row in rows
-    ]
-    return markdown_table(head, lines) + "\n"
+def cells_of(document: Document) -> list[Values]:
+    """Return the cells of all variants."""
+    return [{"heads": name, **cell} for name, found in values_of(document).items() for cell in found["cells"]]
 
 
-def plot(rows: list[Row]) -> bytes:
-    """Return a PNG of the survival curves with a panel per criterion; dots show proposals without heads."""
-    from matplotlib.figure import Figure
+def survival(number: int) -> Any:  # noqa: ANN401 -- a function of a cell
+    """Return the function that gives the share of iterations that accept at least `number` tokens."""
+    return lambda cell: cell["survival"][number - 1] if number <= len(cell["survival"]) else None
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(1, len(CRITERIA), sharey=True)
+
+COLUMNS: Columns = {
+    "heads": ("heads", 0), "proposer": ("proposer", 0), "accept": ("accept", 0),
+    "mean accepted": ("mean_accepted_block_size", 3), "calls/image": ("model_calls_per_image", 0),
+    "s/image": ("seconds_per_image", 3), "head weights": (lambda cell: f"{cell['head_parameters']:,}", 0),
+    "PSNR to greedy, dB": ("psnr_to_greedy", 1), **{f"S{i}": (survival(i), 3) for i in (2, 3, 4, 6, 8, 10)}}
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return a line per variant of the heads, proposer and criterion."""
+    return {"heads": columns_table(cells_of(document), COLUMNS)}
+
+
+def plots(document: Document) -> dict[str, bytes]:
+    """Return a plot of the survival curves with a panel per criterion; dots show proposals without heads."""
     colours = {name: f"C{number}" for number, name in enumerate([*VARIANTS, *PROPOSERS])}
-    for axes, criterion in zip(panels, CRITERIA, strict=True):
-        for row in (row for row in rows if row["accept"] == criterion):
-            free = not row["head_parameters"]
-            label = row["proposer"] if free else f"{row['heads']}, {row['proposer']}"
-            axes.plot(range(1, len(row["survival"]) + 1), row["survival"], label=label, marker=".", linewidth=1,
-                      color=colours[row["proposer"] if free else row["heads"]], linestyle=":" if free else "-")
-        axes.set(title=criterion, xlabel="i", ylim=(0, 1.02))
-    panels[0].set_ylabel("S_i: share of iterations that accept at least i tokens")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    return figure_png(figure)
+
+    def lines(criterion: str) -> Iterator[Line]:
+        for cell in (cell for cell in cells_of(document) if cell["accept"] == criterion):
+            free = not cell["head_parameters"]
+            label = cell["proposer"] if free else f"{cell['heads']}, {cell['proposer']}"
+            yield Line([*enumerate(cell["survival"], 1)], label, colours[cell["proposer"] if free else cell["heads"]],
+                       ".:" if free else ".-")
+
+    settings = {"xlabel": "i", "ylabel": "S_i: share of iterations that accept at least i tokens", "ylim": (0, 1.02)}
+    panels = [Panel([*lines(criterion)], {"title": criterion, **settings}) for criterion in CRITERIA]
+    return {"survival.png": draw(panels, len(panels), (12, 5))}
 
 
 def main(
     data: Annotated[Path, typer.Option(help="Faces to train on: .npz, folder of images or CelebA root.")],
-    dev: Annotated[Path, typer.Option(help="Faces to decode.")],
+    dev: Faces,
     start: Annotated[Path, typer.Option(help="Checkpoint folder of a trained base; heads in it are dropped.")],
     minutes: Annotated[float, typer.Option(help="Training time of each variant.")],
     output: Annotated[Path, typer.Option(help="Folder for runs and results.")],
@@ -142,25 +147,25 @@ def main(
     heads: Annotated[int, typer.Option(min=2, help="Prediction heads, and block size of all proposers.")] = 10,
     train_batch: Annotated[int, typer.Option(help="Images per training step.")] = 4,
     batch_size: Annotated[int, typer.Option(help="Images per batch of decoding.")] = 16,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for decoding.")] = "auto",
+    device: Device = "auto",
     variants: Annotated[str, typer.Option(help="Comma-separated variants of the heads.")] = ",".join(VARIANTS),
 ) -> None:
     """Train variants of the heads, decode with all variants, and write the measurements."""
     names = variants.split(",")
     for name in names:
         require(name in VARIANTS, f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
-    prepare_folder(output)
     pairs = read_faces(dev, face_task(start), "valid", limit)
-    folders = {name: train_variant(name, start, data, output / name, heads, minutes, train_batch) for name in names}
-    folders["none"] = bare_base(start, output / "base")
-    rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
-    report = {"images": len(pairs), "block_size": heads, "minutes": minutes, "start": start.name, "rows": rows}
-    write_results(output, {"results.json": report, "results.md": table(rows), "survival.png": plot(rows)})
-    print(table(rows), end="")
+    table = Table("compare_heads", output, {"images": len(pairs), "block_size": heads, "minutes": minutes,
+                                            "start": start.name, "weights": weights_digest(start)})
+
+    def measured(name: str) -> Values:
+        folder = bare_base(start, output / "base") if name == "none" else train_variant(
+            name, start, data, output / name, heads, minutes, train_batch)
+        return measure(folder, pairs, heads, batch_size, device)
+
+    table.measure(Row(name, lambda name=name: measured(name), {"batch_size": train_batch}) for name in (*names, "none"))
+    table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"compare_heads: {error}")
+    run(main)

@@ -16,33 +16,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
 from scipy.optimize import curve_fit
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from continuous import run_folder
-from superres.config import PRESETS, DecodeConfig, ModelConfig, reader_of, require
-from superres.errors import ConfigError, SuperresError
+from measurements import Columns, Document, Line, Panel, Row, Table, Values, columns_table, draw, run, values
+from superres.config import PRESETS, DecodeConfig, ModelConfig, require
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.engines import step_model
 from superres.pipeline.upscaler import Upscaler
-from superres.system.json_files import read_json
-from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
+from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.training.build import build_model
 from superres.training.data import ImageBatches
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
-
-Row = dict[str, Any]
 
 HEAD_SIZE = MAPS = 32
 """Size of an attention head of the `base` preset; divisor of the conditioning widths of the compiled encoder."""
@@ -73,19 +71,7 @@ def learning_rate(width: int) -> float:
     return Stage(steps=1).learning_rate * PRESETS["base"].width / width
 
 
-def check_study(folder: Path, study: Row) -> None:
-    """Write `study`, what all turns have in common; raise ConfigError if the comparison in `folder` has another."""
-    path = folder / "study.json"
-    if not path.exists():
-        write_result(path, json.dumps(study).encode())
-    there = read_json(path, functools.partial(reader_of(Row), "the study"), ConfigError, "choose a new --output")
-    changed = [f"{name} {there.get(name)} there, {value} now" for name, value in study.items()
-               if there.get(name) != value]
-    require(not changed, f"{folder} was started with other settings ({'; '.join(changed)}); repeat those, or choose a "
-                         "new --output")
-
-
-def scores_of(trainer: Trainer) -> list[Row]:
+def scores_of(trainer: Trainer) -> list[Values]:
     """Return the records with scores in a run's history, one per turn."""
     return [record for record in trainer.history if "bits_per_dim" in record]
 
@@ -140,7 +126,7 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
         return None
 
 
-def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Row:
+def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Values:
     """Return what is known of a size after `turns`, even if it has been trained for longer."""
     records, config = scores_of(trainer)[:turns], trainer.model.config
     minutes, bits = (np.array([record[key] for record in records]) for key in ("seconds", "bits_per_dim"))
@@ -157,49 +143,53 @@ def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Row:
     }
 
 
-def table(rows: list[Row]) -> str:
-    """Return the sizes as a Markdown table, and a line with the verdict."""
-    head = ["size", "width", "layers", "weights", "pictures per second of training", "s/picture, greedy, native",
-            "bits/dim", *(f"at {factor} times the time" for factor in FACTORS[1:])]
-    lines = [
-        [row["size"], str(row["width"]), str(row["decoder_layers"]), f"{row['weights']:,}",
-         f"{row['images_per_second']:.1f}", f"{row['decoding_seconds']:.3f}", f"{row['bits_per_dim'][-1]:.3f}",
-         *("{:.3f} ({:.3f} to {:.3f})".format(*value) if (value := row["extrapolated"][str(factor)]) else "-"
-           for factor in FACTORS[1:])]
-        for row in rows
-    ]
+COLUMNS: Columns = {
+    "size": ("size", 0), "width": ("width", 0), "layers": ("decoder_layers", 0),
+    "weights": (lambda row: f"{row['weights']:,}", 0), "pictures per second of training": ("images_per_second", 1),
+    "s/picture, greedy, native": ("decoding_seconds", 3), "bits/dim": (lambda row: row["bits_per_dim"][-1], 3),
+    **{f"at {factor} times the time": (lambda row, factor=factor: range_text(row["extrapolated"][str(factor)]), 0)
+       for factor in FACTORS[1:]}}
+
+
+def range_text(value: tuple[float, float, float] | None) -> str | None:
+    """Return an extrapolated value with its range."""
+    return None if value is None else "{:.3f} ({:.3f} to {:.3f})".format(*value)
+
+
+def verdict(rows: list[Values]) -> str:
+    """Return a line on the best size now, and with FACTORS[-1] times the training."""
     best = min(rows, key=lambda row: row["bits_per_dim"][-1])
-    verdict = f"After {best['minutes'][-1]:.3g} minutes each, {best['size']} has the fewest bits/dim."
-    far = [row for row in rows if row["extrapolated"][str(FACTORS[-1])] is not None]
-    if len(far) == len(rows):
-        last = min(far, key=lambda row: row["extrapolated"][str(FACTORS[-1])][0])
-        base = next((row for row in rows if row["size"] == "base"), rows[0])
-        cost = last["decoding_seconds"] / base["decoding_seconds"]
-        verdict += (f" Extrapolated to {FACTORS[-1]} times the time, it is {last['size']}, whose greedy decoding takes "
-                    f"{cost:.2f} times that of {base['size']}.")
-    else:
-        verdict += f" Not every size has {FITTED} scores after the warm-up that a curve fits; train for longer."
-    return f"{markdown_table(head, lines)}\n\n{verdict} In brackets: the range if any one point is left out.\n"
+    now = f"After {best['minutes'][-1]:.3g} minutes each, {best['size']} has the fewest bits/dim."
+    if any(row["extrapolated"][str(FACTORS[-1])] is None for row in rows):
+        return f"{now} Not every size has {FITTED} scores after the warm-up that a curve fits; train for longer."
+    last = min(rows, key=lambda row: row["extrapolated"][str(FACTORS[-1])][0])
+    base = next((row for row in rows if row["size"] == "base"), rows[0])
+    return (f"{now} Extrapolated to {FACTORS[-1]} times the time, it is {last['size']}, whose greedy decoding takes "
+            f"{last['decoding_seconds'] / base['decoding_seconds']:.2f} times that of {base['size']}.")
 
 
-def plot(rows: list[Row]) -> bytes:
-    """Return a PNG of bits/dim against training time and against the time of decoding."""
-    from matplotlib.figure import Figure
+def views(document: Document) -> dict[str, str]:
+    """Return a line per size, and a line with the verdict."""
+    rows = [*values(document).values()]
+    return {"sizes": columns_table(rows, COLUMNS),
+            "verdict": f"{verdict(rows)} In brackets: the range if any one point is left out."}
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for number, row in enumerate(rows):
-        left.plot(row["minutes"], row["bits_per_dim"], marker="o", color=f"C{number}", label=row["size"])
-        right.plot(row["decoding_seconds"], row["bits_per_dim"][-1], marker="o", color=f"C{number}")
+
+def plots(document: Document) -> dict[str, bytes]:
+    """Return a plot of bits/dim against training time and against the time of decoding."""
+    training, decoding = list[Line](), list[Line]()
+    for number, row in enumerate(values(document).values()):
+        colour, bits = f"C{number}", row["bits_per_dim"]
+        training.append(Line([*zip(row["minutes"], bits, strict=True)], row["size"], colour))
+        decoding.append(Line([(row["decoding_seconds"], bits[-1])], None, colour))
         later = [(row["minutes"][-1] * factor, row["extrapolated"][str(factor)][0]) for factor in FACTORS
                  if row["extrapolated"][str(factor)] is not None]
-        if later:
-            left.plot(*zip(*later, strict=True), linestyle=":", color=f"C{number}")
-            right.plot(row["decoding_seconds"], later[-1][1], marker="x", color=f"C{number}")
-    left.set(xscale="log", xlabel="minutes of training; dotted: extrapolated", ylabel="bits/dim")
-    right.set(xlabel=f"seconds per picture, greedy; crosses: at {FACTORS[-1]} times the time", xlim=(0, None))
-    left.legend()
-    return figure_png(figure)
+        training.append(Line(later, None, colour, ":"))
+        decoding.append(Line([(row["decoding_seconds"], value) for _, value in later[-1:]], None, colour, "x"))
+    return {"sizes.png": draw([
+        Panel(training, {"xscale": "log", "xlabel": "minutes of training; dotted: extrapolated", "ylabel": "bits/dim"}),
+        Panel(decoding, {"xlabel": f"seconds per picture, greedy; crosses: at {FACTORS[-1]} times the time",
+                         "ylabel": "bits/dim", "xlim": (0, None)})], 2, (11, 4.5))}
 
 
 def main(
@@ -224,9 +214,10 @@ def main(
     task = FaceTask.of(PRESETS[preset])
     pairs, true = read_faces(dev, task, "valid", limit), read_faces(data, task)
     with run_folder(output):
-        check_study(output, {
-            "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()),
-            "minutes_per_turn": round(minutes / turns, 6), "preset": preset})
+        table = Table("compare_sizes", output, {
+            "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()), "batch_size": batch_size,
+            "minutes_per_turn": round(minutes / turns, 6), "preset": preset}, name="sizes")
+        table.save()
         batches = ImageBatches(true.lr, true.hr, batch_size, 0)
         trainers: dict[str, Trainer] = {}
         for name in names:
@@ -238,14 +229,10 @@ def main(
             trainers[name] = Trainer(model, settings, batches, output / name, clock=CLOCK)
         train_in_turns(trainers, pairs, minutes, turns)
         seconds = decoding_seconds(trainers, pairs, rounds)
-        rows = [summary(name, trainer, turns, seconds[name]) for name, trainer in trainers.items()]
-        report = {"images": len(pairs), "minutes": minutes, "batch_size": batch_size, "sizes": rows}
-        write_results(output, {"sizes.json": report, "sizes.md": table(rows), "sizes.png": plot(rows)})
-        print(table(rows), end="")
+        table.measure(Row(name, functools.partial(summary, name, trainer, turns, seconds[name]), {"turns": turns})
+                      for name, trainer in trainers.items())
+        table.finish()
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"compare_sizes: {error}")
+    run(main)
