@@ -20,7 +20,7 @@ from fakes import (
     random_model,
     random_tokens,
 )
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from stepping import check_steps
 
@@ -46,7 +46,6 @@ def test_steps_of_changing_width_equal_the_uncached_network(variant):
 
 
 @example(120, 0.3125, 0.25)  # fewer of the first blocks pass than expected: 1 token per step, 5 % slower than 2
-@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(0.05, 0.99), st.floats(0.0, 1.0))
 def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
     """Each proposal passes with probability `share`; a token more costs `slope` of the first.
