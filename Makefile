@@ -9,6 +9,9 @@ PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_
 .PHONY: demo quick test mutations app check docs wheels native-aarch64 native-test native-bench clean
 .DELETE_ON_ERROR:
 
+# With it, each of the hundreds of processes that the tests start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 demo: $(VENV)/.installed
 	$(RUN) scripts/demo.py $(ARGS)
 
@@ -17,7 +20,7 @@ quick: $(VENV)/.installed-dev
 	$(RUN) -m pytest -q -n auto --maxprocesses 4 -m "not slow and not browser and not cluster" $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Data for the commands in docs/, where there is none of one's own.
 dev.npz: $(VENV)/.installed

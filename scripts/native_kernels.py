@@ -111,11 +111,12 @@ def build(chosen: list[Target], what: str) -> None:
 
 
 def run_tests(chosen: list[Target]) -> bool:
-    """Run the tests of every target, print the results and their sum, and return whether all passed."""
+    """Run the tests of every target at once, print the results and their sum, and return whether all passed."""
     passed = failed = 0
-    for target in chosen:
-        words = [*target.runner, str(target.file("test"))]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda target: subprocess.run(
+            [*target.runner, str(target.file("test"))], capture_output=True, text=True, check=False), chosen))
+    for target, result in zip(chosen, results, strict=True):
         last = (result.stdout.splitlines() or [""])[-1]
         words = last.split()
         if len(words) == 4 and words[1::2] == ["passed,", "failed"]:

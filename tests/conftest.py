@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", max_examples=int(os.environ.get("SUPERRES_DRAWS", "25")), deadline=None,
+                          suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
@@ -62,6 +63,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if marker := marker_of(item.path):
         item.add_marker(marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slow files first, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: marker_of(item.path) or "unmarked")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -191,14 +191,14 @@ SMALL = ModelConfig(
 )
 """48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
 
+NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
+"""Sizes that the native engine knows, with which a test takes a tenth of the time."""
+
 TINY = ModelConfig(
-    width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16, prediction_heads=8,
-    head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False,
+    **NATIVE, decoder_layers=1, attention_block_length=16, prediction_heads=8, conditioning_blocks=1,
+    conditioning_width=4, cross_attention=False,
 )
 """A network for faces."""
-
-NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
-"""Sizes that the native engine knows."""
 
 PLAIN = {
     "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,

@@ -29,16 +29,16 @@ CHANGES = {"writelines", "write", "fsync", "truncate", "replace", "rename", "unl
 
 
 def die_at(moment: int, calls: Collection[str] = FILE_CALLS) -> None:
-    """Let this process kill itself at a moment: just before or just after one of `calls`.
+    """Let this process kill itself just before one of `calls`: moment 1 is the first, over all threads that start.
 
-    Moment 1 is before the first call, 2 after it, 3 before the second, and so on, over all threads that start.
+    What a call has done is on the disk before the next one.
     """
     count = 0
 
     def hook(frame: FrameType, event: str, function: Any) -> None:
         nonlocal count
-        if event in ("c_call", "c_return") and function.__name__ in calls \
-                and any(part in frame.f_code.co_filename for part in CALLERS):
+        if event == "c_call" and function.__name__ in calls and any(
+                part in frame.f_code.co_filename for part in CALLERS):
             count += 1
             if count == moment:
                 die()

@@ -3,13 +3,12 @@
 Every draw is decoded again by `superres.decoding.reference`, with the same proposals: that covers acceptance, minimum
 blocks, limits and end tokens. Iterations of compiled code are compared with the loop around compiled steps, proposals
 included. Where no reference knows the proposals' distributions, a sequence must be decoded beside others as alone.
-`SUPERRES_DRAWS` sets the number of draws.
+`SUPERRES_DRAWS` (conftest.py) sets the number of draws.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,7 +42,7 @@ from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 
-DRAWS = int(os.environ.get("SUPERRES_DRAWS", "40"))
+DRAWS = settings().max_examples
 ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 

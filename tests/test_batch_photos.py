@@ -97,7 +97,7 @@ def test_an_output_that_is_missing_or_damaged_is_made_again_with_the_faces_of_it
 
 def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(photos, out, tmp_path):
     upscale(photos, tmp_path / "whole", rows=2)
-    for calls in range(60, 140, 26):
+    for calls in range(30, 70, 13):
         assert killed(lambda: upscale(photos, out / str(calls), rows=2), calls)  # noqa: B023 -- called at once
         assert upscale(photos, out / str(calls), rows=2).failed == 0
         assert contents(out / str(calls)) == contents(tmp_path / "whole")

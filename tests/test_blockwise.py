@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import BAD_KEYS, VARIANTS, ScriptedModel, criterion_options, random_model, random_tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decodes import decode, result_of
@@ -118,7 +118,6 @@ def test_every_row_of_a_batch_is_decoded_as_by_the_reference(variant, block_size
     assert decoded.traces[row].accepted == [step.accepted for step in steps]
 
 
-@settings(max_examples=30)
 @given(
     st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(list(CRITERIA)),
     st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),

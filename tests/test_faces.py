@@ -13,7 +13,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image, PngImagePlugin
@@ -46,7 +46,6 @@ def exact_average(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return result
 
 
-@settings(max_examples=30)
 @given(PICTURES, st.integers(1, 8), st.integers(1, 8))
 def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns):
     np.testing.assert_array_equal(area_reduce(image, rows, columns), exact_average(image, rows, columns))

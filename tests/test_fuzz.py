@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 FUZZ = Path(__file__).parent / "fuzz"
@@ -41,7 +41,6 @@ def test_good_files_are_read_and_damaged_ones_read_or_refused_in_one_line(name):
     for seed in targets.seeds(name):
         targets.TARGETS[name](seed)
 
-    @settings(max_examples=40)
     @given(damaged(name))
     def holds(data):
         targets.TARGETS[name](data)
@@ -54,7 +53,6 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                     max_leaves=5)
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*targets.Row.__dataclass_fields__, "later"]), JSON))
 def test_rows_of_any_values_are_read_or_refused(values):
     good = {"input": "a", "output": "/out/a.png", "status": "ok"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import VARIANTS, random_model, random_tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from textual import CONFIG, wordy
 
@@ -158,7 +158,6 @@ class Listed:
         return [gram[1:] for gram in self.entries[::-1] if gram is not None and gram[0] == first][:most]
 
 
-@settings(max_examples=60)
 @given(st.data(), st.integers(1, 3), st.integers(2, 4), st.integers(1, 5))
 def test_the_pool_finds_the_latest_distinct_ngrams_of_each_row(data, rows, size, most):
     pool, plain = NgramPool(rows, size, torch.device("cpu"), CAPACITY), [Listed() for _ in range(rows)]

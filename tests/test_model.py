@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decodes import decode
@@ -158,7 +158,6 @@ def inputs(length):
     return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 25), st.integers(1, 10))
 def test_local_attention_equals_a_loop_over_queries(length, block_length):
     expected = by_query(*inputs(length), lambda position: list(range(

@@ -257,7 +257,7 @@ def test_an_overwrite_that_is_killed_anywhere_ends_with_one_setting(tmp_path, la
             break
         overwrite()
         assert end_of(out, layout) == end_of(whole, layout)
-    assert moment > 20
+    assert moment > 10
 
 
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS)

@@ -226,6 +226,14 @@ def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_p
 # The benchmark
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """One round of measurements, which are not tested, in place of several."""
+    for name, value in (("ROUNDS", 1), ("LEARNING", 0.001), ("SPLIT", 16)):
+        monkeypatch.setattr(proposers, name, value)
+
+
+@pytest.mark.usefixtures("short")
 def test_every_proposer_of_text_is_measured_beside_its_prediction(folder):
     names = parse_proposers("all")
     assert names == list(PROPOSERS)
@@ -291,6 +299,7 @@ def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampl
     assert [trace.accepted for trace in result_of(loop).traces] == [trace.accepted for trace in decoded.traces]
 
 
+@pytest.mark.usefixtures("short")
 def test_the_script_compares_proposers(folder, capsys, tmp_path):
     data = write_pairs(sentences(30), tmp_path / "pairs")
     out = tmp_path / "out"

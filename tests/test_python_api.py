@@ -40,7 +40,7 @@ NOTEBOOK = ROOT / "docs" / "first-hour.ipynb"
 
 @pytest.fixture(scope="module")
 def upscaler():
-    return Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu", engine="plain")
+    return Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu")
 
 
 @pytest.fixture(scope="module")

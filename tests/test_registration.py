@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from fakes import TINY, random_model, random_tokens
 
 import superres
 from decodes import decode
+from superres.checkpoint import save_checkpoint
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
+
+SMALL = replace(TINY, target_shape=(16, 16, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +54,8 @@ def test_an_own_proposer_is_exact_and_an_own_criterion_decides():
     superres.register_criterion("mine")(All)
     assert "mine" in PROPOSER_NAMES
     assert "mine" in CRITERION_NAMES
-    model = StepModel(random_model(TINY, dtype=torch.float32))
-    source = random_tokens(TINY, 2)[0]
+    model = StepModel(random_model(SMALL, dtype=torch.float32))
+    source = random_tokens(SMALL, 2)[0]
     greedy = decode(model, source, DecodeConfig(block_size=1))
     exact = decode(model, source, DecodeConfig(block_size=3, proposer="mine"))
     assert torch.equal(exact.tokens, greedy.tokens)
@@ -152,8 +156,10 @@ def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_lin
 
 
 def test_the_command_decodes_with_a_plug_in_and_says_why_another_cannot_be_used(packages, tmp_path):
+    save_checkpoint(random_model(SMALL, dtype=torch.float32), tmp_path / "small")
     words = ["-m", "superres", "upscale", str(Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"),
-             "--checkpoint", "celeba-8to32", "--engine", "plain", "--output", str(tmp_path), "--block-size", "8"]
+             "--checkpoint", str(tmp_path / "small"), "--engine", "plain", "--output", str(tmp_path), "--block-size",
+             "8"]
     done = python(packages, *words, "--proposer", "good", "--accept", "good", "--epsilon", "3")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.png"))) == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fakes import SMALL, random_model, random_tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
@@ -148,7 +148,6 @@ def kept_by_definition(scores, top_k, nucleus):
             if sum(weight[other] for other in few if scores[other] > scores[token]) < nucleus * sum(weight.values())}
 
 
-@settings(max_examples=60)
 @given(st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True), st.none() | st.integers(1, 9),
        st.floats(0.01, 1.0))
 def test_filters_keep_what_their_definitions_say(scores, top_k, nucleus):

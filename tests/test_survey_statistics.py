@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.errors import ConfigError
@@ -60,7 +60,6 @@ def test_two_way_needs_two_raters_and_two_images_and_has_an_interval_for_votes_t
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=30))
-@settings(max_examples=25)
 def test_swapping_the_methods_mirrors_the_interval(values):
     raters, images = np.arange(len(values)) % 3, np.arange(len(values)) // 3
     one, other = (two_way(votes(own, raters, images)) for own in (values, [1 - value for value in values]))

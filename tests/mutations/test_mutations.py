@@ -257,12 +257,16 @@ SAMPLING = {
 
 
 MUTATIONS = {**CACHES, **LOOP, **SAMPLING}
+PASSED = set()
+"""Checks that have passed with the product as it is; several mutations have the same one."""
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 @torch.inference_mode()
 def test_a_broken_product_fails_its_check(mutation, monkeypatch):
-    mutation.check()
+    if repr(mutation.check) not in PASSED:
+        mutation.check()
+        PASSED.add(repr(mutation.check))
     monkeypatch.setattr(mutation.owner, mutation.name, mutation.broken(getattr(mutation.owner, mutation.name)))
     with pytest.raises(AssertionError):
         mutation.check()
