@@ -130,8 +130,8 @@ class LimitedSession(StatefulSession):
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.limits, self.bounds, self.length = limits, bounds, bounds.shape[2] - 1
-        # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column 0 is 0. They are this
-        # session's cache, as keys and values are the network's: a session does not see the decoder's rows.
+        # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column 0 is 0. They are
+        # this session's cache, as keys and values are the network's: a session does not see the decoder's rows.
         self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
         super().__init__(session, RowTensors(self.bounds, self.record))
         self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
