@@ -229,7 +229,7 @@ def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_p
 @pytest.fixture
 def short(monkeypatch):
     """One round of measurements, which are not tested, in place of several."""
-    for name, value in (("ROUNDS", 1), ("LEARNING", 0.001), ("SPLIT", 16)):
+    for name, value in (("ROUNDS", 1), ("SPLIT", 16)):
         monkeypatch.setattr(proposers, name, value)
 
 
