@@ -47,6 +47,11 @@ COUNT = 3000
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
 
 
+def default_signals():
+    """Undo what a shell does for jobs in the background, which ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Command:
     """A running command, whose lines on standard error are read one by one."""
 
@@ -54,7 +59,8 @@ class Command:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.lines = []
         self.process = subprocess.Popen([*before, sys.executable, "-c", code, *map(str, words)], cwd=cwd, text=True,
-                                        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                                        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                        preexec_fn=default_signals)
 
     def wait_for(self, pattern):
         for line in self.process.stderr:
