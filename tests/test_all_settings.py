@@ -43,7 +43,7 @@ from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 
 DRAWS = settings().max_examples
-ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
+ENGINES = {"native": "float32", "native-int8": "int8"}
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 PICTURES = {name: replace(VARIANTS[name], **NATIVE) for name in (

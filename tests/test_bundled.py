@@ -66,10 +66,9 @@ def test_consistent_pictures_reduce_to_exactly_their_input(upscaler, sources, wa
     assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
 
 
-@pytest.mark.parametrize("engine", ["native-bf16", "native-int8"])
-def test_consistent_pictures_of_every_engine_reduce_to_their_input(sources, engine):
+def test_consistent_pictures_of_the_int8_engine_reduce_to_their_input(sources):
     inputs = np.concatenate([sources[:1], HARD[2:]])
-    loaded = superres.load(NAME, device="cpu", engine=engine)
+    loaded = superres.load(NAME, device="cpu", engine="native-int8")
     result = loaded(inputs, superres.DecodeConfig(accept="distance", epsilon=2, consistent=True))
     assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
 

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,8 @@ Run = tuple[float, int, int, list[RowTrace]]
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10, 16, 24)
 """Block sizes to measure, up to the number of prediction heads."""
 FLOAT_BYTES = 4
-SIZES = {"-bf16": 2, "-int8": 1}
-"""Bytes of a weight by the ending of the engine's name."""
+SIZES = {"native": (2, 4), "native-int8": (1, 1), "graph-bf16": (2, 2)}
+"""Bytes of a weight, and of a key's, a value's or an input's number, by engine; FLOAT_BYTES otherwise."""
 
 
 @dataclass(frozen=True)
@@ -140,26 +140,30 @@ def step_weights(model: EncoderDecoder) -> int:
     return sum(weight.numel() for weight in parts.parameters()) + model.project.weight.numel()
 
 
-def step_work(pipeline: Pipeline, position: int) -> tuple[int, int, int]:
-    """Return the minimum work of a step at a decoder position, without prediction heads and embeddings.
+class StepWork(NamedTuple):
+    """The minimum work of a step, without prediction heads and embeddings."""
 
-    It is the number of weights that a step reads, the number of elements of keys and values that it reads per row, and
-    the bytes of a weight or element.
-    """
+    weights: int  # that a step reads
+    cache: int  # numbers of keys and values that it reads per row
+    weight_bytes: int
+    number_bytes: int  # of a key's, a value's or an input's number
+
+
+def step_work(pipeline: Pipeline, position: int) -> StepWork:
+    """Return the minimum work of a step at a decoder position."""
     config, count = pipeline.model_config, step_weights(pipeline.model)
-    size = next((size for name, size in SIZES.items() if pipeline.engine.endswith(name)), FLOAT_BYTES)
-    return count, config.decoder_layers * 2 * config.width * window(config, position), size
+    return StepWork(count, config.decoder_layers * 2 * config.width * window(config, position),
+                    *SIZES.get(pipeline.engine, (FLOAT_BYTES, FLOAT_BYTES)))
 
 
-def step_floor(work: tuple[int, int, int], batch: int, width: int, read: float, rate: float) -> float:
+def step_floor(work: StepWork, batch: int, width: int, read: float, rate: float) -> float:
     """Return the minimum duration of a step without heads in seconds: the maximum of reading and computing.
 
-    `work` is from `step_work`; `read` is the memory bandwidth in bytes per second, and `rate` the operations per second
-    in float32. Numbers of half the size are read and multiplied in half the time.
+    `read` is the memory bandwidth in bytes per second, and `rate` the operations per second in float32. Numbers of half
+    the size are multiplied in half the time.
     """
-    weights, cache, size = work
-    return max(size * (weights + batch * cache) / read,
-               2 * batch * width * (weights + cache) / (rate * FLOAT_BYTES / size))
+    return max((work.weight_bytes * work.weights + work.number_bytes * batch * work.cache) / read,
+               2 * batch * width * (work.weights + work.cache) / (rate * FLOAT_BYTES / work.number_bytes))
 
 
 def window(config: ModelConfig, position: int) -> int:

@@ -34,7 +34,7 @@ from superres.tree import Tree, TreeSession
 
 LOG = logging.getLogger(__name__)
 
-ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
+ENGINES = {"float32": "native", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
 
 FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
@@ -117,11 +117,9 @@ class NativeModel(StepModel):
         model: the network in evaluation mode, on the CPU.
         end_token: token that ends a sequence early.
         threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
-        precision: format of the weights. "bfloat16" halves the bytes that a step reads; sums stay in float32. Where
-            the processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too, which is
-            twice as fast. "int8" also stores keys and values in a byte each, and rounds the inputs of products: every
-            column with a scale of its own, so that no result depends on the step width. The sums are exact integers.
-            The encoder of images has the same format.
+        precision: "float32" computes with the weights as they are. "int8" stores weights, keys and values in a byte
+            each, and rounds the inputs of products: every column with a scale of its own, so that no result depends on
+            the step width. The sums are exact integers. The encoder of images has the same format.
 
     Attributes:
         shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S], as int64 [B, N]: a

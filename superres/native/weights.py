@@ -26,19 +26,10 @@ Affine: TypeAlias = tuple[Tensor, Tensor]
 """The weight [in, out] and bias [out] of a product x @ weight + bias."""
 
 
-def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
-    """Concatenate linear layers of the same input into one product, in the order of their outputs.
-
-    The affine part of a layer norm before them is fused into the product; `scale` multiplies the first layer's output.
-    """
-    weights: list[Tensor] = [linear.weight.t() for linear in linears]
-    biases: list[Tensor] = [linear.bias for linear in linears]
-    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
-    weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
-    if norm is not None:
-        bias = bias + summed(norm.bias.double().unsqueeze(1) * weight.double()).float()
-        weight = norm.weight.unsqueeze(1) * weight
-    return weight.detach().contiguous(), bias.detach().contiguous()
+def fused(*linears: nn.Linear | TiedProjection) -> Affine:
+    """Concatenate linear layers of the same input into one product, in the order of their outputs."""
+    weight = torch.cat([linear.weight.t() for linear in linears], dim=1)
+    return weight.detach().contiguous(), torch.cat([linear.bias for linear in linears]).detach().contiguous()
 
 
 def summed(terms: Tensor) -> Tensor:
@@ -77,16 +68,14 @@ class PackedWeights:
     def __init__(self, model: EncoderDecoder, precision: str) -> None:
         config, embedding = model.config, model.target_embedding
         self.model, self.precision = model, precision
-        self.exact = "float32" if precision == "int8" else precision
         self.tensors: list[Any] = []
         self.products: list[Tensor] = []
         self.known = torch.empty(0, dtype=torch.uint8)
-        self.scale = (config.width // config.attention_heads) ** -0.5  # of queries
-        project = fuse([model.project])
+        project = fused(model.project)
         self.weights = abi.CWeights(
             layer=self.layers(model.decoder), pre=config.norm == "pre",
             # Scores are not rounded to int8, which would change the choice between close tokens.
-            project=self.pack(project, self.exact),
+            project=self.pack(project, "float32"),
             # The last row is zero and stands for the start of the sequence.
             token_table=self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1))),
         )
@@ -115,15 +104,19 @@ class PackedWeights:
     def pack(self, affine: Affine, precision: str | None = None) -> abi.CLinear:
         """Pack a product and keep it; in the format of the network if `precision` is None.
 
-        The format is float32 unless the number of inputs is a multiple of abi.LANES.
+        Weights of float32 that are all bfloat16 numbers, as in a checkpoint, are stored as bfloat16: a step reads half
+        as many bytes, and its sums are the same. The format is float32 unless the number of inputs is a multiple of
+        abi.LANES.
         """
         precision = precision or self.precision
         weight, bias = affine
         inputs, outputs = weight.shape
         panels, padding = -(-outputs // abi.PANEL), (0, -outputs % abi.PANEL)
+        padded, scale = F.pad(weight.float(), padding), torch.empty(0)
         if inputs % abi.LANES:
             precision = "float32"
-        padded, scale = F.pad(weight.float(), padding), torch.empty(0)
+        elif precision == "float32" and torch.equal(padded, padded.bfloat16().float()):
+            precision = "bfloat16"
         if precision == "int8":
             scale = padded.abs().amax(0).div(127).clamp(min=1e-30)
             # The products in native.cpp take unsigned weights, 128 larger.
@@ -151,17 +144,16 @@ class PackedWeights:
         attention, cross, transform = layer.attention, layer.cross_attention, layer.feed_forward
         residuals = layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
         norms = [None if residual is None else residual.norm for residual in residuals]
-        before = norms if layer.attention_residual.pre else [None] * 3
         result = abi.CLayer(
-            projection=self.pack(fuse([attention.query, attention.key_value], before[0], self.scale)),
-            output=self.pack(fuse([attention.output])),
-            expand=self.pack(fuse([transform[0]], before[2])),  # type: ignore[list-item]
-            contract=self.pack(fuse([transform[2]])),  # type: ignore[list-item]
+            projection=self.pack(fused(attention.query, attention.key_value)),
+            output=self.pack(fused(attention.output)),
+            expand=self.pack(fused(transform[0])),  # type: ignore[arg-type]
+            contract=self.pack(fused(transform[2])),  # type: ignore[arg-type]
         )
         if cross is not None:
-            result.cross_query = self.pack(fuse([cross.query], before[1], self.scale))
-            result.cross_output = self.pack(fuse([cross.output]))
-            result.cross_source = self.pack(fuse([cross.key_value]))
+            result.cross_query = self.pack(fused(cross.query))
+            result.cross_output = self.pack(fused(cross.output))
+            result.cross_source = self.pack(fused(cross.key_value))
         for place, norm in enumerate(norms):
             if norm is not None:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
@@ -169,15 +161,12 @@ class PackedWeights:
 
     def _int8_filter(self, weight: Tensor, bias: Tensor) -> abi.CInt8Filter:
         """Return the int8 copy of a product."""
-        half = self.precision == "bfloat16"
-        weight = weight.bfloat16().float() if half else weight.float()
+        weight = weight.float()
         padding = (0, -weight.shape[1] % abi.PANEL)
         product = self.pack((weight, bias), "int8")
         self.known = self.products[-1].permute(0, 2, 1, 3).reshape(-1, len(weight))  # from [panels, D / 4, 32, 4]
         product.bias = self.keep(F.pad(bias.float(), padding, value=-math.inf))
-        # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
-        # excess over these bounds covers the rounding errors of the sums.
-        return abi.CInt8Filter(product, self.keep(F.pad(summed(weight.abs()), padding)), 0.51 + 0.25 * half)
+        return abi.CInt8Filter(product, self.keep(F.pad(summed(weight.abs()), padding)))
 
     def _neighbourhood(self, near: NumericNeighbourhood, source_length: int) -> abi.CNeighbourhood:
         return abi.CNeighbourhood(
@@ -185,7 +174,7 @@ class PackedWeights:
             cell_size=near.cell_positions.shape[1] if near.remainder else 0, near_table=self.keep(near.table),
             cell=self.keep(near.cell), cell_positions=self.keep(near.cell_positions),
             # The features have very different sizes, so that one int8 scale does not serve them all.
-            first=self.pack(without_bias(near.first.weight.t()), self.exact), second=self.pack(fuse([near.second])),
+            first=self.pack(without_bias(near.first.weight.t()), "float32"), second=self.pack(fused(near.second)),
             channel_bias=self.keep(near.channel.weight + near.first.bias), direct=self.keep(near.direct),
         )
 
@@ -194,25 +183,28 @@ class PackedWeights:
         result = abi.CHeads(
             count=heads.count, size=heads.expand.out_features // heads.count, dense=heads.dense,
             contract=self.array([self.pack(without_bias(weight), PROPOSING) for weight in contract]),
-            expand=self.pack(fuse([heads.expand]), PROPOSING), bias=self.keep(heads.bias),
+            expand=self.pack(fused(heads.expand), PROPOSING), bias=self.keep(heads.bias),
             norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
         )
         if heads.direct is not None:
             result.direct = self.keep(heads.direct)
         if heads.adapt is not None:
             result.earlier = heads.visible.shape[1]
-            result.adapt = self.pack(fuse([heads.adapt]), self.exact)
+            result.adapt = self.pack(fused(heads.adapt), "float32")
         return result
 
     def _recurrence(self, heads: RecurrentHeads) -> abi.CHeads:
-        weight, bias = fuse([heads.expand], heads.state_norm)
+        weight, bias = fused(heads.expand)
         # One product reads the normalised state and the token's embedding, concatenated.
         expand = torch.cat([weight, heads.read.weight.detach().t()]), bias
+        state, attention = heads.state_norm, heads.attention_norm
         return abi.CHeads(
             count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
-            contract=self.array([self.pack(fuse([heads.contract]), PROPOSING)]),
+            contract=self.array([self.pack(fused(heads.contract), PROPOSING)]),
+            state_weight=self.keep(state.weight), state_bias=self.keep(state.bias),
+            attention_weight=self.keep(attention.weight), attention_bias=self.keep(attention.bias),
             norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
-            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
-            cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
-            cross_source=self.pack(fuse([heads.attention.key_value]), PROPOSING),
+            cross_query=self.pack(fused(heads.attention.query), PROPOSING),
+            cross_output=self.pack(fused(heads.attention.output), PROPOSING),
+            cross_source=self.pack(fused(heads.attention.key_value), PROPOSING),
         )

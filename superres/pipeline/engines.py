@@ -32,7 +32,6 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
     "auto": automatic,
     "plain": StepModel,
     "native": NativeModel,
-    "native-bf16": lambda model, end_token: NativeModel(model, end_token, precision="bfloat16"),
     "native-int8": lambda model, end_token: NativeModel(model, end_token, precision="int8"),
     "graph": GraphModel,
     "graph-bf16": lambda model, end_token: GraphModel(model, end_token, half=True),

@@ -26,7 +26,6 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
-from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.cuda_graph import GraphModel
 from superres.nn.torch_model import StepModel
@@ -119,7 +118,6 @@ def searched(config):
 
 ENGINES = {
     "native": lambda config: NativeModel(random_model(config, dtype=torch.float32)),
-    "native-bf16": lambda config: NativeModel(random_model(config, dtype=torch.float32), precision="bfloat16"),
     "native-int8": lambda config: NativeModel(random_model(config, dtype=torch.float32), precision="int8"),
     "graph": lambda config: GraphModel(random_model(config), capture=Recorded),
 }
@@ -184,7 +182,7 @@ def _cases():
         yield f"{engine}, text", functools.partial(small, make, replace(TEXT["text"], **WIDER), WAYS["exact"])
     for way, options in PICTURES.items():
         yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
-    for engine, way in product(("plain", "native-bf16", "native-int8"), ("epsilon 2", "consistent")):
+    for engine, way in product(("plain", "native-int8"), ("epsilon 2", "consistent")):
         yield f"faces, {engine}, {way}", functools.partial(upscaled, engine, PICTURES[way])
     for engine in ("native", "plain"):
         for way, options in SENTENCES.items():
@@ -195,19 +193,11 @@ CASES = dict(_cases())
 """What returns the record of a decode, by name."""
 
 
-def is_compared(name):
-    """Return whether this processor must decode the case `name` as is on record.
-
-    The record of `native-bf16` is of processors that do not multiply pairs of bfloat16: those that do round otherwise.
-    """
-    return "native-bf16" not in name or not build.chosen().variant.name.endswith("-bf16")
-
-
 def main():
     """Write the record."""
     record = {} if "--all" in sys.argv[1:] or not RECORD.exists() else json.loads(RECORD.read_text())
     for name, case in CASES.items():
-        if name not in record and is_compared(name):
+        if name not in record:
             record[name] = case()
     lines = [f"  {json.dumps(name)}: {json.dumps(record[name])}" for name in CASES if name in record]
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -23,6 +23,7 @@ enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
 
 // y = x @ weight + bias. A group of 1, 2 or 4 inputs of an output lies side by side, as float32, bfloat16 or int8:
 // [outputs / PANEL][inputs / group][PANEL][group], outputs padded with zeros. Bytes are unsigned, 128 larger than they count.
+// FLOAT32 and BFLOAT16 give the same bits: bfloat16 is how float32 weights are stored whose lower halves are 0.
 struct Linear {
   int64_t inputs, panels;
   Format format;
@@ -35,7 +36,6 @@ struct Linear {
 struct Int8Filter {
   Linear product;     // bias -inf for padding outputs; its weight is null without a filter
   const float* norm;  // per output: sum of |weight|
-  float rounding;     // largest rounding error of a state, in units of the state's scale
 };
 
 // Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
@@ -47,7 +47,7 @@ struct Cache {
 
 struct Layer {
   Linear projection, output, expand, contract, cross_query, cross_output, cross_source;  // the last: keys, then values
-  const float *norm_weight[3], *norm_bias[3];  // after attention, cross-attention, feed-forward; only used if norm is "post"
+  const float *norm_weight[3], *norm_bias[3];  // before (if `pre`) or after attention, cross-attention, feed-forward
 };
 
 // What the rows of a session have seen, for one layer.
@@ -67,7 +67,7 @@ struct Sizes {
 // The weights of the decoder.
 struct Weights {
   const Layer* layer;
-  int64_t pre;                             // whether norms are before the sub-layers
+  int64_t pre;                             // whether norms are before the sub-layers, not after them
   const float *final_weight, *final_bias;  // null where there is no final norm
   Linear project;
   Int8Filter int8_filter;
@@ -121,7 +121,9 @@ struct Heads {
                                              // share one, with bias
   const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
-  Linear cross_query, cross_output, cross_source;  // only recurrent heads
+  // Only recurrent heads: norms before `expand` and before `cross_query`.
+  const float *state_weight, *state_bias, *attention_weight, *attention_bias;
+  Linear cross_query, cross_output, cross_source;
   Cache cross;
   Shortlist shortlist;
 };

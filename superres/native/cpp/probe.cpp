@@ -41,7 +41,7 @@ std::string features() {
   add(basic.c, 28, "avx"), add(more.b, 5, "avx2"), add(basic.c, 29, "f16c"), add(basic.c, 12, "fma"), add(rest.a, 4, "avxvnni");
   if ((saved & 0xe6) != 0xe6) return text;
   add(more.b, 16, "avx512f"), add(more.b, 30, "avx512bw"), add(more.b, 28, "avx512cd"), add(more.b, 17, "avx512dq");
-  add(more.b, 31, "avx512vl"), add(more.c, 11, "avx512vnni"), add(rest.a, 5, "avx512bf16");
+  add(more.b, 31, "avx512vl"), add(more.c, 11, "avx512vnni");
   return text;
 }
 

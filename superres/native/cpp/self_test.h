@@ -47,6 +47,7 @@ void test_products(Numbers& numbers, Digest& digest) {
   const int64_t inputs = 48, panels = 2;
   const std::vector<float> bias = numbers.floats(panels * PANEL), weight = numbers.floats(panels * inputs * PANEL);
   test_product({inputs, panels, FLOAT32, weight.data(), bias.data(), nullptr}, numbers, digest);
+  test_product({inputs, panels, BFLOAT16, weight.data(), bias.data(), nullptr}, numbers, digest);
   std::vector<float> scale = numbers.floats(panels * PANEL);
   std::vector<uint8_t> bytes(panels * inputs * PANEL);
   for (uint8_t& byte : bytes) byte = (uint8_t)(numbers.integer(127) + 128);

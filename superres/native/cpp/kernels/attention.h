@@ -14,6 +14,9 @@ struct HeadCache {
   const float *key_scale, *value_scale;  // [slots], what one unit stands for; null for float32
 };
 
+// What the product of a query and a key of `size` numbers is multiplied by (Vaswani et al. 2017, section 3.2.1).
+ALWAYS_INLINE float score_unit(int64_t size) { return 1.0f / std::sqrt((float)size); }
+
 // The slot of the ring that follows a group of LANES slots.
 ALWAYS_INLINE int64_t next_slot(int64_t slot, int64_t slots) { return slot + LANES == slots ? 0 : slot + LANES; }
 
@@ -75,6 +78,7 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
             int64_t ws, float* out, int64_t os) {
   const int64_t first = begin / LANES * LANES;
   const int64_t groups = (end - first) / LANES + 1;
+  const float unit = score_unit(size);
   vec most[R];
   for (int r = 0; r < R; r++) most[r] = fill(-INFINITY);
   constexpr int G = R == 1 ? 4 : R <= 3 ? 2 : 1;
@@ -92,7 +96,7 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     UNROLL for (int i = 0; i < G; i++) {
       if (g + i == groups) break;
       UNROLL for (int r = 0; r < R; r++) {
-        vec v = score[i][r];
+        vec v = score[i][r] * unit;
         if (mask) v += load(mask + slot[i]);
         const int64_t position = first + (g + i) * LANES;
         if (position < from[r] || position + LANES - 1 > last[r]) v = pick(visible(position, from[r], last[r]), v, fill(-INFINITY));
@@ -200,7 +204,8 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
       store(place, v);
     }
   }
-  for (int r = 0; r < R; r++) scale[r] = scaled_softmax(weights + r * ws, groups, units[r].scale, value_scale, most[r]);
+  const float unit = score_unit(size);
+  for (int r = 0; r < R; r++) scale[r] = scaled_softmax(weights + r * ws, groups, units[r].scale * unit, value_scale, most[r]);
   for (int r = 0; r < R; r++) {
     const float top = largest(most[r]);
     offset[r] = round_weights(weights + r * ws, groups, top, rounded);

@@ -18,52 +18,29 @@ struct Units {
   const ByteRow* rows;
 };
 
-// How a product reads inputs and float32 weights: each addition consumes `values` inputs and their weights.
+// How a product reads float32 weights, and adds their products with inputs. A step has `values` inputs of an output, whose
+// weights lie side by side; `read` returns those of input `part`.
 struct Single {
   typedef float weight;
   typedef float value;
   typedef vec panel;
   typedef vec total;
   static constexpr int values = 1;
-  static ALWAYS_INLINE vec read(const float* w) { return load(w); }
+  static ALWAYS_INLINE vec read(const float* w, int) { return load(w); }
   static ALWAYS_INLINE void keep_panel(vec& w) { keep(w); }
   static ALWAYS_INLINE vec start(const float* bias) { return bias ? load(bias) : vec{}; }
   static ALWAYS_INLINE void add(vec& total, const float* x, const vec& w) { total = fused(fill(*x), w, total); }
   static ALWAYS_INLINE vec finish(vec total, const float*, const Units&, int, int) { return total; }
 };
 
-#ifdef __AVX512BF16__
-// bfloat16 weights and inputs: the processor multiplies and adds a pair of inputs at a time.
+// bfloat16 weights, two inputs of an output in a word, and float32 inputs. The sums are those of `Single`.
 struct Paired : Single {
   typedef uint32_t weight;
-  typedef uint32_t value;
-  typedef uvec panel;
-  static ALWAYS_INLINE uvec read(const uint32_t* w) { return load(w); }
-  static ALWAYS_INLINE void keep_panel(uvec& w) { keep(w); }
-  static ALWAYS_INLINE void add(vec& total, const uint32_t* x, const uvec& w) {
-    total.part[0] = (vec::Part)_mm512_dpbf16_ps((__m512)total.part[0], (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w.part[0]);
-  }
-};
-#else
-// bfloat16 weights and float32 inputs.
-struct Paired : Single {
-  typedef uint32_t weight;
-  typedef float value;
-  struct panel {
-    vec first, second;
-  };
   static constexpr int values = 2;
-  static ALWAYS_INLINE panel read(const uint32_t* w) {
-    const uvec both = load(w);
-    return {as<vec>(both << 16), as<vec>(both & uvec(0xffff0000u))};
-  }
-  static ALWAYS_INLINE void keep_panel(panel& w) { keep(w.first), keep(w.second); }
-  static ALWAYS_INLINE void add(vec& total, const float* x, const panel& w) {
-    total = fused(fill(x[0]), w.first, total);
-    total = fused(fill(x[1]), w.second, total);
+  static ALWAYS_INLINE vec read(const uint32_t* w, int part) {
+    return as<vec>(part ? load(w) & uvec(0xffff0000u) : load(w) << 16);
   }
 };
-#endif
 
 // int8 weights and inputs: four inputs at a time.
 struct Bytes {
@@ -72,7 +49,7 @@ struct Bytes {
   typedef Stored panel;
   typedef ivec total;
   static constexpr int values = 1;
-  static ALWAYS_INLINE Stored read(const uint32_t* w) { return Stored(load(w)); }
+  static ALWAYS_INLINE Stored read(const uint32_t* w, int) { return Stored(load(w)); }
   static ALWAYS_INLINE void keep_panel(Stored&) {}
   static ALWAYS_INLINE ivec start(const float*) { return ivec{}; }
   static ALWAYS_INLINE void add(ivec& total, const Quad* x, const Stored& w) { total = dot4(total, w, *x); }
@@ -112,9 +89,11 @@ ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, int64_t
       // The inputs are broadcast again for each vector: kept for all of them, they would not fit the registers.
       if (R > 2) asm("" : "+r"(x));
 #endif
-      typename K::panel w = K::read(weight + v / 2 * stride + i * PANEL + v % 2 * LANES);
-      if (R == 2) K::keep_panel(w);  // with more rows, it would not fit the registers
-      UNROLL for (int r = 0; r < R; r++) K::add(total[v][r], x + r * xs + i * K::values, w);
+      UNROLL for (int part = 0; part < K::values; part++) {
+        typename K::panel w = K::read(weight + v / 2 * stride + i * PANEL + v % 2 * LANES, part);
+        if (R == 2) K::keep_panel(w);  // with more rows, it would not fit the registers
+        UNROLL for (int r = 0; r < R; r++) K::add(total[v][r], x + r * xs + i * K::values + part, w);
+      }
     }
   }
   UNROLL for (int r = 0; r < R; r++) {
@@ -180,7 +159,7 @@ void product(const typename K::weight* weight, int64_t steps, int64_t stride, in
   }
 }
 
-// Layer norm of a row. Weight and bias are null where they are fused into the next product.
+// Layer norm of a row.
 inline void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
   vec total{};
   for (int64_t i = 0; i < size; i += LANES) total += load(x + i);
@@ -192,9 +171,8 @@ inline void normalise(const float* x, int64_t size, const float* weight, const f
   }
   const float scale = 1.0f / std::sqrt(sum(squares) / size + EPSILON);
   for (int64_t i = 0; i < size; i += LANES) {
-    vec v = (load(x + i) - mean) * scale;
-    if (weight) v = v * load(weight + i) + load(bias + i);
-    store(y + i, v);
+    const vec v = (load(x + i) - mean) * scale;
+    store(y + i, v * load(weight + i) + load(bias + i));
   }
 }
 

@@ -32,11 +32,12 @@ struct Source {
   }
 
   // The input of a sub-layer for positions [begin, end): x, normalised where norm is "pre".
-  const float* before(int64_t begin, int64_t end) const {
+  const float* before(const Layer& layer, int sublayer, int64_t begin, int64_t end) const {
     const int64_t D = e.size_d;
     if (!e.pre) return x + begin * D;
     float* out = scratch<INPUT_ROWS>((end - begin) * D);
-    for (int64_t p = begin; p < end; p++) normalise(x + p * D, D, nullptr, nullptr, out + (p - begin) * D);
+    for (int64_t p = begin; p < end; p++)
+      normalise(x + p * D, D, layer.norm_weight[sublayer], layer.norm_bias[sublayer], out + (p - begin) * D);
     return out;
   }
 
@@ -51,7 +52,7 @@ struct Source {
   void project(const Layer& layer, int64_t begin, int64_t end) const {
     const int64_t D = e.size_d;
     const Linear& linear = layer.projection;
-    apply_panels(linear, before(begin, end), D, end - begin, projected + begin * 3 * D, 3 * D, STORE, 0, linear.panels);
+    apply_panels(linear, before(layer, 0, begin, end), D, end - begin, projected + begin * 3 * D, 3 * D, STORE, 0, linear.panels);
     write_positions(projected + D, 3 * D, D, e.attention_heads, slots(), begin, end, key, value);
   }
 
@@ -70,7 +71,7 @@ struct Source {
     apply_panels(layer.output, attended, D, rows, x + begin * D, D, ADD, 0, layer.output.panels);
     after(layer, 0, begin, end);
     float* wide = attended;
-    apply_panels(layer.expand, before(begin, end), D, rows, wide, e.filter, RELU, 0, layer.expand.panels);
+    apply_panels(layer.expand, before(layer, 2, begin, end), D, rows, wide, e.filter, RELU, 0, layer.expand.panels);
     apply_panels(layer.contract, wide, e.filter, rows, x + begin * D, D, ADD, 0, layer.contract.panels);
     after(layer, 2, begin, end);
   }

@@ -52,12 +52,12 @@ struct Layers : Rows {
   // normalised where norm is "pre". Each thread computes x for itself, which is faster than sharing it.
   template <typename Body>
   void sublayer(Residual& residual, const float* bias, const float* norm_weight, const float* norm_bias, const Body& body) const {
-    team.share(s.size.groups, [me = *this, residual, body](int64_t first, int64_t last) {
+    team.share(s.size.groups, [me = *this, residual, norm_weight, norm_bias, body](int64_t first, int64_t last) {
       const int64_t size = me.count() * me.s.size.d;
       float* x = scratch<SUBLAYER_INPUT>(size);
       me.settle(residual, x);
       if (!first) std::memcpy(residual.next_x, x, size * sizeof(float));
-      if (me.s.weights.pre) me.normalise_all(x, nullptr, nullptr, x);
+      if (me.s.weights.pre) me.normalise_all(x, norm_weight, norm_bias, x);
       body(me, x, first, last, residual.next_parts);
     });
     float* parts = residual.next_parts;

@@ -23,20 +23,6 @@ struct Clock {
   }
 };
 
-#ifdef __AVX512BF16__
-// Rows converted to bfloat16, two inputs per word.
-const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
-  uint32_t* const start = scratch<PAIRED, uint32_t>(rows * inputs / 2);
-  uint32_t* out = start;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
-      const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i).part[0]);
-      std::memcpy(out, &halves, sizeof halves);
-    }
-  return start;
-}
-#endif
-
 // Rows quantised to bytes, in memory of the thread that quantised them.
 struct ByteRows {
   Quad* quads;    // [rows, inputs / 4]
@@ -83,11 +69,7 @@ void apply(const Slice& slice, const float* x, int64_t xs, int64_t rows, float* 
   } else if (slice.linear.format == FLOAT32) {
     product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, x, xs, rows, y, ys, mode);
   } else {
-#ifdef __AVX512BF16__
-    x = (const float*)paired(x, xs, rows, inputs), xs = inputs / 2;
-#endif
-    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, (const Paired::value*)x, xs, rows, y,
-                    ys, mode);
+    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, x, xs, rows, y, ys, mode);
   }
 }
 

@@ -34,12 +34,12 @@ struct Recurrence {
     const Heads& heads = s.heads;
     const int64_t D = s.size.d, rows = end - begin;
     for (int64_t r = 0; r < rows; r++) {
-      normalise(state + r * D, D, nullptr, nullptr, read + 2 * r * D);
+      normalise(state + r * D, D, heads.state_weight, heads.state_bias, read + 2 * r * D);
       std::memcpy(read + (2 * r + 1) * D, s.weights.token_table + tokens[r * apart] * D, D * sizeof(float));
     }
     apply(heads.expand, team, read, 2 * D, rows, inner, heads.size, RELU);
     apply(heads.contract[0], team, inner, heads.size, rows, state, D, ADD);
-    for (int64_t r = 0; r < rows; r++) normalise(state + r * D, D, nullptr, nullptr, normed + r * D);
+    for (int64_t r = 0; r < rows; r++) normalise(state + r * D, D, heads.attention_weight, heads.attention_bias, normed + r * D);
     apply(heads.cross_query, team, normed, D, rows, query, D, STORE);
     team.share(s.size.attention_heads, [me = *this](int64_t first, int64_t past) { me.attend_heads(first, past); });
     apply(heads.cross_output, team, attended, D, rows, state, D, ADD);

@@ -32,8 +32,9 @@ struct Bounds {
   const int64_t count = s.weights.project.panels * PANEL;
 
   vec error(int64_t v) const {
+    // Half a unit for the rounding to int8 of the state, and of the weights. The excess covers the rounding of the sums.
     const Int8Filter& f = s.weights.int8_filter;
-    return load(f.norm + v) * (f.rounding * scale) + load(f.product.scale + v) * (0.51f * norm);
+    return load(f.norm + v) * (0.51f * scale) + load(f.product.scale + v) * (0.51f * norm);
   }
   vec tempered(vec score) const { return gumbel_at.temperature > 0 ? score / gumbel_at.temperature : score; }
   vec least(int64_t v) const { return tempered(load(rough + v) - error(v)); }

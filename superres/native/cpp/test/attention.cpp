@@ -19,7 +19,7 @@ struct Problem {
   std::vector<float> key_scale, value_scale;   // [slots]
 
   Problem(Numbers& random, int64_t slots, int64_t size, int64_t rows)
-      : slots(slots), size(size), rows(rows), query(random.reals(rows * size, 2)), key(random.reals(slots * size)),
+      : slots(slots), size(size), rows(rows), query(random.reals(rows * size, 10)), key(random.reals(slots * size)),
         value(random.reals(slots * size)), from(rows), last(rows), key_bytes(random.stored_bytes(slots * size)),
         value_bytes(random.stored_bytes(slots * size)), key_scale(slots), value_scale(slots) {
     for (float& x : key_scale) x = 0.01f + 0.004f * random.real();
@@ -73,11 +73,12 @@ void attention_of(const Problem& p, bool bytes, int64_t r, std::vector<double>& 
   double most = -INFINITY, total = 0, largest_product = 0, largest_size = 0;
   for (int64_t position = p.from[r]; position <= p.last[r]; position++) {
     const int64_t slot = position % p.slots;
-    double score = p.mask.empty() || bytes ? 0 : p.mask[slot], size = 0;
+    double product = 0, size = 0;
     for (int64_t d = 0; d < p.size; d++) {
-      score += query[d] * p.key_of(bytes, d, slot);
+      product += query[d] * p.key_of(bytes, d, slot);
       size += std::fabs(query[d] * p.key_of(bytes, d, slot));
     }
+    const double score = product / std::sqrt(p.size) + (p.mask.empty() || bytes ? 0 : p.mask[slot]);
     largest_size = std::max(largest_size, size);
     weights.push_back(score);
     most = std::max(most, score);

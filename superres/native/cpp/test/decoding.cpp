@@ -97,7 +97,7 @@ struct Model {
         layer.cross_output = memory.linear(D, D, format, 0.5f);
         layer.cross_source = memory.linear(D, 2 * D, format);
       }
-      for (int i = 0; i < 3 && image; i++) layer.norm_weight[i] = memory.around_one(D), layer.norm_bias[i] = memory.reals(D, 0.1f);
+      for (int i = 0; i < 3; i++) layer.norm_weight[i] = memory.around_one(D), layer.norm_bias[i] = memory.reals(D, 0.1f);
     }
     return out.data();
   }
@@ -166,7 +166,6 @@ struct Model {
     filter.product = {D, exact.panels, INT8, packed.data(), bias, nullptr};
     memory.round(filter.product);
     filter.norm = norm;
-    filter.rounding = 0.51f;
   }
 
   void make_heads() {
