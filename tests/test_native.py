@@ -36,7 +36,7 @@ from superres.native import build, weights
 from superres.native import model as native_model
 from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
-from superres.native.model import NativeModel, ThreadTrials
+from superres.native.model import NativeModel, Trials
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
 
@@ -326,8 +326,9 @@ def test_the_fastest_number_of_threads_is_taken_and_a_busy_machine_forgotten():
         nonlocal now
         steps.append(threads)
         now += seconds[threads]
+        return 1
 
-    trials = ThreadTrials(6, lambda: now)
+    trials = Trials([1, 2, 4, 6], clock=lambda: now)
     assert trials.fastest(step) == 2  # 4 save less than 5 %
     assert steps == [n for n in (1, 2, 4, 6) * native_model.FIRST_ROUNDS for _ in range(native_model.IN_A_ROW)]
     seconds[6] = 0.5
@@ -343,13 +344,28 @@ def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_o
     def step(threads):
         nonlocal now
         now += rows / threads + 2 * (threads - 1)
+        return rows
 
-    trials = ThreadTrials(2, lambda: now)
-    assert trials.fastest(step, rows) == 2
+    trials = Trials([1, 2], clock=lambda: now)
+    assert trials.fastest(step) == 2
     rows = 2
-    trials.fastest(step, rows)
+    trials.fastest(step)
     rows = 16
-    assert trials.fastest(step, rows) == 2
+    assert trials.fastest(step) == 2
+
+
+def test_the_rows_that_a_thread_decodes_together_are_timed_without_a_trace():
+    model = model_of(BLOCKS, threads=1)
+    source, target = random_tokens(BLOCKS, 17)
+    together, alone = model.session(source, 3), [model.session(source[row : row + 1], 3) for row in range(17)]
+    assert together.session.threads.rows_at_once in native_model.TOGETHER
+    assert [min(trials.least.values()) > 0 for trials in model.trials.values()] == [True]
+    for start in (0, 3):
+        position = torch.full((17,), start)
+        scores = together.step(target[:, start : start + 3], position).scores
+        for row, session in enumerate(alone):
+            own = session.step(target[row : row + 1, start : start + 3], position[:1]).scores
+            assert torch.equal(scores[row], own[0])
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from functools import partial
 from typing import TypeVar
@@ -43,36 +43,43 @@ numbers of threads, so that a load peak slows all numbers alike. Each later sess
 since the machine may have been busy throughout the first session. A round times IN_A_ROW steps in succession, since
 threads that were asleep are slow at first."""
 
+TOGETHER = (1, 4, 16)
+"""Numbers of rows that a thread may decode together. The rows of a group share each read of the weights, but the caches
+of a large group do not fit the processor's, whose sizes and speeds differ: which number is fastest is timed."""
+
 AnySession = TypeVar("AnySession", bound=NativeSession)
 
 
-class ThreadTrials:
-    """Timings of a step with each number of threads: the powers of two below `threads`, and `threads` itself.
+class Trials:
+    """Timings of a step with each of `numbers`, in ascending order: of threads, or of rows decoded together.
 
-    `clock` returns seconds; `rounds` is the number of rounds of timings done so far, and `least` holds the shortest
-    seconds of a step per row for each number of threads.
+    `clock` returns seconds; `rounds` is the number of rounds of timings done so far, `first` of them by the first
+    session and up to `most` in all; `least` holds the shortest seconds of a step per row for each number.
     """
 
-    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.rounds, self.clock = 0, clock
-        self.least = {2**power: math.inf for power in range((threads - 1).bit_length())} | {threads: math.inf}
+    def __init__(
+        self, numbers: Sequence[int], first: int = FIRST_ROUNDS, most: int = ROUNDS, in_a_row: int = IN_A_ROW,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.rounds, self.first, self.most, self.in_a_row, self.clock = 0, first, most, in_a_row, clock
+        self.least = dict.fromkeys(numbers, math.inf)
 
-    def fastest(self, step: Callable[[int], None], rows: int = 1) -> int:
-        """Return the number of threads with the fastest step, after timing `step` of `rows`, which takes this number.
+    def fastest(self, step: Callable[[int], int]) -> int:
+        """Return the number with the fastest step, after timing `step`, which takes a number and returns its rows.
 
         Timings per row are kept, since a large batch never takes less time than a small one.
         """
-        more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
+        more = self.first if not self.rounds else int(self.rounds < self.most)
         self.rounds += more
-        for threads in (*self.least,) * more:
-            for _ in range(IN_A_ROW):
+        for number in (*self.least,) * more:
+            for _ in range(self.in_a_row):
                 started = self.clock()
-                step(threads)
-                self.least[threads] = min(self.least[threads], (self.clock() - started) / rows)
-        best = 1
-        for threads, seconds in self.least.items():
-            if seconds < 0.95 * self.least[best]:  # more threads must save at least 5 %
-                best = threads
+                rows = step(number)
+                self.least[number] = min(self.least[number], (self.clock() - started) / rows)
+        best = min(self.least)
+        for number, seconds in self.least.items():
+            if seconds < 0.95 * self.least[best]:  # a larger number must save at least 5 %
+                best = number
         return best
 
 
@@ -154,7 +161,7 @@ class NativeModel(StepModel):
                                     f"{head}; choose native")
         library()
         self.threads, self.warned = threads, False
-        self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
+        self.trials: dict[tuple[int | str, ...], Trials] = {}
         with torch.inference_mode():
             self.packed = PackedWeights(model, precision)
             self.encoder = partial(encode, packed_encoder(self.packed), model)
@@ -209,12 +216,17 @@ class NativeModel(StepModel):
             return self._timed(NativeTreeSession(self.packed, memory, tree, threads), threads)
 
     def _timed(self, session: AnySession, threads: int) -> AnySession:
-        """Let `session` use the fastest number of threads up to `threads`, unless the number is fixed."""
+        """Let `session` use the fastest number of threads up to `threads`, unless it is fixed, and of rows together."""
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
-            kind = min(session.batch, threads), session.width, threads
-            trials = self.trials.setdefault(kind, ThreadTrials(threads))
-            session.choose_threads(partial(trials.fastest, rows=session.batch))
+            kind = "threads", min(session.batch, threads), session.width, threads
+            powers = [2**power for power in range((threads - 1).bit_length())]
+            session.choose_threads(self.trials.setdefault(kind, Trials([*powers, threads])).fastest)
+        share = -(-session.batch // threads)
+        if len(numbers := [rows for rows in TOGETHER if rows <= share]) > 1:
+            # In each round, the second step finds the weights and the caches where the first one has left them.
+            trials = self.trials.setdefault(("rows", len(numbers), session.width), Trials(numbers, 2, 2, 2))
+            session.choose_rows(trials.fastest)
         return session
 
     def _most_threads(self) -> int:

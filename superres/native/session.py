@@ -57,7 +57,7 @@ class NativeSession(ProposingSession):
         )
         self.session = abi.CSession(
             size=size, weights=packed.weights,
-            threads=abi.CThreads(count=threads, rows_at_once=rows_at_once(packed, slots)),
+            threads=abi.CThreads(count=threads, rows_at_once=1),
             input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
                              conditioned=self.conditioned),
             ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
@@ -144,13 +144,31 @@ class NativeSession(ProposingSession):
             raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
         self.width = self.session.size.width = width
 
-    def choose_threads(self, fastest: Callable[[Callable[[int], None]], int]) -> None:
+    def choose_rows(self, fastest: Callable[[Callable[[int], int]], int]) -> None:
+        """Let a thread decode as many rows together as `fastest` returns, which times steps of a number of rows.
+
+        Call it before other steps: they are steps in the middle of a target, whose caches are as full as they get.
+        """
+        tokens = torch.zeros(self.batch, self.width, dtype=torch.int64)
+        position, size = torch.full((self.batch,), self.config.target_length // 2), self.session.size
+        threads, self.session.threads.count = self.session.threads.count, 1
+
+        def step(rows: int) -> int:
+            size.batch = rows
+            self.step(tokens, position)
+            return rows
+
+        self.session.threads.rows_at_once = fastest(step)
+        size.batch, self.session.threads.count = self.batch, threads
+
+    def choose_threads(self, fastest: Callable[[Callable[[int], int]], int]) -> None:
         """Use the number of threads that `fastest` returns for a step with this number; call it before other steps."""
         tokens, position = (torch.zeros(shape, dtype=torch.int64) for shape in ((self.batch, self.width), self.batch))
 
-        def step(threads: int) -> None:
+        def step(threads: int) -> int:
             self.session.threads.count = threads
             self.step(tokens, position)
+            return self.batch
 
         # With `waits`, a step uses exactly the number of threads that is timed, even on a busy machine.
         self.session.threads.waits = True
@@ -259,14 +277,3 @@ def groups_of(config: ModelConfig) -> int:
     return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
         config.attention_heads % groups or config.width // groups % abi.PANEL
         or config.filter_size // groups % abi.PANEL))
-
-
-def rows_at_once(packed: PackedWeights, slots: int) -> int:
-    """Return how many rows, with caches of `slots` slots, a thread decodes together: see `superres_iterate`.
-
-    The rows of a group share each read of the weights, but the key-value caches of a large group do not fit the
-    processor's cache. The smaller the caches are relative to the weights, the larger is the best group.
-    """
-    config = packed.model.config
-    cache = 2 * config.decoder_layers * config.width * slots * torch.float32.itemsize
-    return max(2, packed.bytes // (2 * cache))
