@@ -162,7 +162,8 @@ class NativeModel(StepModel):
         library()
         self.threads, self.warned = threads, False
         self.trials: dict[tuple[int | str, ...], Trials] = {}
-        with torch.inference_mode():
+        # Hundreds of small operations: further threads would wait for one another, above all on a busy machine.
+        with torch.inference_mode(), TorchThreads(1):
             self.packed = PackedWeights(model, precision)
             self.encoder = partial(encode, packed_encoder(self.packed), model)
 
