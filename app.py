@@ -182,6 +182,7 @@ def main(
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in superres.cli.main
     try:
         app()
     except SuperresError as error:

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from fakes import FakeUpscaler
 from PIL import Image
 
 from superres.batch.rows import Row
-from superres.cli.main import run
+from superres.cli.main import main, run
 from superres.errors import CheckpointError, ConfigError
 from superres.tasks.faces import area_reduce
 
@@ -232,3 +233,14 @@ def test_help_and_usage_errors_come_without_loading_the_network():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
     words = [sys.executable, "-m", "superres", "upscale", "--help"]
     assert "--manifest" in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
+def test_idle_threads_of_torch_sleep_unless_the_environment_says_otherwise(given, found, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["superres", "--version"])
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ.pop("OMP_WAIT_POLICY") == found

@@ -8,6 +8,7 @@ the commands, so that help and usage errors appear at once.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -116,4 +117,6 @@ def _refuse(message: str, code: int = 2) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    # Torch's idle threads would spin beside the compiled code, and take a core from it. Torch reads this when it loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(run())
