@@ -2,7 +2,8 @@
 
 Every draw is decoded again by `superres.decoding.reference`, with the same proposals: that covers acceptance, minimum
 blocks, limits and end tokens. Iterations of compiled code are compared with the loop around compiled steps, proposals
-included. Where no reference knows the proposals' distributions, a sequence must be decoded beside others as alone.
+included. Where the reference lacks the distributions of the proposals, as those of compiled heads, or several of them
+are verified in turn, a sequence must be decoded beside others as alone.
 `SUPERRES_DRAWS` (conftest.py) sets the number of draws.
 """
 
@@ -208,11 +209,16 @@ class Case:
             self.padding, None if sizes is None else lambda source, padding: sizes)
         return [(one.tokens[: one.trace.tokens].tolist(), one.trace) for one in finished]
 
-    def scorer(self, row):
+    def scorer(self, row, model=None):
         row = slice(row, row + 1)
-        if self.drawn.engine == "plain" and self.padding is None:
+        if model is None and self.drawn.engine == "plain" and self.padding is None:
             return None
-        return SingleScorer(self.model, self.source[row], None if self.padding is None else self.padding[row])
+        return SingleScorer(model or self.model, self.source[row], None if self.padding is None else self.padding[row])
+
+    @property
+    def is_known(self):
+        """Whether the reference knows the distributions of the proposals."""
+        return self.options.sampling == "coupled" or self.options.proposer not in ("heads", "lookahead")
 
     def reference(self, row, trace, length):
         """Decode one row by the reference, with the proposals of a trace."""
@@ -221,9 +227,12 @@ class Case:
             # A step of lookahead may verify several candidates; its trace has the best one, or none that passed.
             alone = self.options.proposer == "lookahead" and accepted == 1
             proposals[position] = [] if alone else [token for token in block[1:] if token != -1]
+        drawn = self.options.proposer == "draft" and self.options.sampling == "speculative"
+        source = {"draft": self.scorer(row, self.proposer().draft)} if drawn else {
+            "propose": lambda tokens, first: proposals[len(tokens)]}
         return reference.decode(
             self.model, self.source[row : row + 1], self.options, self.options.block_size, self.keys[row],
-            p1=self.scorer(row), length=length, propose=lambda tokens, first: proposals[len(tokens)])
+            p1=self.scorer(row), length=length, **source)
 
     @property
     def proposes_in_steps_alike(self):
@@ -244,7 +253,7 @@ def check(drawn):
     for number, (tokens, trace) in enumerate(rows):
         assert trace.sequence.tolist() == tokens
         assert all(1 <= accepted <= options.block_size for accepted in trace.accepted)
-        if options.sampling == "coupled":
+        if case.is_known:
             most = case.model.length if longest is None or drawn.end_token is None else int(longest[number])
             steps = case.reference(number, trace, most)
             assert (tokens, trace.accepted) == (reference.tokens_of(steps), [step.accepted for step in steps])

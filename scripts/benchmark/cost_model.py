@@ -82,7 +82,9 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
     """Estimate alpha from the traces of decoding with block size k; 0.0 if no proposal was accepted.
 
     For one candidate, alpha is the share of verified proposals that were accepted. The proposals of a block are
-    verified up to the first rejection; the last block of a sequence ends without a rejection. For several candidates,
+    verified up to the first rejection; the last block of a sequence ends without a rejection. Block verification
+    (`SpeculativeSampler`) accepts more, so that the share is larger than E[min(p, q)] from two proposals per step on.
+    For several candidates,
     the traces record only the best candidate of each step. alpha is then the maximum-likelihood value in steps of
     0.001: the best of b candidates reaches i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
     """

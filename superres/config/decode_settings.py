@@ -136,8 +136,8 @@ class DecodeConfig(Config):
         None, "File of n-gram counts for the ngram proposer, from 'superres train ngrams'.", "FILE",
         panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it exists", depends_on="proposer")
     sampling: str = setting(
-        "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
-        "probability min(1, p/q), and gives another sample of the same distribution.", panel=SAMPLING,
+        "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative verifies "
+        "the proposals of a block jointly, and gives another sample of the same distribution.", panel=SAMPLING,
         choices=get_args(SamplingName), depends_on="temperature")
     sample_top_k: int | None = setting(
         None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",

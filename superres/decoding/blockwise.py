@@ -105,13 +105,14 @@ class PlainDecoder:
         if k == 1:  # nothing to verify
             return block, (state.limit - state.position).clamp_(max=1)
         scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
-        passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
+        missing = state.missing()
+        passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target, missing)  # [B, k - 1]
         minimum: int | Tensor = min(self.min_block, k)
         if minimum > 1:  # tokens of probability 0, outside limits or filters, end the minimum block
             adjusted = self.sampler.adjust(scores[:, : minimum - 1], slice(1, minimum))  # [B, l - 1, V]
             required = possible(block[:, 1:minimum], adjusted)  # [B, l - 1]
             minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
-        return block, accepted_length(passed, minimum, state.missing())
+        return block, accepted_length(passed, minimum, missing)
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
         """Cut the accepted part of `block` after its first end token, and end the rows that contain an end token."""

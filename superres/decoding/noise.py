@@ -93,15 +93,18 @@ class Noise:
         self.seeds.copy_(round_keys(words(keys.new_full((1, 1, 1), seed))))
 
     def random_words(self, position: Tensor, blocks: Tensor) -> Tensor:
-        """Return four random words for each of `blocks` [M] at target positions [B, N], int64 [4, B, N, M]."""
-        shape = *position.shape, len(blocks)
+        """Return four random words for `blocks` [M] or [N, M] at target positions [B, N], int64 [4, B, N, M]."""
+        shape = *position.shape, blocks.shape[-1]
         parts = blocks, position.unsqueeze(-1) & WORD, *self.keys
         return philox(torch.stack([part.expand(shape) for part in parts]), self.seeds)
 
-    def uniforms(self, position: Tensor) -> Tensor:
-        """Return four numbers in (0, 1) for target positions [B, N], float64 [B, N, 4]."""
-        first = self.random_words(position, position.new_zeros(1))[..., 0]
-        return (first.movedim(0, -1).double() + 0.5) * 2.0**-32
+    def uniforms(self, position: Tensor, number: Tensor) -> Tensor:
+        """Return four numbers in (0, 1) for each target position [B, N], float64 [B, N, 4].
+
+        Each `number` [N] gives the positions in its column other numbers.
+        """
+        words = self.random_words(position, number.unsqueeze(-1))[..., 0]
+        return (words.movedim(0, -1).double() + 0.5) * 2.0**-32
 
     def gumbel(self, position: Tensor) -> Tensor:
         """Return standard Gumbel noise for target positions [B, N], float32 [B, N, V].

@@ -77,14 +77,17 @@ def tokens_of(steps: list[Step]) -> list[int]:
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int = 1, key: int = 0, *,
     p1: Callable[[list[int]], Tensor] | None = None, length: int | None = None,
-    propose: Callable[[list[int], int], list[int]] | None = None,
+    propose: Callable[[list[int], int], list[int]] | None = None, draft: Callable[[list[int]], Tensor] | None = None,
 ) -> list[Step]:
     """Decode one source [1, S] in blocks of `block_size`; 1 is greedy decoding, or sampling from p1 token by token.
 
     `key` is that of the sampling noise. `p1` returns p1's scores [1, 1, V] after given tokens, by default those of the
-    network without a cache. `propose` returns proposals 2..k for tokens and p1's next choice, by default those of the
-    prediction heads. `length` is the largest number of tokens, by default the model's for this source.
+    network without a cache. Proposals are those of the prediction heads; or chosen one after another by the scores of
+    `draft`, which is as `p1`; or those that `propose` returns for tokens and p1's next choice. `length` is the largest
+    number of tokens, by default the model's for this source.
     """
+    longest = model.session(source, 1).longest if model.end_token is not None and length is None else None
+    most = length or (model.length if longest is None else int(longest[0]))
     place = torch.arange(block_size, device=source.device).unsqueeze(0)  # [1, k]: targets of a block at position 0
     samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     criterion, sampler, committed = CRITERIA[options.accept](options), GREEDY, 0
@@ -95,17 +98,23 @@ def decode(
         position = torch.tensor([min(len(tokens) - head, model.length - 1)], device=source.device)
         return model.uncached_scores(source, target, position)[:, head : head + 1]
 
-    def heads(tokens: list[int], first: int) -> list[int]:
+    def proposals_for(tokens: list[int], first: int) -> list[int]:
+        if propose is not None:
+            made = propose(tokens, first)
+            sampler.record(torch.tensor([made], dtype=torch.int64))
+            return made
         block = [first]
         for head in range(1, block_size):  # a sequential head reads the tokens of the heads before it
-            block.append(int(sampler(scores(tokens + block, head), torch.tensor([head]))))
+            own = scores(tokens + block, head) if draft is None else draft(tokens + block)  # [1, 1, V]
+            block.append(int(sampler(own, torch.tensor([head]))))
         return block[1:]
 
     def accept(proposals: list[int], verified: list[Tensor]) -> int:
         if not proposals:
             return 0
         proposed, own = torch.tensor([proposals]), torch.cat(verified[:-1], dim=1)  # [1, k - 1], [1, k - 1, V]
-        passed = sampler.accept(criterion, proposed, own, committed + place[:, 1 : len(proposals) + 1])
+        target, missing = committed + place[:, 1 : len(proposals) + 1], torch.tensor([most - committed])
+        passed = sampler.accept(criterion, proposed, own, target, missing)
         # The minimum block ends before a token of probability 0.
         allowed = possible(proposed, sampler.adjust(own, slice(1, len(proposals) + 1)))[0, : options.min_block - 1]
         return max(leading(passed[0]), leading(allowed))
@@ -116,6 +125,4 @@ def decode(
         sampler = samplers.at(committed + place)
         return int(sampler.first(verified, before, torch.tensor([accepted - 1])))
 
-    longest = model.session(source, 1).longest if model.end_token is not None and length is None else None
-    length = length or (model.length if longest is None else int(longest[0]))
-    return blockwise(length, p1 or scores, propose or heads, accept, choose, model.end_token)
+    return blockwise(most, p1 or scores, proposals_for, accept, choose, model.end_token)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import DecodeConfig
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""
 
-LEAST_WEIGHT = 2.0**-40  # Unit of the weights from which tokens are drawn
+LEAST_WEIGHT = 2.0**-40  # Unit of the weights from which tokens are drawn; sums of whole units are exact
 
 
 def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
@@ -97,8 +98,18 @@ class CoupledSampler(Sampler):
         """Return the proposals [B, k - 1] of `proposer` at `offsets`; `context.sampler` is this sampler."""
         return proposer.propose(context, offsets)
 
-    def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
-        """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; `target` holds their positions."""
+    def record(self, tokens: Tensor) -> Tensor:
+        """Return the proposals `tokens` [B, k - 1], which were not drawn from a distribution."""
+        return tokens
+
+    def accept(
+        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor, missing: Tensor,
+    ) -> Tensor:
+        """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; the accepted ones are a prefix.
+
+        `target` holds the positions of the proposals. A row accepts at most `missing` [B] tokens, the block's first
+        token included, so the other proposals of the row have no influence.
+        """
         return criterion.accept(proposed, self.adjust(scores, slice(1, 1 + scores.shape[1])), target)
 
     def clear(self, rows: Tensor) -> None:
@@ -113,18 +124,23 @@ GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), DecodeConfig())  
 
 @dataclass
 class SpeculativeSampler(CoupledSampler):
-    """Speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): samples p1's distribution exactly.
+    """Speculative sampling by block verification (Sun et al. 2025, algorithm 2): samples p1's distribution exactly.
 
-    A proposal drawn from q passes with probability min(1, p / q). After a rejection, the next block's first token is
-    drawn from norm(max(0, p - q)); if all proposals passed, it is drawn from p. The temperature and the filters are
-    applied to p and q first. For a proposer that draws no tokens, q is 1 at its greedy proposals.
+    Proposals X1..Xn are drawn from distributions q one after another. Let s0 = 1 and si = min(1, s(i-1) p(Xi) / q(Xi)).
+    The block may end after Xi with probability Ri / (Ri + 1 - si), where Ri is the sum of max(0, si p - q) over the
+    tokens that may follow Xi; after Xn, with probability sn. The longest such prefix is accepted, so that si is the
+    probability that at least i proposals are. The next block's first token is drawn from norm(max(0, si p - q)), or
+    from p after Xn. The temperature and the filters are applied to p and q first. For a proposer that draws no tokens,
+    q is 1 at its proposals.
 
-    The noise depends on seed, sequence and position, as in the other ways of sampling: three uniform numbers per
-    position, one per purpose, [B, k, 3]. Several proposals of one position may use the same numbers, since only the
-    last of them is verified after accepted tokens.
+    The noise depends on seed, sequence, position and the position's offset in the block: three uniform numbers per
+    position, one per purpose, [B, k, 3]. Where a block ends depends on all of its proposals, so a later block that
+    proposes for the same position must use other numbers.
     """
 
     q: Tensor  # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k
+    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B, k] or more
+    survival: Tensor
     p: Tensor | None = None  # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
 
     def load(self, other: CoupledSampler) -> Self:
@@ -145,9 +161,10 @@ class SpeculativeSampler(CoupledSampler):
     def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
         p = self._distribution(scores, slice(1))  # [B, 1, V]
         if isinstance(before, SpeculativeSampler):
-            q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, p.shape[-1]))  # [B, 1, V]
-            rest = (p - q).clamp(min=0)
-            # The difference is 0 where p equals q; a rejection there is due to rounding.
+            place = index.view(-1, 1, 1)
+            q = before.q.gather(1, place.expand(-1, 1, p.shape[-1]))  # [B, 1, V]
+            rest = residual(p, q, before.survival.unsqueeze(-1).gather(1, place))
+            # The residual is 0 where p equals q; the block ends there only by rounding.
             p = rest.where(rest.amax(-1, keepdim=True) >= LEAST_WEIGHT, p)
         self.q.zero_()
         return draw(p, self._uniform(slice(1), COMMITTED))
@@ -155,17 +172,30 @@ class SpeculativeSampler(CoupledSampler):
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
         if getattr(proposer, "draws", False):
             return proposer.propose(context, offsets)
-        tokens = proposer.propose(replace(context, sampler=GREEDY), offsets)
+        return self.record(proposer.propose(replace(context, sampler=GREEDY), offsets))
+
+    def record(self, tokens: Tensor) -> Tensor:
         self.q[:, : tokens.shape[1]].scatter_(-1, tokens.unsqueeze(-1), 1.0)
         return tokens
 
-    def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
+    def accept(
+        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor, missing: Tensor,
+    ) -> Tensor:
         """See `CoupledSampler.accept`; the criterion is not used."""
-        verified = slice(1, 1 + scores.shape[1])
-        self.p = self._distribution(scores, verified)
+        count = scores.shape[1]
+        verified, number = slice(1, 1 + count), torch.arange(1, 1 + count, device=scores.device)  # [k - 1]
+        p, q = self._distribution(scores, verified), self.q[:, :count]  # [B, k - 1, V]
         own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
-        p, q = self.p.gather(-1, own), self.q[:, : scores.shape[1]].gather(-1, own)
-        return (self._uniform(verified, VERDICT) * q < p).squeeze(-1)
+        survival = [torch.ones_like(p[:, 0, 0])]
+        for ratio in (p.gather(-1, own) / q.gather(-1, own)).squeeze(-1).unbind(1):
+            survival.append((survival[-1] * ratio).clamp(max=1))
+        s = torch.stack(survival, dim=1)  # [B, k]
+        self.p, self.survival = p, F.pad(s[:, :-1], (0, 1), value=1.0)
+        rest = whole(residual(p[:, 1:], q[:, 1:], s[:, 1:-1].unsqueeze(-1))).sum(-1).double() * LEAST_WEIGHT
+        s, last = s[:, 1:], (missing - 1).clamp(max=count).unsqueeze(1)
+        rest = F.pad(rest, (0, 1)).where(number < last, s)  # after the last proposal, q is 0
+        passed = (self._uniform(verified, VERDICT).squeeze(-1) * (rest + (1 - s)) < rest) & (number <= last)
+        return number <= (passed * number).amax(1, keepdim=True)
 
     def clear(self, rows: Tensor) -> None:
         self.q.index_fill_(0, rows, 0.0)
@@ -187,12 +217,22 @@ def distribution(scores: Tensor) -> Tensor:
     return weight.double() / weight.sum(-1, keepdim=True).double()
 
 
+def residual(p: Tensor, q: Tensor, survival: Tensor) -> Tensor:
+    """Return max(0, survival p - q) for distributions p and q [..., V] and `survival` [..., 1]."""
+    return (survival * p - q).clamp(min=0)
+
+
+def whole(probability: Tensor) -> Tensor:
+    """Return probabilities [..., V] as whole numbers of LEAST_WEIGHT, int64."""
+    return (probability.double() / LEAST_WEIGHT).long()
+
+
 def draw(probability: Tensor, uniform: Tensor) -> Tensor:
     """Draw tokens [B, N] from weights [B, N, V] of at most 1 with uniform numbers [B, N, 1] in [0, 1).
 
     The weights need not sum to 1; a token of a weight below LEAST_WEIGHT is never drawn.
     """
-    sums = (probability.double() / LEAST_WEIGHT).long().cumsum(-1)  # [B, N, V], exact
+    sums = whole(probability).cumsum(-1)  # [B, N, V]
     place = (uniform.double() * sums[..., -1:].double()).long()
     tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
     # NaN weights raise an error later (`superres.decoding.state.NanCheck`); until then every token must be in range.
@@ -229,15 +269,19 @@ class Samplers:
         temperature = self.temperature(position)
         if not self.speculative:
             return CoupledSampler(True, self.noise.gumbel(position), temperature, self.options)
-        q = torch.zeros(*position.shape, self.vocabulary, dtype=torch.float64, device=position.device)  # [B, N, V]
-        return SpeculativeSampler(False, self.uniform(position), temperature, self.options, q)
+        uniform = self.uniform(position, torch.arange(position.shape[1], device=position.device))
+        q = temperature.new_zeros(*position.shape, self.vocabulary)  # [B, N, V]
+        return SpeculativeSampler(False, uniform, temperature, self.options, q, torch.ones_like(uniform[..., 0]))
 
     def temperature(self, position: Tensor) -> Tensor:
         """Return T at target positions [B, N], as [B, N, 1]; the channels of consecutive positions are R, G, B."""
         return self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
 
-    def uniform(self, position: Tensor) -> Tensor:
-        """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3]."""
+    def uniform(self, position: Tensor, offset: Tensor) -> Tensor:
+        """Return uniform numbers in (0, 1), one per purpose, float64 [B, N, 3].
+
+        They differ by target position [B, N] and by its `offset` [N] from the start of the block.
+        """
         if self.noise is None:
             raise ValueError("greedy decoding has no noise")
-        return self.noise.uniforms(position)[..., :3]
+        return self.noise.uniforms(position, offset)[..., :3]

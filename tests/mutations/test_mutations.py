@@ -17,6 +17,7 @@ import test_lookahead_sampling
 import test_noise
 import test_rollback
 import test_speculative
+import test_speculative_blocks
 import test_step
 import test_tree_attention
 import torch
@@ -200,19 +201,45 @@ LOOP = {
 }
 
 
-def always(self, criterion, proposed, scores, target):
-    self.p = self._distribution(scores, slice(1, None))
-    return torch.ones_like(proposed, dtype=torch.bool)
+def always(accept):
+    return lambda self, criterion, proposed, *given: torch.ones_like(proposed, dtype=torch.bool)
 
 
-def by_p_alone(self, criterion, proposed, scores, target):
-    self.p = self._distribution(scores, slice(1, None))
-    own = self.p.gather(-1, proposed.unsqueeze(-1)).squeeze(-1)
-    return self._uniform(slice(1, None), sampling.VERDICT).squeeze(-1) < own
+def by_p_alone(accept):
+    def careless(self, criterion, proposed, scores, *given):
+        own = self._distribution(scores, slice(1, None)).gather(-1, proposed.unsqueeze(-1))
+        return (self._uniform(slice(1, None), sampling.VERDICT) < own).squeeze(-1)
+
+    return careless
 
 
-def from_p(self, scores, before, index):
-    return sampling.draw(self._distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
+def one_by_one(accept):
+    """Judges every proposal by itself, but draws the token after them as block verification does."""
+    def separate(self, criterion, proposed, scores, *given):
+        accept(self, criterion, proposed, scores, *given)
+        p, q = (part.gather(-1, proposed.unsqueeze(-1)) for part in (self.p, self.q[:, : scores.shape[1]]))
+        return (self._uniform(slice(1, None), sampling.VERDICT) * q < p).squeeze(-1)
+
+    return separate
+
+
+def from_p(first):
+    return lambda self, scores, before, index: sampling.draw(
+        self._distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
+
+
+def without_survival(first):
+    """Draws from norm(max(0, p - q)) after every number of accepted proposals."""
+    def careless(self, scores, before, index):
+        if isinstance(before, SpeculativeSampler):
+            before = replace(before, survival=torch.ones_like(before.survival))
+        return first(self, scores, before, index)
+
+    return careless
+
+
+def without_offset(uniforms):
+    return lambda self, position, number: uniforms(self, position, torch.zeros_like(number))
 
 
 def without_verdict(verify):
@@ -230,6 +257,10 @@ def check_speculative(way="heads", settings="plain"):
     test_speculative.test_samples_have_the_distribution_of_direct_sampling(way, test_speculative.FILTERS[settings])
 
 
+def check_blocks():
+    test_speculative_blocks.check_distribution("others", 3, "plain")
+
+
 def check_lookahead():
     test_lookahead_sampling.test_samples_have_the_distribution_of_direct_sampling(
         "plain", test_lookahead_sampling.Crowded)
@@ -243,8 +274,12 @@ SAMPLING = {
     "noise is uniform": Mutation(
         Noise, "gumbel", lambda gumbel: lambda self, position: (-(-gumbel(self, position)).exp()).exp(), check_softmax),
     **{f"{rule}, proposals of {way}": Mutation(
-        SpeculativeSampler, name, lambda _, broken=broken: broken, partial(check_speculative, way))
+        SpeculativeSampler, name, broken, partial(check_speculative, way))
         for rule, (name, broken) in RULES.items() for way in ("heads", "another model")},
+    "proposals are judged one by one": Mutation(SpeculativeSampler, "accept", one_by_one, check_blocks),
+    "the residual lacks the survival": Mutation(SpeculativeSampler, "first", without_survival, check_blocks),
+    "blocks share the noise of a position": Mutation(
+        Noise, "uniforms", without_offset, partial(check_speculative, "another model")),
     "verdicts and proposals share their noise": Mutation(
         sampling, "VERDICT", lambda _: sampling.PROPOSAL, check_speculative),
     **{f"the filter '{settings}' is not applied": Mutation(

@@ -221,7 +221,8 @@ class LookaheadDecoder(PlainDecoder):
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)  # [B, 1, V]
             return distribution(scaled(own, temperature[:, place : place + 1], self.samplers.options)).squeeze(1)
 
-        uniform = self.samplers.uniform(target)  # [B, N, 3]
+        # A place is verified once, and the block ends at the first rejected token: all blocks use the same numbers.
+        uniform = self.samplers.uniform(target, torch.zeros_like(target[0]))  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
         best, passed, following, follows = verify_candidates(
             at_place, self.found, self.known, verdict, committed, self.own)

@@ -38,6 +38,7 @@ struct BlockwiseDecoding {
   // Returns how many of row b's pending tokens p1 accepts (sections 3 and 5).
   int64_t verify(int64_t b) const {
     const int64_t k = block_size(l, b), most = missing(l, b);
+    if (is_speculative(l)) return std::min(verifier.accepted_block(b, most), most);
     verifier.latest[b - begin].column = -1;
     int64_t accepted = 1, minimum = 1;
     while (accepted < k && accepted < most && verifier.accepts(b, accepted)) accepted++;

@@ -32,7 +32,7 @@ struct ProposalChoice {
     Choice choice(s.size.vocabulary, *l.sampling, b, l.position[b] + h + 1, scores);
     if (!is_speculative(l)) return choice.token();
     const int64_t slot = b * l.capacity + h;
-    return choice.propose(l.sampling->q + slot * s.size.vocabulary, l.sampling->q_total + slot);
+    return choice.propose(l.sampling->q + slot * s.size.vocabulary, l.sampling->q_total + slot, h + 1);
   }
 
   template <typename... Evidence>

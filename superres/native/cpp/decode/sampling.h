@@ -12,25 +12,22 @@
 namespace {
 
 enum { PROPOSAL, VERDICT, COMMITTED };         // purposes of a position's uniform numbers in speculative sampling
-constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw` uses
+constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw` uses; sums of whole units are exact
 constexpr int64_t PART = 64;                   // weights that `draw` skips together
 
 // Whether score a is before b in descending order; NaN is last.
 ALWAYS_INLINE bool above(float a, float b) { return a > b || (b != b && a == a); }
 
-// Draws a token from weights of at most 1: the first whose cumulative weight exceeds u times the sum.
-int64_t draw(const double* weights, int64_t count, double u) {
-  int64_t* whole = scratch<WHOLE_WEIGHTS, int64_t>(count);
-  int64_t total = 0;
-  for (int64_t v = 0; v < count; v++) total += whole[v] = (int64_t)(weights[v] / LEAST_WEIGHT);
+// Draws a token from whole weights: the first whose cumulative weight exceeds u times the sum, `total`.
+int64_t draw(const int64_t* weights, int64_t count, int64_t total, double u) {
   const int64_t place = (int64_t)(u * (double)total);
   int64_t sum = 0, token = 0;
   for (int64_t part; token + PART < count; token += PART, sum += part) {
     part = 0;
-    for (int64_t v = token; v < token + PART; v++) part += whole[v];
+    for (int64_t v = token; v < token + PART; v++) part += weights[v];
     if (sum + part > place) break;
   }
-  while (token < count - 1 && (sum += whole[token]) <= place) token++;
+  while (token < count - 1 && (sum += weights[token]) <= place) token++;
   return token;
 }
 
@@ -43,6 +40,7 @@ class Choice {
     const int64_t padded = (count + GROUP - 1) / GROUP * GROUP;
     scaled = scratch<SCALED>(padded);
     weight = scratch<WEIGHTS, int32_t>(padded);
+    whole = scratch<WHOLE_WEIGHTS, int64_t>(count);
     const float temperature = sampling.temperature[position % sampling.channels];
     for (int64_t v = 0; v < count; v++) scaled[v] = scores[v] / temperature;
     for (int64_t v = count; v < padded; v++) scaled[v] = -INFINITY;
@@ -101,25 +99,32 @@ class Choice {
     return better < bound;
   }
 
-  // Draws a proposal, and writes its distribution to q [V], whose sum is returned in `q_total`.
-  int64_t propose(int32_t* q, int64_t* q_total) {
+  // Draws a proposal at `offset`, and writes its distribution to q [V], whose sum is returned in `q_total`.
+  int64_t propose(int32_t* q, int64_t* q_total, int64_t offset) {
     weigh();
     std::memcpy(q, weight, count * sizeof(int32_t));
     *q_total = total;
-    return draw_rest(nullptr, 0, PROPOSAL);
+    return draw(whole, count, residual(nullptr, 0, 1), uniform(stream, position, offset, PROPOSAL));
   }
 
-  // Whether speculative sampling accepts a proposal drawn from q; `q_total` is 0 without a proposal.
-  bool accepts(int64_t token, const int32_t* q, int64_t q_total) {
+  // p / q of a proposal drawn from q.
+  double ratio(int64_t token, const int32_t* q, int64_t q_total) {
     weigh();
-    const double p_token = (double)weight[token] / (double)total, q_token = q_total ? (double)q[token] / (double)q_total : 0;
-    return uniform(stream, position, VERDICT) * q_token < p_token;
+    return ((double)weight[token] / (double)total) / ((double)q[token] / (double)q_total);
   }
 
-  // Draws the token after the accepted ones, where a proposal drawn from q was rejected.
-  int64_t commit(const int32_t* q, int64_t q_total) {
+  // The sum of max(0, survival * p - q).
+  double rest(const int32_t* q, int64_t q_total, double survival) {
     weigh();
-    return draw_rest(q, q_total, COMMITTED);
+    return (double)residual(q, q_total, survival) * LEAST_WEIGHT;
+  }
+
+  // Draws the token after the accepted ones; `q_total` is 0 if no proposal followed them.
+  int64_t commit(const int32_t* q, int64_t q_total, double survival) {
+    weigh();
+    int64_t left = residual(q, q_total, survival);
+    if (!left) left = residual(nullptr, 0, 1);
+    return draw(whole, count, left, uniform(stream, position, 0, COMMITTED));
   }
 
  private:
@@ -128,6 +133,7 @@ class Choice {
   const Stream stream;
   float* scaled;    // [V, padded with -inf]
   int32_t* weight;  // [V, padded with 0]: proportional to the probabilities, once `weigh` has been called
+  int64_t* whole;   // [V]: see `residual`
   int64_t total = 0;
 
   // The largest score that is a number.
@@ -138,6 +144,7 @@ class Choice {
   }
 
   void weigh() {
+    if (total) return;
     const float most = top();
     total = 0;
     for (int64_t v = 0; v < count; v += LANES) store(weight + v, weights_of(load(scaled + v) - most));
@@ -170,20 +177,17 @@ class Choice {
       sum += weight[heap.back()];
     }
     keep_from(least);
+    total = 0;
   }
 
-  int64_t draw_rest(const int32_t* q, int64_t q_total, int purpose) const {
-    double* p = scratch<DISTRIBUTION, double>(count);
-    int64_t left = 0;  // a flag; an integer, since compilers make no vectors of the largest of doubles
-    if (q_total)
-      for (int64_t v = 0; v < count; v++) {
-        const double difference = (double)weight[v] / (double)total - (double)q[v] / (double)q_total;
-        p[v] = difference > 0 ? difference : 0;
-        left |= p[v] >= LEAST_WEIGHT;
-      }
-    if (!left)
-      for (int64_t v = 0; v < count; v++) p[v] = (double)weight[v] / (double)total;
-    return draw(p, count, uniform(stream, position, purpose));
+  // Computes max(0, survival * p - q), whole multiples of LEAST_WEIGHT, and returns their sum; `q_total` is 0 without q.
+  int64_t residual(const int32_t* q, int64_t q_total, double survival) const {
+    int64_t sum = 0;
+    for (int64_t v = 0; v < count; v++) {
+      const double p = (double)weight[v] / (double)total * survival, other = q_total ? (double)q[v] / (double)q_total : 0;
+      sum += whole[v] = p > other ? (int64_t)((p - other) / LEAST_WEIGHT) : 0;
+    }
+    return sum;
   }
 };
 

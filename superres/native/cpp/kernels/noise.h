@@ -66,10 +66,10 @@ ALWAYS_INLINE void group_words(const Stream& stream, int64_t position, int64_t f
   philox(stream, as<uvec>(numbers() + (int32_t)(first / GROUP * LANES)), position, words);
 }
 
-// A uniform number in (0, 1) of a row and position: one of four.
-inline double uniform(const Stream& stream, int64_t position, int which) {
+// A uniform number in (0, 1) of a row and position: one of four, which each `number` gives other values.
+inline double uniform(const Stream& stream, int64_t position, int64_t number, int which) {
   uvec x[4];
-  philox(stream, uvec{}, position, x);
+  philox(stream, uvec{} + (uint32_t)number, position, x);
   return (x[which][0] + 0.5) * 0x1p-32;
 }
 

@@ -54,10 +54,10 @@ void test_words(Digest& digest) {
       for (int i = 0; i < 4; i++) CHECK(words[i][lane] == expected[i]);
       digest.add(expected, 4);
     }
-    const uint32_t counter[4] = {0, (uint32_t)position, key[0], key[1]};
+    const uint32_t counter[4] = {(uint32_t)n, (uint32_t)position, key[0], key[1]};
     uint32_t expected[4];
     philox_of(counter, seed, expected);
-    for (int i = 0; i < 4; i++) CHECK(uniform(stream, position, i) == (expected[i] + 0.5) / 4294967296.0);
+    for (int i = 0; i < 4; i++) CHECK(uniform(stream, position, n, i) == (expected[i] + 0.5) / 4294967296.0);
     uvec high, low;
     uint32_t x[LANES];
     for (uint32_t& value : x) value = n ? random.next() : 0xFFFFFFFFu;
