@@ -1,9 +1,9 @@
 """All settings at once: valid combinations of engines and settings decode as `reference.py` does.
 
 A row of every draw is decoded again by `superres.decoding.reference`, with the same proposals: that covers acceptance,
-minimum blocks, limits and end tokens. Iterations of compiled code are compared with the loop around compiled steps, proposals
-included. Where no reference knows the proposals' distributions, a sequence must be decoded beside others as alone.
-`SUPERRES_DRAWS` (conftest.py) sets the number of draws.
+minimum blocks, limits and end tokens. Iterations of compiled code are compared with the loop around compiled steps,
+proposals included. Where no reference knows the proposals' distributions, a sequence must be decoded beside others as
+alone. `SUPERRES_DRAWS` (conftest.py) sets the number of draws.
 """
 
 from __future__ import annotations
