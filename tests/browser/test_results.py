@@ -93,7 +93,7 @@ def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
 
 def run_the_command_of_the_page(page, folder):
     page.get_by_label("Consistent with the input").first.uncheck()
-    draw(page, 2)
+    draw(page, 4)
     page.get_by_text("The same on the command line").click()
     words = shlex.split(page.inner_text("#results .sr-fold pre"))
     assert "--no-consistent" in words  # the checkpoint's pictures are consistent by default
