@@ -38,9 +38,9 @@ MARKED = {
         "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given",
         "cli_terminal", "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs",
         "export", "fake_gpu", "fuzz", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel",
-        "proposers", "python_api", "refill", "rollback", "same_bits", "sizes", "speculative", "stages", "survey",
-        "table", "text_training", "threads", "training", "translator", "tree_attention", "tuning", "variants", "web",
-        "where_it_pays")],
+        "proposers", "published", "python_api", "refill", "registration", "rollback", "same_bits", "signals", "sizes",
+        "speculative", "stages", "survey", "table", "text_training", "threads", "training", "translator",
+        "tree_attention", "tuning", "variants", "web", "where_it_pays")],
 }
 """Files with a marker for all their tests; single slow tests have it where they stand."""
 
@@ -66,8 +66,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow files first, so that no worker is left with one at the end."""
-    items.sort(key=lambda item: marker_of(item.path) or "unmarked")
+    """Run the files with slow tests first, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: marker_of(item.path) or ("slow" if item.get_closest_marker("slow") else "unmarked"))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

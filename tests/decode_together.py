@@ -22,13 +22,12 @@ from superres.nn.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}
 WAYS = {
-    "greedy": DecodeConfig(block_size=3, **LOOKAHEAD), "pairs": DecodeConfig(block_size=2, **LOOKAHEAD),
-    "longer": DecodeConfig(block_size=5, **LOOKAHEAD),
+    "greedy": DecodeConfig(block_size=2, **LOOKAHEAD), "longer": DecodeConfig(block_size=5, **LOOKAHEAD),
     "coupled": DecodeConfig(block_size=3, temperature=0.4, seed=5, **LOOKAHEAD),
     "relaxed": DecodeConfig(block_size=4, accept="top-k", top_k=2, **LOOKAHEAD),
     "speculative": DecodeConfig(block_size=4, temperature=0.3, seed=6, sampling="speculative", **LOOKAHEAD),
 }
-VARIANTS_HERE = ("text", "base aids", "sentences", "limited")
+VARIANTS_HERE = ("text", "sentences", "limited")
 
 
 def model_and_source(variant):

@@ -282,7 +282,7 @@ def test_the_cost_of_a_draft_is_that_of_its_steps(mode, monkeypatch):
 @pytest.mark.parametrize("name", ["heads", "jacobi", "draft", "ngram", "lookup"])
 @pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=compiled)])
 def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampling):
-    network = replace(TINY, **NATIVE, source_shape=(4, 4, 3), target_shape=(8, 8, 3))
+    network = replace(TINY, **NATIVE, source_shape=(2, 2, 3), target_shape=(4, 4, 3))
     verifier = random_model(network, dtype=torch.float32)
     model, source = step_model(verifier, engine=engine), random_tokens(verifier.config, 2)[0]
     options = DecodeConfig(3, proposer=name, **sampling)

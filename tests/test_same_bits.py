@@ -18,13 +18,12 @@ from superres.checkpoint import bundled_checkpoints, find_checkpoint, read_stage
 from superres.native import build
 
 SETTINGS = {
-    "the oldest of torch": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
-                            "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "MKL for all": {"MKL_CBWR": "COMPATIBLE"},
-    "our AVX2": {"SUPERRES_NATIVE": "x86-64-v3"},
-    "two threads": {"OMP_NUM_THREADS": "2"},
+    "the oldest and two threads": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
+                                   "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+             "SUPERRES_NATIVE": "x86-64-v3"},
 }
+"""One process each: the variables of one setting change kernels of different libraries."""
 NAMES = [name for name in bundled_checkpoints() if not read_stages(find_checkpoint(name))]
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
@@ -46,6 +45,6 @@ def digests(setting: str | None) -> dict[str, str]:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_that_is_computed_has_the_same_bits_under_every_instruction_set(setting):
     variant = SETTINGS[setting].get("SUPERRES_NATIVE")
-    if variant and variant not in [each.name for each in build.candidates(None, build.processor())]:
-        pytest.skip(f"this processor does not run {variant}")
+    if variant and variant not in [each.name for each in build.candidates(None, build.processor())[1:]]:
+        pytest.skip(f"{variant} is the best that this processor runs, or does not run here")
     assert digests(setting) == digests(None)

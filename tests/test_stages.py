@@ -27,6 +27,7 @@ from table2 import CHECKPOINTS
 
 GREEDY = DecodeConfig(block_size=1)
 SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}
+SMALLER = {"target_shape": (16, 16, 3)}
 
 
 def never():
@@ -40,7 +41,7 @@ def ignore(*_):
 def random_pairs(count):
     rng = np.random.default_rng(1)
     lr = rng.integers(0, 256, (count, 8, 8, 3), np.uint8)
-    return FacePairs(lr.repeat(4, 1).repeat(4, 2), lr, np.arange(count, dtype=np.int32))
+    return FacePairs(lr.repeat(2, 1).repeat(2, 2), lr, np.arange(count, dtype=np.int32))
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def data(tmp_path_factory):
 def checkpoint(tmp_path_factory):
     """A tiny untrained network with three prediction heads."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    config = replace(PRESETS["tiny"], prediction_heads=3)
+    config = replace(PRESETS["tiny"], prediction_heads=3, **SMALLER)
     save_checkpoint(build_model(config, Stage(**SHORT)), folder, training=[{"stage": "base"}])
     return folder
 
@@ -80,7 +81,7 @@ def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_tw
             assert (tmp_path / "part-00000000.npz").stat().st_mtime_ns == first
 
     assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(stopped), report)
-    own = read_faces(tmp_path / "faces.npz", FaceTask(8, 32))
+    own = read_faces(tmp_path / "faces.npz", FaceTask(8, 16))
     assert done == [2, 3]
     assert np.array_equal(own.lr, pairs.lr)
     assert np.array_equal(own.hr, np.concatenate([upscaler(pairs.lr[:2], GREEDY).images,
@@ -98,7 +99,8 @@ def recipe(tmp_path):
         {"name": "distilled", "start": "regular", "own_images": 2, "stage": "distil", "teacher": "regular"},
     ]
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, **SHORT, "stages": stages}))
+    path.write_text(json.dumps({"preset": "tiny", "network": SMALLER, "prediction_heads": 3, "decode_batch": 2, **SHORT,
+                                "stages": stages}))
     return path
 
 
@@ -108,7 +110,7 @@ def train(recipe, data, output, stop=never, report=ignore, **more):
 
 def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe, data, tmp_path):
     document = json.loads(recipe.read_text())
-    document["network"] = {"width": 16, "ordinal_output": False}
+    document["network"] = {**SMALLER, "width": 16, "ordinal_output": False}
     document["stages"] = [{"name": "base", "steps": 5, "snapshots": 2}]
     recipe.write_text(json.dumps(document))
     assert train(recipe, data, tmp_path / "run")
@@ -234,10 +236,10 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
     if kind == "empty folder":
         path.mkdir()
     else:
-        hr = pairs.hr[:, :16] if kind == "shape" else pairs.hr.astype(np.float32)
+        hr = pairs.hr[:, :12] if kind == "shape" else pairs.hr.astype(np.float32)
         np.savez(path, hr=hr, lr=pairs.lr, ids=pairs.ids)
     with pytest.raises(InvalidInputError):
-        read_faces(path, FaceTask(8, 32))
+        read_faces(path, FaceTask(8, 16))
     assert run(["train", "base", "--data", str(path), "--output", str(tmp_path / "run"), "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert str(path) in error
@@ -264,7 +266,7 @@ def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path
     words = ["train", "decode", "--data", str(data), "--checkpoint", str(checkpoint), "--limit", "2", "--device", "cpu"]
     assert run([*words, "--output", str(own), "--block-size", "1"]) == 0
     assert run([*words, "--output", str(tmp_path / "fastest")]) == 0
-    images = [read_faces(folder / "faces.npz", FaceTask(8, 32)).hr for folder in (own, tmp_path / "fastest")]
+    images = [read_faces(folder / "faces.npz", FaceTask(8, 16)).hr for folder in (own, tmp_path / "fastest")]
     assert np.array_equal(*images)
     settings = json.loads((tmp_path / "fastest" / "settings.json").read_text())["decode"]
     assert settings["adaptive"] == (build.compiler() is not None)

@@ -20,6 +20,7 @@ from superres.errors import ConfigError
 from superres.evaluation.text import bleu, bleu_difference
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
+from superres.training import trainer
 
 
 @pytest.fixture
@@ -83,10 +84,11 @@ def test_text_is_measured_in_series_and_single_sentences_once(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
-def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, capsys):
+def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, capsys, monkeypatch):
     module, out = {"table1": table1, "table2": table2}[name], tmp_path / "out"
+    monkeypatch.setattr(trainer, "plot_history", lambda *_: None)
     if name == "table2":
-        write_npz(pairs, tmp_path / "faces.npz")
+        write_npz(FacePairs(pairs.hr[:2], pairs.lr[:2], pairs.ids[:2]), tmp_path / "faces.npz")
         data, base = ["--train", tmp_path / "faces.npz", "--data", tmp_path / "faces.npz"], ["base"]
     else:
         paths = [write_pairs(sentences(count, seed), tmp_path / part)
@@ -112,9 +114,10 @@ def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, ca
         assert bases["teacher"]["settings"]["seed"] != bases["base"]["settings"]["seed"]
         assert bases["base"]["settings"] == bases["student"]["settings"]
         assert bases["base"]["data_digest"] == bases["teacher"]["data_digest"] != bases["student"]["data_digest"]
-    capsys.readouterr()
-    tables.app(words, standalone_mode=False)
-    assert capsys.readouterr().err.count("already measured") == len(document["rows"])
+    if name == "table2":
+        capsys.readouterr()
+        tables.app(words, standalone_mode=False)
+        assert capsys.readouterr().err.count("already measured") == len(document["rows"])
 
 
 @pytest.mark.parametrize(("words", "message"), [

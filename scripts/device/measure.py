@@ -160,7 +160,7 @@ def cost(run: Run) -> None:
                        "least_us": 1e6 * min(seconds), "mean_accepted_block_size": accepted,
                        "images_per_second": batch * accepted / length / statistics.median(seconds)}
                 if batch in (run.batches[0], run.batches[-1]):
-                    row |= kernels(run, lambda loop=loop: loop.run(BURST))
+                    row |= kernels(run, loop)
                 run.write("iterations", row)
                 del loop
         del upscaler
@@ -168,19 +168,20 @@ def cost(run: Run) -> None:
             torch.cuda.empty_cache()
 
 
-def kernels(run: Run, burst: Any) -> Report:  # noqa: ANN401 -- a function
-    """Return the kernels and the reads by the host of an iteration, BURST of which `burst` runs."""
+def kernels(run: Run, loop: Any) -> Report:  # noqa: ANN401 -- what `iterations` yields
+    """Return the kernels of an iteration of `loop`, and the host's reads."""
     cuda = run.device.type == "cuda"
+    count = BURST if cuda else 1  # without a graph, a profiler takes seconds to count more
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
-        burst()
+        loop.run(count)
         Timer(run.device).now()
     events = profiler.key_averages()
     found = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
     slowest = sorted(found, key=lambda event: -event.self_device_time_total)[:8]
-    return {"kernels": sum(event.count for event in found) / BURST,
-            "kernel_us": sum(event.self_device_time_total for event in found) / BURST,
-            "reads": sum(event.count for event in events if event.key.startswith(READS)) / BURST,
-            "slowest": [[event.key[:70], event.count / BURST, event.self_device_time_total / BURST]
+    return {"kernels": sum(event.count for event in found) / count,
+            "kernel_us": sum(event.self_device_time_total for event in found) / count,
+            "reads": sum(event.count for event in events if event.key.startswith(READS)) / count,
+            "slowest": [[event.key[:70], event.count / count, event.self_device_time_total / count]
                         for event in slowest]}
 
 

@@ -145,8 +145,8 @@ def replace_results(page, demo):
 
 def choose_and_keep_a_sample(page, demo):
     choose(page, 1)
-    draw(page, 6)
-    expected = samples_of(demo, FACES[0], 6, seed=0)
+    draw(page, 4)
+    expected = samples_of(demo, FACES[0], 4, seed=0)
     for uri, image in zip(page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)"), expected,
                           strict=True):
         np.testing.assert_array_equal(np.asarray(picture(uri)), image)
@@ -160,9 +160,9 @@ def choose_and_keep_a_sample(page, demo):
     np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected[3])
     page.get_by_role("button", name="Keep this face").click()
     page.get_by_role("button", name="Keep this face").click()  # a second time changes nothing
-    draw(page, 6, "#other")
+    draw(page, 4, "#other")
     assert page.get_by_label("Seed").first.input_value() == "1"
-    others = samples_of(demo, FACES[0], 6, seed=1)
+    others = samples_of(demo, FACES[0], 4, seed=1)
     np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), others[0])
     kept = page.locator("superres-kept li")
     assert kept.count() == 1
