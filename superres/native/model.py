@@ -43,9 +43,10 @@ numbers of threads, so that a load peak slows all numbers alike. Each later sess
 since the machine may have been busy throughout the first session. A round times IN_A_ROW steps in succession, since
 threads that were asleep are slow at first."""
 
-TOGETHER = (1, 4, 16)
-"""Numbers of rows that a thread may decode together. The rows of a group share each read of the weights, but the caches
-of a large group do not fit the processor's, whose sizes and speeds differ: which number is fastest is timed."""
+TOGETHER = (2, 8, 32)
+"""Numbers of rows that a thread may decode together; the first where there are fewer. The rows of a group share each
+read of the weights, but the caches of a large group do not fit the processor's, whose sizes and speeds differ: which
+number is fastest is timed."""
 
 AnySession = TypeVar("AnySession", bound=NativeSession)
 

@@ -57,7 +57,7 @@ class NativeSession(ProposingSession):
         )
         self.session = abi.CSession(
             size=size, weights=packed.weights,
-            threads=abi.CThreads(count=threads, rows_at_once=1),
+            threads=abi.CThreads(count=threads, rows_at_once=2),
             input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
                              conditioned=self.conditioned),
             ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
