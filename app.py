@@ -167,8 +167,8 @@ def main(
             location = opened.location
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
+        from superres.web.crops import subjects
         from superres.web.decoding import Decoder
-        from superres.web.photos import subjects
         from superres.web.serving import build_server, serve
 
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")

@@ -19,7 +19,7 @@ from skimage import data
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.pipeline.base import fastest_exact
+from superres.pipeline.pipeline import fastest_exact
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track

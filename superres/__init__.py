@@ -10,14 +10,14 @@ __all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "SuperresError
            "__version__", "load", "register_criterion", "register_proposer"]
 
 _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
-          "Proposer": "decoding.proposers.base", "SuperresError": "errors", "Translator": "pipeline.translator",
+          "Proposer": "decoding.proposers.proposer", "SuperresError": "errors", "Translator": "pipeline.translator",
           "Upscaler": "pipeline.upscaler", "load": "pipeline.auto", "register_criterion": "decoding.registration",
           "register_proposer": "decoding.registration"}
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
     from superres.decoding.acceptance import Criterion
-    from superres.decoding.proposers.base import Proposer
+    from superres.decoding.proposers.proposer import Proposer
     from superres.decoding.registration import register_criterion, register_proposer
     from superres.errors import SuperresError
     from superres.pipeline.auto import load

@@ -12,9 +12,9 @@ from PIL import Image
 
 from superres.batch import run
 from superres.batch.opening import open_inputs
-from superres.batch.options import BatchOptions
 from superres.batch.parts import Plan
 from superres.batch.reading import read_requests
+from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
 
 

@@ -20,7 +20,7 @@ from superres.native.abi import DIGEST, FUNCTIONS
 from superres.native.variants import SELF_TEST
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
-from superres.pipeline.base import Pipeline
+from superres.pipeline.pipeline import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode
 

@@ -15,7 +15,7 @@ from batch_tools import outputs, plan, rows_of, upscale, write_image
 from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
-from superres.batch.options import BatchOptions, parse_batch_size, parse_shard
+from superres.batch.run_options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.output import write_atomically, write_result

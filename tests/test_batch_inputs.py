@@ -16,8 +16,8 @@ from PIL import Image
 
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs, open_members
-from superres.batch.options import BatchOptions
 from superres.batch.record import Request, RunSettings
+from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.system import text_files

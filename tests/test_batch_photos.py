@@ -15,8 +15,8 @@ from killing import killed
 from PIL import Image
 from test_photos import astronaut, group_photo
 
-from superres.batch.options import BatchOptions
 from superres.batch.rows import merge
+from superres.batch.run_options import BatchOptions
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError

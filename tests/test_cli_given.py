@@ -12,7 +12,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.evaluation.tuning import save_default
-from superres.pipeline.options import combined, dependent_on
+from superres.pipeline.resolved_options import combined, dependent_on
 
 HEADS = 10
 OF_CRITERIA = dependent_on("accept")

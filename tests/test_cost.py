@@ -15,8 +15,8 @@ from test_speculative import VERIFIER, MarkovModel, speculative
 from cost_model import acceptance_rate, best_gamma, expected_tokens, improvement_factor, mean_overlap, operations_factor
 from decodes import decode
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 

@@ -16,14 +16,14 @@ from PIL import Image
 
 from superres import DecodeConfig, Upscaler
 from superres.batch.inputs import Input
-from superres.batch.options import BatchOptions
 from superres.batch.record import RunSettings
+from superres.batch.run_options import BatchOptions
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, ModelConfig
 from superres.errors import ConfigError
-from superres.pipeline.base import fastest_exact
-from superres.pipeline.options import combined, resolve_options
+from superres.pipeline.pipeline import fastest_exact
+from superres.pipeline.resolved_options import combined, resolve_options
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 

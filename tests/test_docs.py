@@ -20,7 +20,7 @@ from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
-from superres.pipeline.options import combined
+from superres.pipeline.resolved_options import combined
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

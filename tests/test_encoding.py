@@ -12,9 +12,9 @@ from batch_tools import made_from
 from PIL import Image, ImageCms
 
 from superres.batch.inputs import Input
-from superres.batch.options import BatchOptions
 from superres.batch.reading import unblend
 from superres.batch.record import Request, RunSettings, encode
+from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
 from superres.tasks.image_files import FORMATS

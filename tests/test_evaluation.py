@@ -14,7 +14,7 @@ from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation.compression import FORMATS, file_sizes, smallest_file
 from superres.evaluation.intervals import half_width
-from superres.evaluation.pictures import (
+from superres.evaluation.picture_scores import (
     agreement,
     bytes_text,
     compared_scores,

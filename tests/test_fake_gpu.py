@@ -20,7 +20,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import check_options
 from superres.decoding.loop import decoding_type, opened_loop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import with_proposer_state
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder

@@ -18,8 +18,8 @@ from batch_tools import made_from, plan, upscale
 from PIL import Image
 
 from superres.batch.inputs import find_inputs
-from superres.batch.options import BatchOptions
 from superres.batch.record import Request, RunSettings
+from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.evaluation.survey_methods import read_folder

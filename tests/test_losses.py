@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.losses import TeacherForcingLoss, mean_loss
 from superres.training.stage import Stage
 

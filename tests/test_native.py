@@ -25,9 +25,9 @@ from decodes import decode, iterations, result_of
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import JacobiProposer
 from superres.decoding.sampling import GREEDY
 from superres.decoding.sum_limits import LimitedModel

@@ -21,7 +21,7 @@ SOURCE = np.asarray(Image.open(Path(__file__).parent.parent / "scripts" / "faces
 NEWCOMERS = '''
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.proposer import Proposer
 from superres.pipeline.engines import ENGINES
 from superres.nn.torch_model import StepModel
 

@@ -20,10 +20,10 @@ from test_photos import group_photo
 
 from superres.batch import opening, part_store
 from superres.batch.opening import read_archive
-from superres.batch.options import BatchOptions
 from superres.batch.parts import Plan, archive_prefix
 from superres.batch.rows import Row, latest_rows, merge
 from superres.batch.run import upscale as upscale_plan
+from superres.batch.run_options import BatchOptions
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError

@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from superres.evaluation.perceptual import BATCH, fsim
-from superres.evaluation.pictures import quality
+from superres.evaluation.picture_scores import quality
 from superres.tasks.faces import area_reduce, enlarge
 
 

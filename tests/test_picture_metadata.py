@@ -22,7 +22,7 @@ from superres.tasks.colour import SRGB, matrix_profile
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 from superres.tasks.picture_files import IMAGE_SUFFIXES, formats
-from superres.web.photos import crop_of
+from superres.web.crops import crop_of
 
 LINEAR = matrix_profile(SRGB, (1.0,))
 UPRIGHT = np.random.default_rng(5).integers(0, 256, (16, 24, 3), np.uint8)

@@ -17,7 +17,7 @@ from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.pipeline.auto import load
-from superres.pipeline.base import at_intervals, pick_device
+from superres.pipeline.pipeline import at_intervals, pick_device
 from superres.pipeline.upscaler import Upscaler
 
 FAST = replace(TINY, **NATIVE)

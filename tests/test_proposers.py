@@ -22,9 +22,9 @@ from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.benchmark import text_workload
 from superres.native import build

@@ -15,7 +15,7 @@ from textual import sentences, write_pairs
 from superres.checkpoint import read_training
 from superres.config import PRESETS
 from superres.training import trainer
-from superres.training.build import learning_rate_factor
+from superres.training.construction import learning_rate_factor
 from superres.training.recipes import read_recipe, train_recipe
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer

@@ -29,7 +29,7 @@ from superres.decoding.registration import BUILT_IN, register_criterion, registe
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, OutputError, SuperresError
 from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
-from superres.pipeline.options import SETTINGS
+from superres.pipeline.resolved_options import SETTINGS
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.photos import choose_crops

@@ -15,8 +15,8 @@ from superres.config import Config, ModelConfig, file_name, reader_of, setting
 from superres.errors import ConfigError, SuperresError
 from superres.system.json_files import parse_json, read_json
 from superres.training.recipes import read_recipe
+from superres.training.saved_state import SavedState
 from superres.training.stage import Stage
-from superres.training.state import SavedState
 
 
 def manifest_rows(path):

@@ -12,10 +12,10 @@ from test_proposal import lookup_by_hand, ngram_by_hand
 
 from superres.config import DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.nn.torch_model import StepModel
 
 

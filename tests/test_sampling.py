@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeUpscaler
 
 from superres.config import DecodeConfig
-from superres.evaluation.pictures import psnr, ssim
-from superres.evaluation.sampling import (
+from superres.evaluation.picture_scores import psnr, ssim
+from superres.evaluation.sample_scores import (
     diversity,
     draw_samples,
     evaluate_samples,

@@ -17,7 +17,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.verifier import HeadProposer
 from superres.errors import ConfigError
 from superres.evaluation import survey_methods
-from superres.pipeline.options import combined, dependent_on
+from superres.pipeline.resolved_options import combined, dependent_on
 
 REGISTRIES = {"accept": CRITERIA, "proposer": PROPOSERS}
 

@@ -19,7 +19,7 @@ from textual import write_checkpoint
 from superres.checkpoint import save_checkpoint
 from superres.config import PRESETS
 from superres.tasks.face_data import FacePairs, write_npz
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.stage import Stage
 
 ROOT = Path(__file__).parent.parent

@@ -31,8 +31,8 @@ from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
+from superres.web.crops import crop_of, subjects, take
 from superres.web.decoding import Decoder
-from superres.web.photos import crop_of, subjects, take
 from superres.web.upscale_tab import subject_of, views_of
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 from superres.training import recipes, trainer
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.distillation import decode_own_faces
 from superres.training.recipes import read_recipe, train_recipe, train_stage
 from superres.training.stage import Stage

@@ -16,9 +16,9 @@ from fakes import SMALL, changed, random_model, random_tokens
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
 from superres.system.progress import Budget
-from superres.training import state, trial
+from superres.training import saved_state, trial
 from superres.training import trainer as training
-from superres.training.build import build_model, learning_rate_factor
+from superres.training.construction import build_model, learning_rate_factor
 from superres.training.corpora import network_of
 from superres.training.data import ImageBatches
 from superres.training.stage import Stage
@@ -107,7 +107,7 @@ def test_damaged_state_is_named(tmp_path):
 def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
     run = begun(tmp_path, 2)
     good = {name: weight.clone() for name, weight in weights(run).items()}
-    real, calls = state.save_file, itertools.count()
+    real, calls = saved_state.save_file, itertools.count()
 
     def full(*args, **options):
         if next(calls):
@@ -115,7 +115,7 @@ def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
         real(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "save_file", full)
+        patch.setattr(saved_state, "save_file", full)
         with pytest.raises(OutputError, match="No space left"):
             run.run(stop=lambda: run.step >= 4)
     again = trainer(tmp_path)

@@ -13,7 +13,7 @@ from training_runs import ONE_HEAD, forked, train, train_and_die, train_together
 
 from superres.checkpoint import load_checkpoint, read_tensors
 from superres.errors import ConfigError
-from superres.training import state
+from superres.training import saved_state
 from superres.training.data import ImageBatches
 
 
@@ -55,7 +55,7 @@ def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, a
 
 def test_a_run_killed_while_it_saves_equals_an_uninterrupted_one_to_the_bit(runs, tmp_path):
     # At the second save: while a file is written, and between the two renames.
-    for owner, name, call in ((state.__name__, "save_file", 5), ("os", "replace", 3)):
+    for owner, name, call in ((saved_state.__name__, "save_file", 5), ("os", "replace", 3)):
         process = forked(train_and_die, tmp_path, owner, name, call)
         process.join(1800)
         assert process.exitcode == -signal.SIGKILL

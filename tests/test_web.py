@@ -25,9 +25,9 @@ from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
+from superres.web.crops import reduce_picture, subjects, take
 from superres.web.decoding import Deadline, Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
-from superres.web.photos import reduce_picture, subjects, take
 from superres.web.race import with_blocks
 
 TASK = FaceTask(8, 32)

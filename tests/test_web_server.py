@@ -31,7 +31,7 @@ from superres.system.bounded_server import MOST_CONNECTIONS
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
 from superres.tasks.untrusted import READER
-from superres.web import photos
+from superres.web import crops
 from superres.web.files import files_below, sweep
 
 TASK = FaceTask(8, 16)
@@ -224,7 +224,7 @@ def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
 
 
 def test_a_visitor_is_answered_while_another_s_picture_is_read(demo, upscaler, tmp_path, monkeypatch):
-    monkeypatch.setattr(photos, "MOST_SECONDS", 600)
+    monkeypatch.setattr(crops, "MOST_SECONDS", 600)
     face = FACES[0].read_bytes()
     with zipfile.ZipFile(tmp_path / "heavy.zip", "w") as archive:
         archive.writestr("heavy.jpg", many_scans(3400, 100_000))  # ten minutes

@@ -25,9 +25,9 @@ from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import read_image
+from superres.web.crops import chosen, offer_crop, show_crop, started, subjects
 from superres.web.decoding import Decoder
 from superres.web.drawing import data_uri
-from superres.web.photos import chosen, offer_crop, show_crop, started, subjects
 from superres.web.race import race_html
 from superres.web.upscale_tab import example_html, example_of, views_of
 

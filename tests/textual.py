@@ -14,7 +14,7 @@ from superres.checkpoint import save_checkpoint
 from superres.config import ModelConfig
 from superres.pipeline.translator import Translator
 from superres.tasks.translation import END, VOCABULARY_FILE, Codec, TextPairs, train_vocabulary
-from superres.training.build import build_model, build_optimizers
+from superres.training.construction import build_model, build_optimizers
 from superres.training.data import TextBatches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage

@@ -18,7 +18,7 @@ import torch
 from fakes import SMALL
 
 from superres.training import trainer
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.data import ImageBatches
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer

@@ -22,9 +22,9 @@ from fakes import TINY, random_model
 
 import app
 from superres.pipeline.upscaler import Upscaler
+from superres.web.crops import subjects
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
-from superres.web.photos import subjects
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)

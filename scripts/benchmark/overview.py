@@ -39,7 +39,7 @@ from measurements import (
     run,
     values,
 )
-from superres.evaluation.pictures import pooled_psnr
+from superres.evaluation.picture_scores import pooled_psnr
 from superres.evaluation.text import bleu
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler

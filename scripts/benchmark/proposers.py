@@ -36,13 +36,13 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import DEFAULT_BLOCK_SIZE
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.decoding.trace import TraceRecorder, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import run_record, step_weights
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline
+from superres.pipeline.pipeline import Pipeline
 from superres.system.machine import Timer, require_idle
 from superres.system.output import short_digest
 from superres.system.progress import Progress

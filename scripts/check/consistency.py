@@ -38,7 +38,7 @@ from measurements import (
 from superres import DecodeConfig
 from superres.config import require
 from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.pictures import psnr
+from superres.evaluation.picture_scores import psnr
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces

@@ -333,7 +333,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
 PLAN = """
 import resource, sys
 from superres.batch.inputs import LOCAL
-from superres.batch.options import BatchOptions
+from superres.batch.run_options import BatchOptions
 from superres.batch.parts import Plan
 plan = Plan(BatchOptions(sys.argv[1], "webdataset"), [], sys.argv[2], frozenset({LOCAL, ("s3", "faces")}))
 for part in plan.parts():

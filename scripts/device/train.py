@@ -32,7 +32,7 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import FacePairs, read_faces
-from superres.training.build import build_model, build_optimizers
+from superres.training.construction import build_model, build_optimizers
 from superres.training.corpora import face_score, network_of
 from superres.training.data import TokenBatch
 from superres.training.losses import TeacherForcingLoss

@@ -23,7 +23,7 @@ from superres.system.progress import say
 from superres.training.recipes import read_recipe, train_recipe
 
 if TYPE_CHECKING:
-    from superres.pipeline.base import Pipeline
+    from superres.pipeline.pipeline import Pipeline
 
 Cell = dict[str, Any]
 Records = dict[str, list[dict[str, Any]]]

@@ -35,7 +35,7 @@ from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.lookahead.iteration import Layout, LookaheadDecoder
 from superres.evaluation.benchmark import step_work
 from superres.native.model import ROUNDS
-from superres.pipeline.base import Pipeline
+from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer

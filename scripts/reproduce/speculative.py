@@ -37,9 +37,9 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.proposers.draft import READ, DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.benchmark import Workload, run_record, step_weights
 from superres.system.machine import Timer
@@ -47,7 +47,7 @@ from superres.system.output import markdown_table
 
 if TYPE_CHECKING:
     from superres.interfaces import ScoringModel
-    from superres.pipeline.base import Pipeline
+    from superres.pipeline.pipeline import Pipeline
 
 PAPER_ALPHA: dict[str, dict[float, float]] = {
     "unigram": {0.0: 0.08, 1.0: 0.07}, "bigram": {0.0: 0.20, 1.0: 0.19}, "T5-small (77M)": {0.0: 0.75, 1.0: 0.62},

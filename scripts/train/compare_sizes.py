@@ -37,7 +37,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.data import ImageBatches
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer

@@ -32,7 +32,7 @@ from superres.cli.options import option_of, with_options
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, reader_of, require, settings_of
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError, SuperresError
-from superres.evaluation.pictures import psnr, ssim
+from superres.evaluation.picture_scores import psnr, ssim
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system import signals

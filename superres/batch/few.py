@@ -17,7 +17,7 @@ from superres.batch.rows import Row
 from superres.batch.run import decode_all
 from superres.config import DecodeConfig
 from superres.errors import OutputError
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import write_result
 from superres.system.progress import Progress, say
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from superres.batch.inputs import Input, digest_of
-from superres.batch.options import BatchOptions
 from superres.batch.parts import Plan
 from superres.batch.record import RunSettings
 from superres.batch.rows import Row
+from superres.batch.run_options import BatchOptions
 from superres.errors import OutputError
 from superres.system.places import public
 

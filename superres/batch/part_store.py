@@ -15,10 +15,10 @@ import numpy as np
 from superres.batch.inputs import Input, digest_of
 from superres.batch.known import Known
 from superres.batch.locks import HIDDEN, locked
-from superres.batch.options import LAYOUTS, BatchOptions
 from superres.batch.parts import Part, Plan
 from superres.batch.record import Output, RunSettings
 from superres.batch.rows import Row, read_rows
+from superres.batch.run_options import LAYOUTS, BatchOptions
 from superres.batch.shards import PACKERS
 from superres.batch.write import PartWriter, file_digest
 from superres.system.output import prepare_folder, scratch_folder

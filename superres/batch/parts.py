@@ -20,9 +20,9 @@ import numpy as np
 
 from superres.batch.archives import is_archive
 from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
-from superres.batch.options import LOCAL_ROWS, ROWS, BatchOptions
 from superres.batch.record import Output
 from superres.batch.rows import Row
+from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
 from superres.errors import InvalidInputError
 from superres.system.places import is_url, public
 from superres.tasks.photos import FACE

@@ -10,8 +10,8 @@ import numpy as np
 
 from superres.batch.archives import Content
 from superres.batch.inputs import Input
-from superres.batch.options import KEEP_ALPHA, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
+from superres.batch.run_options import KEEP_ALPHA, BatchOptions
 from superres.errors import PlaceError, SuperresError
 from superres.system.progress import say
 from superres.tasks.faces import FaceTask

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from superres.batch.inputs import Input
-from superres.batch.options import BatchOptions
 from superres.batch.rows import Row
+from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key

@@ -28,7 +28,7 @@ from superres.batch.write import PartWriter, Store
 from superres.config import DecodeConfig
 from superres.errors import OutputError, PlaceError, ScoresError
 from superres.pipeline.feed_queue import FeedQueue
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.system.folders import Inventory
 from superres.system.progress import Progress, say
 

@@ -21,14 +21,14 @@ from superres.config import (
     QualityBound,
     require_choice,
 )
-from superres.pipeline.options import SETTINGS, combined
+from superres.pipeline.resolved_options import SETTINGS, combined
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
 
 if TYPE_CHECKING:
-    from superres.pipeline.base import Pipeline
+    from superres.pipeline.pipeline import Pipeline
 
 BEAM = BeamConfig()
 
@@ -74,9 +74,9 @@ def images(
         report_likelihood(context)
         return
 
-    from superres.evaluation.pictures import evaluate_images, report_table
-    from superres.evaluation.sampling import evaluate_samples, samples_table
-    from superres.pipeline.options import check_samples
+    from superres.evaluation.picture_scores import evaluate_images, report_table
+    from superres.evaluation.sample_scores import evaluate_samples, samples_table
+    from superres.pipeline.resolved_options import check_samples
     from superres.system.output import prepare_folder, write_result
     from superres.tasks.face_data import read_faces
     from superres.tasks.image_files import encode_png
@@ -104,7 +104,7 @@ def images(
 
 def report_likelihood(context: typer.Context) -> None:
     """Run `superres evaluate images --likelihood-only`, which refuses options for decoding."""
-    from superres.evaluation.pictures import bytes_text, evaluate_likelihood, likelihood_text
+    from superres.evaluation.picture_scores import bytes_text, evaluate_likelihood, likelihood_text
     from superres.tasks.face_data import read_faces
 
     given = context.params

@@ -11,7 +11,7 @@ from typer import Argument
 from superres import __version__
 from superres.cli.options import DEFAULTS, AsJson
 from superres.errors import plain
-from superres.pipeline.options import as_option
+from superres.pipeline.resolved_options import as_option
 from superres.system.terminal import echo, echo_json
 from superres.tasks.metadata import SOFTWARE
 from superres.tasks.untrusted import read_origin

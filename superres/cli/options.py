@@ -24,7 +24,7 @@ from superres.config import (
     require,
     require_choice,
 )
-from superres.pipeline.options import SETTINGS, as_option, choices_for
+from superres.pipeline.resolved_options import SETTINGS, as_option, choices_for
 from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:

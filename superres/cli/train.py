@@ -127,7 +127,7 @@ def decode(
 
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
-    from superres.pipeline.base import fastest_exact
+    from superres.pipeline.pipeline import fastest_exact
     from superres.tasks import translation
     from superres.tasks.face_data import read_faces, require_faces
     from superres.training.distillation import decode_own_faces, translate_pairs

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from superres.cli import options as opt
 from superres.config import DECODING, DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
-from superres.pipeline.options import as_option, combined
+from superres.pipeline.resolved_options import as_option, combined
 from superres.system.progress import say
 from superres.system.terminal import echo
 

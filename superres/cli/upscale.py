@@ -12,7 +12,8 @@ from typer import Argument, Option
 
 from superres.batch.cluster import Cluster
 from superres.batch.inputs import LOCAL
-from superres.batch.options import (
+from superres.batch.parts import Plan
+from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
     LOCAL_ROWS,
@@ -24,10 +25,9 @@ from superres.batch.options import (
     parse_batch_size,
     parse_shard,
 )
-from superres.batch.parts import Plan
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
-from superres.pipeline.options import as_option, combined
+from superres.pipeline.resolved_options import as_option, combined
 from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
@@ -139,7 +139,7 @@ def upscale(
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
-    from superres.pipeline.options import check_samples
+    from superres.pipeline.resolved_options import check_samples
 
     check_samples(decode, samples)
     plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow, listed))

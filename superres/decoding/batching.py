@@ -22,7 +22,7 @@ from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.loop import BlockwiseLoop, decoding_type, opened_loop
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, sources_at, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer, sources_at, with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel, Session, Sources
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion, possible
 from superres.decoding.confidence import BlockCosts, ConfidentBlockSize, HeadConfidence
-from superres.decoding.proposers.base import Context, Proposer
+from superres.decoding.proposers.proposer import Context, Proposer
 from superres.decoding.sampling import CoupledSampler, Samplers
 from superres.decoding.state import DecodeState, NanCheck
 from superres.decoding.trace import trace_entry

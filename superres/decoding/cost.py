@@ -13,7 +13,7 @@ from superres.config import DecodeConfig
 from superres.decoding.captured import BURST
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)

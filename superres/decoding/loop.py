@@ -15,8 +15,8 @@ from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.captured import CapturedDecoder
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
 from superres.interfaces import Decoder, GraphCapture, ScoringModel, Session
 from superres.system.machine import TorchThreads

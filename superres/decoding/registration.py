@@ -14,7 +14,7 @@ from typing import TypeVar
 from superres.config import Registry, require
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.proposer import Proposer
 
 KindT = TypeVar("KindT", bound=type)
 BUILT_IN = frozenset({*PROPOSERS.data, *CRITERIA.data})

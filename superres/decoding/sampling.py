@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from superres.decoding.acceptance import Criterion
-    from superres.decoding.proposers.base import Context, Proposer
+    from superres.decoding.proposers.proposer import Context, Proposer
 
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.decoding.proposers.base import RowTensors, StatefulSession, WrappedModel
+from superres.decoding.proposers.proposer import RowTensors, StatefulSession, WrappedModel
 from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
 from superres.tree import Tree, TreeSession
 

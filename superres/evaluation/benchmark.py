@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from superres.nn.model import EncoderDecoder
-    from superres.pipeline.base import Pipeline
+    from superres.pipeline.pipeline import Pipeline
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline.options import SETTINGS, resolve_options
+from superres.pipeline.resolved_options import SETTINGS, resolve_options
 from superres.survey.pairs import (
     RIGHT,
     SHUFFLED,

@@ -15,7 +15,7 @@ from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
 from superres.config import Confidence, DecodeConfig, QualityBound, require
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import OutputError
-from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim
+from superres.evaluation.picture_scores import agreement, decode_interleaved, mean_bits_per_dim
 from superres.evaluation.text import Variant, decode_text
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -61,8 +61,8 @@ def compare(
     """Decode the same images greedily (consistently if the first of `settings` does) and with each of `settings`.
 
     Returns:
-        Scores by settings, greedy first: the entries of `superres.evaluation.pictures.DecodedPictures.statistics` and
-        `agreement`, and `speed_up` over greedy. `with_bits` adds `bits_per_dim` of the decoded images under p1, which
+        Scores by settings, greedy first: the entries of `DecodedPictures.statistics` and `agreement` (picture_scores),
+        and `speed_up` over greedy. `with_bits` adds `bits_per_dim` of the decoded images under p1, which
         takes one model call per image, and `bits_loss`, the difference to the bits/dim of the greedy images.
 
     Raises:

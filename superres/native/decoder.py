@@ -9,8 +9,8 @@ from torch import Tensor
 
 from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import ProposerData, StatefulSession
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
+from superres.decoding.proposers.proposer import ProposerData, StatefulSession
 from superres.decoding.sum_limits import LimitedSession, Limits
 from superres.errors import ScoresError
 from superres.interfaces import Session

@@ -19,7 +19,7 @@ from superres.decoding.block_size import check_options, fastest_size
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.proposer import Proposer
 from superres.errors import ConfigError, OutputError
 from superres.interfaces import ScoringModel
 from superres.system.json_files import read_json

@@ -11,9 +11,9 @@ import torch
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_network, read_task_files
 from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.decoding.proposers.proposer import Proposer
 from superres.interfaces import ScoringModel
 from superres.pipeline.engines import step_model
 

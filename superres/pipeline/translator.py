@@ -24,9 +24,9 @@ from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
-from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.display import texts_html
-from superres.pipeline.options import choices_for
+from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
+from superres.pipeline.resolved_options import choices_for
 from superres.system.output import counted
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists

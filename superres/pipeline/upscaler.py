@@ -23,16 +23,16 @@ from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, fe
 from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import with_proposer_state
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
 from superres.pipeline.display import images_html, images_png
+from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.system.machine import free_bytes
 from superres.system.output import counted, write_result
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
@@ -276,7 +276,7 @@ class Upscaler(Pipeline):
             sources: a path, a Pillow image, uint8 [H, W, 3], several of them, or an array uint8 [N, H, W, 3]; RGB, at
                 least as large as the model's input.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
-                which `superres tune` saves, or else `superres.pipeline.base.fastest_exact`.
+                which `superres tune` saves, or else `superres.pipeline.pipeline.fastest_exact`.
             crop: the squares of a photo that are upscaled: "face" for every face that is found, or the centre if there
                 is none; "centre"; or "X,Y,SIZE" in pixels from the top left corner. See
                 `superres.tasks.photos.choose_crops`.

@@ -23,7 +23,7 @@ from superres.checkpoint import (
 from superres.config import BeamConfig, DecodeConfig, file_name, reader_of, require
 from superres.errors import ConfigError, shown
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import fastest_exact
+from superres.pipeline.pipeline import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
@@ -31,7 +31,7 @@ from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
-from superres.training.build import build_model
+from superres.training.construction import build_model
 from superres.training.corpora import (
     CORPORA,
     Corpus,

@@ -25,12 +25,12 @@ from superres.errors import BudgetError, CheckpointError
 from superres.nn.model import EncoderDecoder
 from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.signals import deferred
-from superres.training.build import build_optimizers, learning_rate_factor, schedule_share
+from superres.training.construction import build_optimizers, learning_rate_factor, schedule_share
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
+from superres.training.saved_state import SavedState, load_tensors, write_state
 from superres.training.stage import Stage
-from superres.training.state import SavedState, load_tensors, write_state
 from superres.training.trial import fastest_setting
 
 SAVE_SECONDS = 45.0

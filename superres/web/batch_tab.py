@@ -21,19 +21,19 @@ import numpy as np
 from superres.batch.archives import DAMAGED, list_members
 from superres.batch.inputs import Input, damage_of, display_path, input_of, member_input
 from superres.batch.opening import open_members
-from superres.batch.options import MANIFEST, BatchOptions
 from superres.batch.record import Output, Request, RunSettings
 from superres.batch.rows import Row
+from superres.batch.run_options import MANIFEST, BatchOptions
 from superres.config import FACES
 from superres.errors import InvalidInputError, SuperresError
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.system.folders import MEMBER, Tally
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
+from superres.web.crops import Subject, input_sizes, reduce_picture, start_control, subjects
 from superres.web.decoding import Deadline, Decoder
 from superres.web.files import MAX_FILE_BYTES, NOT_UPLOADED, new_folder, path_of
-from superres.web.photos import Subject, input_sizes, reduce_picture, start_control, subjects
 from superres.web.turns import StoppedError
 
 MAX_FILES = 100  # in a batch, including files inside zip files

@@ -16,7 +16,7 @@ from gradio.exceptions import InvalidPathError
 from superres.config import FACES, TRANSLATION, DecodeConfig, Setting, is_number, require, require_whole, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
-from superres.pipeline.options import choices_for
+from superres.pipeline.resolved_options import choices_for
 from superres.web.files import NOT_UPLOADED
 
 MAX_SAMPLES = 16  # pictures that one request may draw

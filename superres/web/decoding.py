@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import image_key

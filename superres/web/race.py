@@ -8,7 +8,7 @@ from html import escape
 
 from superres.config import DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.decoding import Decoder

@@ -26,9 +26,9 @@ from superres.system.asgi import with_headers, without_root_path
 from superres.system.bounded_server import GRACE_SECONDS, server_config
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import shown_to_visitor
+from superres.web.crops import stop_reading
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
-from superres.web.photos import stop_reading
 from superres.web.translate_tab import translate_tab
 from superres.web.turns import VISITOR, FairQueue, Visitor
 from superres.web.upscale_tab import upscale_tab

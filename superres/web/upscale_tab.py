@@ -15,14 +15,14 @@ import numpy as np
 
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.pictures import psnr, ssim
-from superres.pipeline.options import as_option, resolve_options, unused_settings
+from superres.evaluation.picture_scores import psnr, ssim
+from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
 from superres.tasks.image_files import encode_png
 from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
-from superres.web import controls, drawing, photos
+from superres.web import controls, crops, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder, is_complete
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
@@ -52,14 +52,14 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     gr.Markdown(LIMITS, elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            label = f"Face: a photo, or a picture of {photos.input_sizes(task)} pixels"
+            label = f"Face: a photo, or a picture of {crops.input_sizes(task)} pixels"
             choose = gr.UploadButton("Choose a photo", file_types=["image"], elem_id="choose")
             upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
                               sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
                            for path in examples]
-            square, start = photos.crop_controls(upload, examples[0], task)
+            square, start = crops.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
@@ -85,16 +85,16 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     endpoint(decoder, settings)
 
 
-def example_of(decoder: Decoder, path: Path) -> photos.Subject | None:
+def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
     """Return the input of the decoder's warm-up, with the truth if it is from the picture `path`; None without one."""
     if decoder.example is None or decoder.example.sources is None:
         return None
     source, task = decoder.example.sources[0], decoder.upscaler.face_task
-    found = photos.reduce_picture(path, lambda image: photos.subjects(image, task), task.source)
-    return next((subject for subject in found if np.array_equal(subject.source, source)), photos.Subject(source))
+    found = crops.reduce_picture(path, lambda image: crops.subjects(image, task), task.source)
+    return next((subject for subject in found if np.array_equal(subject.source, source)), crops.Subject(source))
 
 
-def example_html(decoder: Decoder, subject: photos.Subject | None) -> str:
+def example_html(decoder: Decoder, subject: crops.Subject | None) -> str:
     """Return the pictures of the decoder's warm-up, whose input is `subject`; nothing without one."""
     if subject is None or decoder.example is None:
         return ""
@@ -110,7 +110,7 @@ def upscale_for_page(
     variants = {"One value per step": options.sequential(), "In blocks": with_blocks(decoder, options)} if is_race \
         else {"": options}
     deadline = decoder.deadline()
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start), deadline)
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(crops.chosen, square, start), deadline)
     yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline)
 
 
@@ -123,12 +123,12 @@ def sheet_for_page(
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
     deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(photos.chosen, square, start), deadline)
+    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(crops.chosen, square, start), deadline)
     yield from views_of(decoder, "samples", subject, variants, deadline, count)
 
 
 def views_of(
-    decoder: Decoder, purpose: str, subject: photos.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
+    decoder: Decoder, purpose: str, subject: crops.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
     count: int = 1,
 ) -> Iterator[str]:
     """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
@@ -139,10 +139,10 @@ def views_of(
 
 
 def subject_of(
-    task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], photos.Subject], deadline: Deadline,
-) -> photos.Subject:
+    task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], crops.Subject], deadline: Deadline,
+) -> crops.Subject:
     """Return the input of a decoding for an upload, which `take` reduces."""
-    return photos.reduce_picture(path_of(upload), functools.partial(take, task), task.source, deadline=deadline)
+    return crops.reduce_picture(path_of(upload), functools.partial(take, task), task.source, deadline=deadline)
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
@@ -153,10 +153,10 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
         task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
         deadline = decoder.deadline()
-        found = photos.reduce_picture(path_of(image), lambda pixels: photos.subjects(pixels, task, crop), task.source,
-                                      deadline=deadline)
+        found = crops.reduce_picture(path_of(image), lambda pixels: crops.subjects(pixels, task, crop), task.source,
+                                     deadline=deadline)
         subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
-        crops = [photos.setting_of(one.crop) for one in found if one.crop is not None]
+        squares = [crops.setting_of(one.crop) for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline):
@@ -165,7 +165,7 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
             for row, path in enumerate(paths):
                 record = drawing.record_of(upscaler, options, row + 1)
                 path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
-            yield list(map(str, paths)), {**report_of(subject, result), "crops": crops}
+            yield list(map(str, paths)), {**report_of(subject, result), "crops": squares}
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
@@ -178,7 +178,7 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
                                    api_name="upscale", **controls.QUEUED)
 
 
-def report_of(subject: photos.Subject, result: Upscaled) -> dict[str, Any]:
+def report_of(subject: crops.Subject, result: Upscaled) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per sample."""
     samples = [{"sample": row, "key": image_key(subject.source, row), **drawing.counts_of(result.stage_traces(row - 1)),
                 "stages": [drawing.counts_of([trace]) for trace in result.stage_traces(row - 1)],
@@ -207,7 +207,7 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
 
 
 def results_html(
-    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
+    upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
@@ -227,7 +227,7 @@ def results_html(
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
-def compared(subject: photos.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels, dict[str, Any] | None]]:
+def compared(subject: crops.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels, dict[str, Any] | None]]:
     """Yield pictures by name: the input, its enlargement, of one face its earlier stages, the results, the truth.
 
     The third value is the record for `drawing.figure`.
@@ -240,7 +240,7 @@ def compared(subject: photos.Subject, result: Upscaled) -> Iterator[tuple[str, P
             yield name, image, record
 
 
-def baselines(subject: photos.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
+def baselines(subject: crops.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
     """Return the input by name, and an enlargement without a network, both of the result's size."""
     names = (f"Input, {size_of(subject.source)}", "nearest"), ("Lanczos", "lanczos")
     return [(name, enlarge(subject.source[None], method, result.images.shape[1])[0]) for name, method in names]
@@ -252,7 +252,7 @@ def earlier_pictures(result: Upscaled, row: int) -> list[tuple[str, Pixels]]:
             for name, stage in list(stages_of(result))[:-1]]
 
 
-def truth_of(subject: photos.Subject) -> list[tuple[str, Pixels]]:
+def truth_of(subject: crops.Subject) -> list[tuple[str, Pixels]]:
     """Return the truth by name, if there is one."""
     return [] if subject.truth is None else [("Truth", subject.truth)]
 
@@ -269,7 +269,7 @@ def size_of(image: Pixels) -> str:
     return f"{image.shape[1]}x{image.shape[0]}"
 
 
-def pictures_html(subject: photos.Subject, result: Upscaled) -> str:
+def pictures_html(subject: crops.Subject, result: Upscaled) -> str:
     """Return the pictures of `compared` with their scores."""
     note = "" if subject.truth is None else \
         '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is closer.</p>'
@@ -298,7 +298,7 @@ def per_stage(result: Upscaled, draw: Callable[[Upscaled], str]) -> str:
 
 
 def viewer_html(
-    upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled,
+    upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled,
 ) -> str:
     """Return the element that shows a picture large, beside others; of several samples, also their sheet.
 
@@ -367,7 +367,7 @@ def blocks_html(result: Upscaled) -> str:
     return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Accepted block sizes")
 
 
-def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeConfig, result: Upscaled) -> str:
+def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled) -> str:
     """Return the command that gives the same pictures."""
     default, unused = upscaler.default, list(unused_settings(options, upscaler.block_size(options)))
     if options.block_size == upscaler.block_size(default):
@@ -378,7 +378,7 @@ def command_html(upscaler: Upscaler, subject: photos.Subject, options: DecodeCon
     if len(subject.source) != upscaler.face_task.source:
         parts.append(f"--start {len(subject.source)}")
     if subject.crop is not None:
-        parts.append(f"--crop {photos.setting_of(subject.crop)}")
+        parts.append(f"--crop {crops.setting_of(subject.crop)}")
     if len(result.images) > 1:
         parts.append(f"--samples {len(result.images)}")
     for name in controls.offered(default, FACES):

@@ -12,7 +12,7 @@ from web_demo import LABELS
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import read_image
-from superres.web.photos import take
+from superres.web.crops import take
 
 TASK = FaceTask(8, 32)
 SHOWN = "document.querySelector('#preview [data-square]')?.dataset.square"

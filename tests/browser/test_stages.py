@@ -13,7 +13,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import read_image
-from superres.web.photos import take
+from superres.web.crops import take
 
 SHOWN = "#results superres-viewer .sr-after"
 INPUT_SIDE = "document.querySelector('#preview img')?.naturalWidth"

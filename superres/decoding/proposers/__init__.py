@@ -6,11 +6,11 @@ Exact acceptance gives the verifier's own tokens with any proposer; only the num
 from __future__ import annotations
 
 from superres.config import PROPOSER_NAMES, PROPOSER_PLUGINS, Registry
-from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import HeadProposer, JacobiProposer
 
 PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superres.config import require
-from superres.decoding.proposers.base import Context, Proposer, ProposerData, state_of
+from superres.decoding.proposers.proposer import Context, Proposer, ProposerData, state_of
 from superres.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.base import Context, Proposer, ProposerData, RowTensors, state_of
+from superres.decoding.proposers.proposer import Context, Proposer, ProposerData, RowTensors, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor

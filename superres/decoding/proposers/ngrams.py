@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.config import require, require_whole
-from superres.decoding.proposers.base import Context, Proposer, ProposerData
+from superres.decoding.proposers.proposer import Context, Proposer, ProposerData
 from superres.errors import CheckpointError, ConfigError, plain
 from superres.system.json_files import require_regular
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.base import Context, Proposer, ProposerData
+from superres.decoding.proposers.proposer import Context, Proposer, ProposerData
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor

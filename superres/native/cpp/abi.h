@@ -148,7 +148,7 @@ struct Session;
 // The kinds of proposers.
 enum ProposerKind : int64_t { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP, LOOKAHEAD };
 
-// The source of proposals: see `ProposerData` in superres/decoding/proposers/base.py.
+// The source of proposals: see `ProposerData` in superres/decoding/proposers/proposer.py.
 struct Proposer {
   ProposerKind kind;
   Session* draft;              // a session of the draft model, and its scratch

@@ -1,4 +1,4 @@
-// <superres-crop data-photo="..."> moves the square crop of a photo; superres/web/photos.py writes its data.
+// <superres-crop data-photo="..."> moves the square crop of a photo; superres/web/crops.py writes its data.
 // Squares are in pixels of the photo. A hidden component has the square that a decode uses, and #preview the server's
 // view of the model's input.
 "use strict";

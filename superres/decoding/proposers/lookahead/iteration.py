@@ -32,10 +32,10 @@ from torch import Tensor
 
 from superres.config import DecodeConfig, require
 from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.verification import verify_candidates
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.sampling import COMMITTED, VERDICT, distribution, scaled
 from superres.decoding.state import DecodeState
 from superres.interfaces import ScoringModel, Session, Sources, StepOutput

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from superres.config import DecodeConfig, require
-from superres.decoding.proposers.base import Proposer, ProposerData
+from superres.decoding.proposers.proposer import Proposer, ProposerData
 
 if TYPE_CHECKING:
     import torch

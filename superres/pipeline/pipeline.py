@@ -19,7 +19,7 @@ from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.engines import step_model
-from superres.pipeline.options import SETTINGS, as_setting, combined
+from superres.pipeline.resolved_options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from superres.decoding.trace import RowTrace
 from superres.evaluation.compression import picture_bytes
 from superres.evaluation.intervals import accepted_block_size, half_width, with_interval
 from superres.evaluation.perceptual import Scores, fsim
-from superres.pipeline.options import resolve_options
+from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs

@@ -10,7 +10,7 @@ import numpy as np
 
 from superres.config import DecodeConfig
 from superres.evaluation.intervals import with_interval
-from superres.evaluation.pictures import (
+from superres.evaluation.picture_scores import (
     mean_squared_error,
     method_lines,
     picture_scores,

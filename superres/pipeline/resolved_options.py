@@ -22,7 +22,7 @@ SETTINGS = settings_of(DecodeConfig)
 
 
 class Checkpoint(Protocol):
-    """A loaded checkpoint: a `superres.pipeline.base.Pipeline`, which imports torch."""
+    """A loaded checkpoint: a `superres.pipeline.pipeline.Pipeline`, which imports torch."""
 
     def block_size(self, options: DecodeConfig) -> int:
         ...
