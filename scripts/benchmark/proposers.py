@@ -39,11 +39,12 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.decoding.trace import TraceRecorder, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
-from superres.evaluation.benchmark import Workload, run_record, step_weights
+from superres.evaluation.benchmark import run_record, step_weights
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.pipeline import Pipeline
 from superres.system.machine import Timer, require_idle
+from superres.system.output import short_digest
 from superres.system.progress import Progress
 from superres.tasks import translation
 
@@ -140,25 +141,23 @@ class Variant:
         """Iterations of the loop, which are the iterations of the slowest row of each batch."""
         return sum(max(trace.iterations for trace in decoded.traces) for decoded in self.decoded)
 
+    def _sum_of_medians(self, part: int) -> float:
+        return sum(statistics.median(seconds[part] for seconds in rounds) for rounds in self.times)
+
     @property
     def seconds(self) -> float:
         """Seconds of all batches: the sum of their medians over the rounds."""
-        return sum(statistics.median(whole for whole, _ in rounds) for rounds in self.times)
-
-    @property
-    def iterating(self) -> float:
-        """Seconds of all batches' iterations: the sum of their medians over the rounds."""
-        return sum(statistics.median(iterating for _, iterating in rounds) for rounds in self.times)
+        return self._sum_of_medians(0)
 
     @property
     def iteration(self) -> float:
         """Seconds of an iteration."""
-        return self.iterating / max(self.iterations, 1)
+        return self._sum_of_medians(1) / max(self.iterations, 1)
 
     @property
     def fixed(self) -> float:
         """Seconds of a decode outside of its iterations."""
-        return (self.seconds - self.iterating) / len(self.decoded)
+        return (self.seconds - self._sum_of_medians(1)) / len(self.decoded)
 
     @property
     def proposing(self) -> float:
@@ -172,6 +171,20 @@ class Variant:
         return self.iteration * max(1 - verified / whole, 0.0)
 
 
+def loop_of(
+    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer, is_single: bool,
+) -> BlockwiseLoop:
+    """Return the loop that decodes a batch; with `is_single`, in single iterations of torch that are not captured.
+
+    A criterion of the caller's keeps the loop on such iterations.
+    """
+    (source, padding), k = batch, options.block_size or 1
+    model = with_proposer_state(model, proposer)
+    criterion = CRITERIA[options.accept](options) if is_single else None
+    keys = torch.arange(len(source), device=source.device)
+    return BlockwiseLoop(model, model.session(source, k, padding), options, keys, k, proposer, criterion)
+
+
 @torch.inference_mode()
 def iteration_parts(
     model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer | None, timer: Timer,
@@ -182,14 +195,8 @@ def iteration_parts(
     timed: the others find its data in the processor's caches. The iterations are native or of torch, as in a decode;
     captured iterations are of torch, since their parts cannot run alone.
     """
-    (source, padding), k = batch, options.block_size or 1
-    proposer = proposer or PROPOSERS[options.proposer]()
-    model = with_proposer_state(model, proposer)
-    session = model.session(source, k, padding)
-    # A loop with a criterion of its own is not captured.
-    criterion = None if model.graph_capture is None else CRITERIA[options.accept](options)
-    keys = torch.arange(len(source), device=source.device)
-    loop, parts = BlockwiseLoop(model, session, options, keys, k, proposer, criterion), list[tuple[float, float]]()
+    is_captured, parts = model.graph_capture is not None, list[tuple[float, float]]()
+    loop = loop_of(model, batch, options, proposer or PROPOSERS[options.proposer](), is_single=is_captured)
     loop.run(1)
     while len(parts) < SPLIT and not loop.done():
         verification(loop)
@@ -235,15 +242,34 @@ def alternate(batches: Sequence[Batch], variants: Mapping[Any, tuple[ScoringMode
 class Comparison:
     """Measurements of the proposers of one checkpoint on the same inputs.
 
-    `base` has the common decoding settings, such as `draft` and `ngrams`; `most` is the largest block size of a
-    proposer without heads.
+    `base` has the common decoding settings, such as `draft`, `ngrams` and the first block size.
     """
 
     pipeline: Pipeline
     batches: Sequence[Batch]
     temperature: float
     base: DecodeConfig
-    most: int = MAX_BLOCK_SIZE
+
+    def measure(self, names: Sequence[str]) -> Values:
+        """Measure the proposers `names` at their first block size, and then at the best one by the cost model.
+
+        Returns:
+            `rows` with a row per proposer, mode and block size, and `missing` with the reason for each proposer that
+            could not be measured, by name.
+
+        Raises:
+            ConfigError: no proposer can be measured.
+        """
+        variants, missing = self.variants(names)
+        require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
+        rows = self.rows(variants)
+        again = [Variant(variant.mode, dataclasses.replace(variant.options, block_size=best), variant.proposer)
+                 for variant, row in zip(variants, rows, strict=True)
+                 # If greedy decoding is faster than every block size, block size 2 shows the difference.
+                 if (best := max(row["best_block_size"], 2)) != row["block_size"]]
+        rows += self.rows(again) if again else []
+        rows.sort(key=lambda row: (names.index(row["proposer"]), MODES.index(row["mode"]), row["block_size"]))
+        return {"rows": rows, "missing": missing}
 
     def options(self, name: str, mode: str, block_size: int) -> DecodeConfig:
         """Return the decoding settings for a proposer, mode and block size."""
@@ -252,12 +278,12 @@ class Comparison:
         return dataclasses.replace(self.base, proposer=name, block_size=block_size, temperature=temperature,
                                    sampling=sampling)
 
-    def variants(self, names: Sequence[str], block_size: int | None) -> tuple[list[Variant], dict[str, str]]:
+    def variants(self, names: Sequence[str]) -> tuple[list[Variant], dict[str, str]]:
         """Return the variants of the proposers `names`, and the reason for each proposer that is not available."""
         variants, missing = [], dict[str, str]()
         for name in names:
             default = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
-            options = self.options(name, "greedy", min(block_size or default, self.largest(name)))
+            options = self.options(name, "greedy", min(self.base.block_size or default, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
                 with_proposer_state(self.pipeline.scoring, proposer)
@@ -272,8 +298,8 @@ class Comparison:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
         if PROPOSERS[name].proposes_tree:
-            return min(self.most, config.target_length + 2 - self.base.window)
-        return config.prediction_heads if PROPOSERS[name].uses_heads else min(self.most, config.target_length)
+            return min(MAX_BLOCK_SIZE, config.target_length + 2 - self.base.window)
+        return config.prediction_heads if PROPOSERS[name].uses_heads else min(MAX_BLOCK_SIZE, config.target_length)
 
     def rows(self, variants: Sequence[Variant]) -> list[Values]:
         """Measure all variants and the baselines of one token per step alternately; return one row per variant."""
@@ -283,17 +309,15 @@ class Comparison:
             self.pipeline.scoring_for(one.options), one) for one in everything})
         # Both modes of sampling have a baseline of one token per step; the faster one is the baseline of both modes.
         sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda one: one.seconds / one.tokens)
-        return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling, baselines[one.mode])
-                for one in variants]
+        return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling) for one in variants]
 
-    def row(self, variant: Variant, baseline: Variant, same: Variant) -> Values:
+    def row(self, variant: Variant, baseline: Variant) -> Values:
         """Return the measurements of a variant, and the predictions of the cost model from these measurements.
 
-        Times are compared with `baseline`, and tokens with `same`, which is in the same mode; both make one token per
-        step.
+        Times are compared with those of `baseline`, which makes one token per step.
         """
         k = variant.options.block_size or 1
-        gamma, call = k - 1, baseline.iteration
+        model, gamma, call = self.pipeline.model, k - 1, baseline.iteration
         traces = [trace for decoded in variant.decoded for trace in decoded.traces]
         kind = PROPOSERS[variant.options.proposer]
         candidates, columns = cost_model.branches(variant.options, k)
@@ -312,45 +336,27 @@ class Comparison:
             "model_calls": sum(trace.model_calls for trace in traces) / len(traces),
             "seconds": variant.seconds / len(traces), "baseline_seconds": baseline.seconds / len(traces),
             "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
-            "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
             "alpha": alpha, "alpha_seen": observed, "c": c, "verify": verify,
             "fixed": variant.fixed / call,
             "predicted_tokens": cost_model.expected_tokens(alpha, gamma, candidates),
             "predicted_speed_up": cost_model.improvement_factor(alpha, gamma, c, candidates=candidates),
             "predicted_speed_up_here": here,
-            "operations": cost_model.operations_factor(alpha, gamma, self.operations(variant), columns, candidates),
+            "operations": cost_model.operations_factor(
+                alpha, gamma, proposal_weights(model, variant.proposer) / step_weights(model), columns, candidates),
             "best_block_size": 1 + cost_model.best_gamma(
                 alpha, c, self.largest(variant.options.proposer) - 1, extra, candidates),
             "extra_bytes": self.extra_bytes(variant),
-            "training": PROPOSERS[variant.options.proposer].training,
+            "training": kind.training,
         }
 
     def overlap(self, variant: Variant) -> float:
         """Return E[min(p, q)], measured in a separate decoding of the first batch."""
         if variant.proposer is None:
             return 0.0
-        (source, padding), k = self.batches[0], variant.options.block_size or 1
-        model = with_proposer_state(self.pipeline.scoring_for(variant.options), variant.proposer)
+        model = self.pipeline.scoring_for(variant.options)
         with torch.inference_mode():
-            session = model.session(source, k, padding)
-            keys = torch.arange(len(source), device=source.device)
-            # An explicit criterion keeps the loop on single iterations, which `mean_overlap` observes.
-            criterion = CRITERIA[variant.options.accept](variant.options)
             return cost_model.mean_overlap(
-                BlockwiseLoop(model, session, variant.options, keys, k, variant.proposer, criterion))
-
-    def equal(self, variant: Variant, baseline: Variant) -> float:
-        """Return the share of tokens that equal the token of `baseline` at the same position."""
-        equal = total = 0
-        for mine, theirs in zip(variant.decoded, baseline.decoded, strict=True):
-            inside = torch.arange(mine.tokens.shape[1], device=mine.tokens.device) < theirs.lengths.unsqueeze(1)
-            equal += int(((mine.tokens == theirs.tokens) & inside).sum())
-            total += int(inside.sum())
-        return equal / total
-
-    def operations(self, variant: Variant) -> float:
-        """Return the operations of a proposal relative to the verifier's operations per token, by number of weights."""
-        return proposal_weights(self.pipeline.model, variant.proposer) / step_weights(self.pipeline.model)
+                loop_of(model, self.batches[0], variant.options, variant.proposer, is_single=True))
 
     def extra_bytes(self, variant: Variant) -> int:
         """Return the memory of the proposer in bytes: its weights, tables, and state of a batch."""
@@ -374,39 +380,6 @@ def proposal_weights(model: EncoderDecoder, proposer: Proposer | None) -> float:
         return 0.0
     scores = 0 if model.config.ordinal_output else model.project.weight.numel()  # of the vocabulary
     return model.heads.weights_per_head + scores
-
-
-def compare_proposers(
-    work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
-    base: DecodeConfig | None = None, most: int = MAX_BLOCK_SIZE,
-) -> Values:
-    """Measure the proposers `names` on `count` batches of `batch` rows.
-
-    `base` has common decoding settings, such as `draft`, `ngrams` and the first block size. `most` is the largest block
-    size of a proposer without heads.
-
-    Returns:
-        `rows` with a row per proposer, mode and block size, and `missing` with the reason for each proposer that could
-        not be measured, by name.
-
-    Raises:
-        ConfigError: a number is out of range, or no proposer can be measured.
-    """
-    require(batch >= 1 and count >= 1, f"batches and their number must be positive, not {batch} and {count}")
-    batches = [batch_of(work.pipeline, rows) for rows in work.source(batch * count).split(batch)]
-    base = base or DecodeConfig()
-    comparison = Comparison(work.pipeline, batches, temperature, base, most)
-    variants, missing = comparison.variants(names, base.block_size)
-    require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
-    rows = comparison.rows(variants)
-    again = [Variant(variant.mode, dataclasses.replace(variant.options, block_size=best), variant.proposer)
-             for variant, row in zip(variants, rows, strict=True)
-             # If greedy decoding is faster than every block size, block size 2 shows the difference.
-             if (best := max(row["best_block_size"], 2)) != row["block_size"]]
-    rows += comparison.rows(again) if again else []
-    order = {name: place for place, name in enumerate(names)}
-    rows.sort(key=lambda row: (order[row["proposer"]], MODES.index(row["mode"]), row["block_size"]))
-    return {"rows": rows, "missing": missing}
 
 
 ALL: Columns = {
@@ -475,13 +448,14 @@ def main(
         work = image_work(checkpoint or DEFAULT_CHECKPOINT, device, engine, data, batch * count)
     else:
         work = text_work(checkpoint or DEFAULT_TRANSLATOR, device, engine, data)
+    source, base = work.source(batch * count), DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
     record = {name: value for name, value in run_record(work).items() if name != "machine"}
-    table = Table("proposers", output, {**record, "batch": batch, "batches": count, "temperature": temperature},
-                  work.pipeline.device, f"proposers-{task.value}")
-    base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
-    table.measure([Row("comparison", lambda: compare_proposers(
-        work, names, batch=batch, count=count, temperature=temperature, base=base),
-        {"proposers": names, "base": base.to_dict()})])
+    table = Table("proposers", output, {
+        **record, "data": short_digest(source.cpu().numpy().tobytes()), "batch": batch, "batches": count,
+        "temperature": temperature}, work.pipeline.device, f"proposers-{task.value}")
+    batches = [batch_of(work.pipeline, rows) for rows in source.split(batch)]
+    comparison = Comparison(work.pipeline, batches, temperature, base)
+    table.measure([Row("comparison", lambda: comparison.measure(names), {"proposers": names, "base": base.to_dict()})])
     table.finish(page)
 
 

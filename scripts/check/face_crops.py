@@ -6,26 +6,33 @@ known.
 
     python scripts/check/face_crops.py faces64/dev.npz
     python scripts/check/face_crops.py faces64/dev.npz --tilt 12
-    python scripts/check/face_crops.py celeba/img_align_celeba --limit 1000
+    python scripts/check/face_crops.py celeba/img_align_celeba --limit 1000 --output celeba
 
-DATA is an .npz with CelebA's crops as uint8 [N, S, S, 3] in `hr` (64x64 or larger are best), or a folder of CelebA's
-aligned pictures.
+DATA is an .npz of CelebA's crops of 64x64 pixels or more, or a folder of CelebA's aligned pictures. The table has a
+line per tilt, so that further tilts can be measured into the same --output.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from PIL import Image
-from skimage import data
+from skimage import data as pictures
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import Columns, Document, Limit, Output, Row, Table, Values, columns_table, run, values
+from superres.system.output import short_digest
 from superres.system.progress import track
+from superres.tasks import face_finder
+from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, face_boxes, find_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 
 WIDTH, HEIGHT = 1200, 900
 SIZES = 0.12, 0.7
@@ -35,30 +42,23 @@ NEAR = 0.25
 """Largest distance of a found face's centre from the right one, over the side of the right crop."""
 
 
-def read_crops(path: Path, limit: int) -> list[np.ndarray]:
-    """Return CelebA's crops, each uint8 [S, S, 3]."""
-    if path.is_dir():
-        images = map(read_image, sorted(path.glob("*.jpg"))[:limit])
-        return [choose_crops(image, FaceTask(1, 1), "centre")[0].take(image) for image in images]
-    with np.load(path) as archive:
-        return list(archive["hr"][:limit])
-
-
-def photo_with(
-    face: np.ndarray, rng: np.random.Generator, scenes: list[Image.Image], tilt: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return a photo with the face at a random place, and its right crop: centre from the left and the top, side.
+def photos(
+    crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: float,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield a photo per crop with the face at a random place, and its right crop: centre x and y, side.
 
     The face is turned by `tilt` degrees to a random side.
     """
-    size = round(HEIGHT * float(np.exp(rng.uniform(*np.log(SIZES)))))
-    left, top = int(rng.integers(WIDTH - size + 1)), int(rng.integers(HEIGHT - size + 1))
-    photo = scenes[rng.integers(len(scenes))].copy()
-    pasted = Image.fromarray(face).resize((size, size), Image.Resampling.BICUBIC)
-    angle = tilt * (1 if rng.integers(2) else -1)
-    inside = Image.new("L", pasted.size, 255).rotate(angle, Image.Resampling.BICUBIC)
-    photo.paste(pasted.rotate(angle, Image.Resampling.BICUBIC), (left, top), inside)
-    return np.asarray(photo), np.array([left + size / 2, top + size / 2, size])
+    for number, face in enumerate(track(crops, f"turned by {tilt:g} degrees", "photos")):
+        rng = np.random.default_rng([seed, number])
+        size = round(HEIGHT * float(np.exp(rng.uniform(*np.log(SIZES)))))
+        left, top = int(rng.integers(WIDTH - size + 1)), int(rng.integers(HEIGHT - size + 1))
+        photo = scenes[rng.integers(len(scenes))].copy()
+        pasted = Image.fromarray(face).resize((size, size), Image.Resampling.BICUBIC)
+        angle = tilt * (1 if rng.integers(2) else -1)
+        inside = Image.new("L", pasted.size, 255).rotate(angle, Image.Resampling.BICUBIC)
+        photo.paste(pasted.rotate(angle, Image.Resampling.BICUBIC), (left, top), inside)
+        yield np.asarray(photo), np.array([left + size / 2, top + size / 2, size])
 
 
 def nearest(found: np.ndarray, right: np.ndarray) -> int | None:
@@ -67,59 +67,82 @@ def nearest(found: np.ndarray, right: np.ndarray) -> int | None:
     return int(distances.argmin()) if len(found) and distances.min() <= NEAR * right[2] else None
 
 
-def fit(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[int, np.ndarray]:
-    """Return in how many photos the face is found, and the crop's right, down and size over the window's side."""
-    relations = []
-    for number, crop in enumerate(track(crops, "fitting", "photos")):
-        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
+def measure(crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: float) -> Values:
+    """Fit the relation on one half of the crops, and find the errors of the built-in relation on the other half.
+
+    Returns:
+        The size, rise and shift to the right of the fitted crop over the side of the face's window. The errors are the
+        median and the 90th percentile: in pixels of the photo, and over the side of the right crop.
+    """
+    relations, errors, half, false = [], [], len(crops) // 2, 0
+    for photo, right in photos(crops[:half], scenes, seed, tilt):
         boxes = face_boxes(photo)
         centres = np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2, boxes[:, 2]])
         if (at := nearest(centres, right)) is not None:
-            relations.append([*(right[:2] - centres[at, :2]) / centres[at, 2], right[2] / centres[at, 2]])
-    return len(relations), np.median(np.array(relations).reshape(-1, 3), 0)
-
-
-def test(crops: list[np.ndarray], scenes: list[Image.Image], seed: int, tilt: float) -> tuple[np.ndarray, int]:
-    """Return the errors of the found crops, [N, 3]: centre in pixels, side in pixels, right side; and false alarms."""
-    errors, false = [], 0
-    for number, crop in enumerate(track(crops, "testing", "photos")):
-        photo, right = photo_with(crop, np.random.default_rng([seed, number]), scenes, tilt)
+            x, y, side = centres[at]
+            relations.append([right[2] / side, (y - right[1]) / side, (right[0] - x) / side])
+    for photo, right in photos(crops[half:], scenes, seed + 1, tilt):
         found = find_faces(photo)
         at = nearest(found, right)
         false += len(found) - (at is not None)
         if at is not None:
             errors.append([np.hypot(*(found[at, :2] - right[:2])), found[at, 2] - right[2], right[2]])
-    return np.array(errors).reshape(-1, 3), false
+    centre, size, side = np.array(errors).reshape(-1, 3).T
+    spreads = {"centre": centre, "centre_share": centre / side, "size": abs(size), "size_share": abs(size) / side}
+    fitted = np.median(relations, 0).tolist() if relations else [None] * 3
+    return {"tilt": tilt, "fit_photos": half, "fit_found": len(relations), "fit_size": fitted[0], "fit_rise": fitted[1],
+            "fit_right": fitted[2], "photos": len(crops) - half, "found": len(errors), "false_alarms": false,
+            "bias": np.mean(size / side).item() if errors else None,
+            **{name: np.percentile(found, [50, 90]).tolist() for name, found in spreads.items() if errors}}
 
 
-def main() -> None:
-    """Print the fitted relation, and the errors of the built-in one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help=".npz of crops, or folder of aligned pictures")
-    parser.add_argument("--limit", type=int, default=1000, help="pictures, half to fit and half to test")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tilt", type=float, default=0.0, help="degrees by which the faces are turned")
-    args = parser.parse_args()
-    crops = read_crops(args.data, args.limit)
-    pictures = (Image.fromarray(getattr(data, name)()).convert("RGB") for name in BACKGROUNDS)
-    scenes = [picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for picture in pictures]
-    half = len(crops) // 2
-    count, (right, down, size) = fit(crops[:half], scenes, args.seed, args.tilt)
-    print(f"fit on {half} pictures, {count} found: crop size {size:.3f}, rise {-down:.3f}, to the right {right:.3f} "
-          f"of the window's side (built in: {CROP_SIZE}, {CROP_RISE}, 0)")
-    errors, false = test(crops[half:], scenes, args.seed + 1, args.tilt)
-    tested = len(crops) - half
-    centre, side, true = errors.T
-    print(f"test on {tested} others: found in {len(errors)} ({len(errors) / tested:.1%}), {false} false alarms")
-    for name, error in (("centre", centre), ("size", np.abs(side))):
-        pixels, share = np.percentile(error, [50, 90]), np.percentile(error / true, [50, 90])
-        print(f"{name} error: median {pixels[0]:.1f} and 90th percentile {pixels[1]:.1f} pixels of the photo, "
-              f"{share[0]:.1%} and {share[1]:.1%} of the crop, {share[0] * 8:.2f} and {share[1] * 8:.2f} of the "
-              "model's 8 pixels")
-    print(f"size error on average: {np.mean(side / true):+.1%}")
-    empty = sum(len(find_faces(np.asarray(scene))) for scene in scenes)
-    print(f"{len(scenes)} photos without a face: {empty} false alarms")
+def spread(row: Values, name: str, digits: int, unit: float = 1) -> str | None:
+    """Return the median and the 90th percentile of an error, times `unit`, as text."""
+    return " and ".join(f"{unit * error:.{digits}f}" for error in row[name]) if name in row else None
+
+
+FIT: Columns = {
+    "turned by, degrees": ("tilt", 0), "photos": ("fit_photos", 0), "faces found": ("fit_found", 0),
+    "size of the crop": ("fit_size", 3), "rise": ("fit_rise", 3), "to the right": ("fit_right", 3),
+}
+FOUND: Columns = {
+    "turned by, degrees": ("tilt", 0), "photos": ("photos", 0), "faces found": ("found", 0),
+    "false alarms": ("false_alarms", 0),
+    "error of the centre, pixels of the photo": (lambda row: spread(row, "centre", 1), 0),
+    "centre, of the model's 8 pixels": (lambda row: spread(row, "centre_share", 2, 8), 0),
+    "error of the size, pixels of the photo": (lambda row: spread(row, "size", 1), 0),
+    "size, of the model's 8 pixels": (lambda row: spread(row, "size_share", 2, 8), 0),
+    "size, too large by": ("bias", 3),
+}
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return the fitted relation, the errors of the built-in one, and the false alarms without a face, by tilt."""
+    tilts, empty = values(document, "tilt ").values(), values(document)["no face"]
+    return {"fit": columns_table(tilts, FIT), "found": columns_table(tilts, FOUND),
+            "empty": f"{empty['photos']} photos without a face: {empty['false_alarms']} false alarms"}
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help=".npz of crops, or folder of aligned pictures.")],
+    output: Output = Path("face-crops"), limit: Limit = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the photos.")] = 0,
+    tilt: Annotated[float, typer.Option(help="Degrees by which the faces are turned.")] = 0.0,
+) -> None:
+    """Fit the relation on half of the pictures, and measure the errors of the built-in one on the others."""
+    crops = read_faces(data, FaceTask(8, 64), "valid", limit).hr
+    without = (Image.fromarray(getattr(pictures, name)()).convert("RGB") for name in BACKGROUNDS)
+    scenes = [picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for picture in without]
+    table = Table("face_crops", output, {
+        "images": len(crops), "data": short_digest(crops.tobytes()), "seed": seed, "built-in size": CROP_SIZE,
+        "built-in rise": CROP_RISE, "finder": short_digest(Path(face_finder.__file__).read_bytes())}, name="face-crops")
+    table.measure([
+        Row("no face", lambda: {"photos": len(scenes),
+                                "false_alarms": sum(len(find_faces(np.asarray(scene))) for scene in scenes)}),
+        Row(f"tilt {tilt:g}", lambda: measure(crops, scenes, seed, tilt)),
+    ])
+    table.finish()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
