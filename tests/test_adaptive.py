@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stepping import check_steps
 
-from decodes import decode
+from decodes import Numbered, decode
 from superres.config import DecodeConfig
 from superres.decoding import cost
+from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers.draft import DraftProposer
@@ -60,10 +61,13 @@ def cache(monkeypatch, tmp_path):
 
 
 def make_sizes(measured, revision="0123", steady=True):
-    """Make block sizes that add the batch size of every measurement to `measured`, and find the machine `steady`."""
-    def measure(model, source, *arguments):
-        measured.append(len(source))
-        return fixed_costs(HEADS), steady
+    """Make block sizes that find the machine `steady`, and add the batch size of every measurement to `measured`.
+
+    Those of single tokens, in sessions of their own, are not added.
+    """
+    def measure(model, source, options, largest, *arguments):
+        measured.extend([len(source)] * (largest > 1))
+        return fixed_costs(largest), steady
 
     model = StepModel(random_model(SMALL, dtype=torch.float32))
     return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
@@ -83,7 +87,7 @@ def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
     for layer in network.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.register_forward_hook(count)
-    monkeypatch.setattr("superres.decoding.cost.time", SimpleNamespace(perf_counter=lambda: spent[0]))
+    monkeypatch.setattr("superres.decoding.cost.time", SimpleNamespace(thread_time=lambda: spent[0]))
     model, source = StepModel(network), random_tokens(network.config, 1)[0]
     sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda *given: measured_costs(*given))
     costs = {name: sizes._costs(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
@@ -110,6 +114,23 @@ def test_costs_are_measured_once_a_machine_and_network(cache):
     assert make_sizes(measured).get(options, source) == first
     assert measured == [4, 2, 4, 4]
     assert sizes.get(DecodeConfig(), source) is None
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(0.4, 1), (1.0, HEADS)])
+def test_single_tokens_are_decoded_without_heads_wherever_blocks_would_not_pay(cache, alone, expected):
+    """A step costs `alone` in a session of its own; one of further tokens costs 1 and 0.15 for each of them."""
+    model = StepModel(random_model(SMALL, dtype=torch.float32))
+    sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda _, source, options, largest, *more: (
+        [alone] if largest == 1 else fixed_costs(largest), True))
+    options, source = DecodeConfig(adaptive=True), random_tokens(SMALL, 3)[0]
+    assert sizes.get(options, source) == expected
+    # Where blocks of at least two tokens are asked for, there is no choice.
+    assert sizes.get(replace(options, min_block=2), source) == HEADS
+    decoder = RefilledDecoder(model, feed_of([Numbered(row, row) for row in range(3)]),
+                              lambda items: (source[[item.row for item in items]], None), options, 3,
+                              adaptive=lambda *found: sizes.get(options, *found))
+    list(decoder.run())
+    assert decoder.loop.plain.session.width == expected
 
 
 def test_costs_that_other_work_has_disturbed_are_measured_again_by_the_next_process(cache):

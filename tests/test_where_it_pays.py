@@ -89,7 +89,7 @@ def test_bursts_of_long_iterations_are_one_iteration(monkeypatch, seconds, burst
         return count
 
     monkeypatch.setattr(cost, "run_from", run_from)
-    monkeypatch.setattr(cost, "time", changed(time, perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cost, "time", changed(time, thread_time=lambda: now[0]))
     loop = SimpleNamespace(plain=SimpleNamespace(state=SimpleNamespace(length=8)))
     assert cost._least_seconds(loop, torch.device("cpu")) == pytest.approx(seconds)
     assert counts[0] == 1  # completes a block of the previous size

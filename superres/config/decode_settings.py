@@ -50,6 +50,7 @@ Scores up to 3e29 divided by it stay finite in float32. Sampling equals greedy d
 less than 1e-7.
 """
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
+FIRST_GUESS = 0.8  # probability that a proposal passes, where nothing is known about it
 LARGEST_COEFFICIENT = 8  # the spread of the probabilities of `Confidence` then fits into float32
 LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
 
@@ -216,11 +217,13 @@ class Confidence(Config):
     """Coefficients of the probability that a proposal passes, fitted to a checkpoint: `superres.decoding.confidence`.
 
     For ordinal heads, the slope of the probability is exp(offset + exponent * log(slope of the prediction head)). For
-    other heads, the logarithm of the odds that a proposal passes is offset + exponent * (that of the head).
+    other heads, the logarithm of the odds that a proposal passes is offset + exponent * (that of the head). `accepted`
+    is the share of verified proposals that exact acceptance accepts.
     """
 
     offset: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
     exponent: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
+    accepted: float = setting(FIRST_GUESS, least=0, most=1)
 
 
 @dataclass(frozen=True)

@@ -136,13 +136,14 @@ class RefilledDecoder(Generic[ItemT]):
         self._rows: list[_Row[ItemT] | None] = []
         # Sequences that wait for a row: item, session with its source, the source's row there, and the session's rows.
         self._waiting: deque[tuple[ItemT, Session, int, int]] = deque()
+        self._fresh: list[ItemT] = []  # sequences that the block size is being chosen for
         self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
         self._memory: Sources = None  # the latest encoded sources; empty sessions are made from the first of them
 
     @property
     def under_way(self) -> list[ItemT]:
         """The sequences taken from the feed that are not complete; they are lost if decoding fails."""
-        return [row.item for row in self._rows if row is not None] + [item for item, *_ in self._waiting]
+        return [row.item for row in self._rows if row is not None] + [item for item, *_ in self._waiting] + self._fresh
 
     @property
     def tokens_under_way(self) -> int:
@@ -156,12 +157,16 @@ class RefilledDecoder(Generic[ItemT]):
 
         Raises InvalidInputError if a key is out of range, and ScoresError if the model's scores are not finite.
         """
-        while self._more and len(self._waiting) < self.rows:
-            self._take(self.rows - len(self._waiting), wait=True)
-        if not self._waiting:
+        while self._more and len(self._fresh) < self.rows:
+            self._fresh += self._next(self.rows - len(self._fresh), wait=True)
+        if not self._fresh:
             return
+        adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self._fresh[: self.rows]))
+        if isinstance(adaptive, int):
+            self.block_size = adaptive
+        self._prepare(self._fresh)
+        self._fresh = []
         session, keys = self._first_rows()
-        adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self.under_way[: len(keys)]))
         with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
             self.loop, count = loop, 1  # the first iteration reads the start of the sequences
             while True:
@@ -192,10 +197,14 @@ class RefilledDecoder(Generic[ItemT]):
             return DONE_CHECK_INTERVAL  # native iterations end with the last row, before which no sequence gets a row
         return min(interval, max(1, self.model.length // LONG))
 
-    def _take(self, limit: int, wait: bool) -> None:
-        """Take up to `limit` sequences from the feed, or up to a whole group, and encode their sources in groups."""
+    def _next(self, limit: int, wait: bool) -> Sequence[ItemT]:
+        """Return up to `limit` sequences of the feed, or up to a whole group."""
         items = self._feed(max(limit, self.group or 0), wait)
         self._more = items is not None
+        return items or []
+
+    def _prepare(self, items: Sequence[ItemT]) -> None:
+        """Encode the sources of sequences in groups; from then on they wait for a row."""
         if not items:
             return
         started = time.perf_counter()
@@ -290,7 +299,7 @@ class RefilledDecoder(Generic[ItemT]):
         """Give empty rows to waiting sequences; once no sequence waits, continue with fewer rows."""
         empty = [number for number, row in enumerate(self._rows) if row is None]
         if self._more and len(self._waiting) < len(empty):
-            self._take(len(empty) - len(self._waiting), wait=not self.under_way)
+            self._prepare(self._next(len(empty) - len(self._waiting), wait=not self.under_way))
         for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
             loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from superres.config import DecodeConfig
+from superres.config import FIRST_GUESS, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 5  # Block size if neither the options nor the number of prediction heads determine it
-
-FIRST_GUESS = 0.8  # Probability that a proposal passes, where nothing is known about it
 
 
 def check_options(options: DecodeConfig, prediction_heads: int, length: int | None = None) -> int:
@@ -43,12 +41,12 @@ def check_options(options: DecodeConfig, prediction_heads: int, length: int | No
     return block_size
 
 
-def fastest_size(costs: Sequence[float], least: int = 1) -> tuple[int, float]:
-    """Return the block size with the most tokens per second if every proposal passes with probability FIRST_GUESS.
+def fastest_size(costs: Sequence[float], least: int = 1, passing: float = FIRST_GUESS) -> tuple[int, float]:
+    """Return the block size with the most tokens per second if every proposal passes with probability `passing`.
 
     `costs` are the seconds of an iteration at block sizes 1 to K, and `least` is the smallest size. Also returns the
     expected tokens of an iteration of that size.
     """
-    tokens = np.cumsum(np.cumprod([1.0, *[FIRST_GUESS] * (len(costs) - 1)]))
+    tokens = np.cumsum(np.cumprod([1.0, *[passing] * (len(costs) - 1)]))
     size = least + int((tokens / costs)[least - 1 :].argmax())
     return size, float(tokens[size - 1])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import Confidence, DecodeConfig
+from superres.config import FIRST_GUESS, Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Rule
 from superres.decoding.block_size import fastest_size
 from superres.decoding.sampling import CoupledSampler
@@ -32,6 +32,11 @@ def reach(rule: Rule) -> float:
     """Return the distance from a proposal within which p1's centre must lie for the proposal to pass."""
     kind, bound = rule
     return bound / 2 if kind == "rank" else bound + 0.5
+
+
+def usual(confidence: Confidence | None, options: DecodeConfig) -> float:
+    """Return the probability that a proposal passes the criterion of `options`, before anything is decoded."""
+    return confidence.accepted if confidence is not None and options.is_exact else FIRST_GUESS
 
 
 def passing(
@@ -122,7 +127,7 @@ class ConfidentBlockSize:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
         self.minimum, self.largest_token, self.end_token = options.min_block, vocabulary - 1, end_token
-        size, tokens = fastest_size(self.costs)
+        size, tokens = fastest_size(self.costs, passing=usual(confidence, options))
         self.first = tokens, self.costs[size - 1]  # tokens and seconds of the first iteration's rate
 
     def block_costs(self, rows: int, shape: Sequence[int]) -> BlockCosts:

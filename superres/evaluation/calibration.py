@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,10 +135,12 @@ def calibrate(
     if proposals is None:
         return None, None
     held_out = proposals.row % 2 == 1
-    confidence, rest = fit_confidence(proposals.of(~held_out)), proposals.of(held_out)
-    chance, accepted = rest.chance(confidence), rest.accepted
-    report = {**confidence.to_dict(), "proposals": len(accepted), "accepted": float(accepted.mean()),
-              "auc": ranking_quality(chance, accepted), "calibration_error": calibration_error(chance, accepted)}
+    rest = proposals.of(held_out)
+    accepted = rest.accepted
+    confidence = replace(fit_confidence(proposals.of(~held_out)), accepted=round(float(accepted.mean()), 4))
+    chance = rest.chance(confidence)
+    report = {**confidence.to_dict(), "proposals": len(accepted), "auc": ranking_quality(chance, accepted),
+              "calibration_error": calibration_error(chance, accepted)}
     return confidence, report
 
 

@@ -227,8 +227,8 @@ class NativeModel(StepModel):
         share = -(-session.batch // threads)
         if len(numbers := [rows for rows in TOGETHER if rows <= share]) > 1:
             # In each round, the second step finds the weights and the caches where the first one has left them.
-            trials = self.trials.setdefault(("rows", len(numbers), session.width), Trials(numbers, 2, 2, 2))
-            session.choose_rows(trials.fastest)
+            trials = Trials(numbers, 2, 2, 2, time.thread_time)
+            session.choose_rows(self.trials.setdefault(("rows", len(numbers), session.width), trials).fastest)
         return session
 
     def _most_threads(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from superres.config import Confidence, DecodeConfig, reader_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import check_options, fastest_size
-from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.confidence import ConfidentBlockSize, usual
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
@@ -51,6 +51,8 @@ class BlockSizes:
 
         `proposer` is the one of `options`; None if it needs no resource. Every iteration chooses its own size where the
         probabilities of its proposals are known; other decodes have the size that the measured costs make the fastest.
+        That size is 1 wherever blocks would not pay: steps of one token are measured in a session of their own, which
+        has no heads and may decode other numbers of rows together.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
         Costs that other work on the machine has disturbed are not cached, so that the next process measures again.
@@ -63,9 +65,15 @@ class BlockSizes:
         if key not in self._sizes:
             rows = torch.arange(batch, device=source.device) % len(source)
             proposer = proposer or PROPOSERS[options.proposer]()
-            costs = self._costs(options, source[rows], None if padding is None else padding[rows], proposer)
-            if self.confidence is None or not self._is_confident(options):
-                self._sizes[key] = fastest_size(costs, max(options.min_block, proposer.least_block))[0]
+            masked = None if padding is None else padding[rows]
+            costs = self._costs(options, source[rows], masked, proposer)
+            least = max(options.min_block, proposer.least_block)
+            size, tokens = fastest_size(costs, least, usual(self.confidence, options))
+            if size > least == 1:
+                alone = self._costs(dataclasses.replace(options, block_size=1), source[rows], masked, proposer)
+                size = size if tokens * alone[0] > costs[size - 1] else 1
+            if size == 1 or self.confidence is None or not self._is_confident(options):
+                self._sizes[key] = size
             else:
                 self._sizes[key] = ConfidentBlockSize(
                     self.confidence, costs, options, self.model.vocabulary, self.model.end_token)
