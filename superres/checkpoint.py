@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,8 +22,8 @@ from torch import Tensor
 from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, file_name, reader_of, require
 from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
-from superres.system.hub import hub_problem
 from superres.system.json_files import MOST_BYTES, parse_lines, read_file, read_json, require_regular
+from superres.system.machine import TorchThreads
 from superres.system.output import short_digest
 from superres.tasks.registry import TASK_FILES
 
@@ -225,7 +223,8 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     Raises CheckpointError if the folder is missing or damaged, the tensors do not match, or a weight is not finite.
     """
     path, model = Path(folder) / WEIGHTS, meta_network(read_network(folder))
-    load_weights(model, read_tensors(path, model), str(path))
+    with TorchThreads(1):  # hundreds of small operations: further threads would wait for one another
+        load_weights(model, read_tensors(path, model), str(path))
     return model.eval()
 
 
@@ -307,22 +306,15 @@ def fetch_from_hub(identifier: str) -> Path:
 
     Raises CheckpointError if there is no such checkpoint, or the hub is unreachable and the checkpoint is not cached.
     """
+    from superres.system.hub import HUB_ERRORS, hub_file, hub_problem  # 0.4 s of CPU to import
+
     problem = hub_problem(identifier, CONFIG)
-
-    def fetch(name: str) -> Path:
-        if problem is None:
-            return Path(hf_hub_download(identifier, name))
-        cached = try_to_load_from_cache(identifier, name)
-        if not isinstance(cached, str):
-            raise FileNotFoundError(problem)
-        return Path(cached)
-
     try:
-        folder = fetch(CONFIG).parent
+        folder = hub_file(identifier, CONFIG, problem).parent
         task = read_config(folder)["model"].get("task")
         for name in (WEIGHTS, *TASK_FILES.get(task, ())):
-            fetch(name)
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+            hub_file(identifier, name, problem)
+    except HUB_ERRORS as error:
         raise CheckpointError(f"no checkpoint {identifier!r}: there is no such folder, and the hub gives none "
                               f"({first_line(error)}); give a local folder or a bundled name "
                               f"({', '.join(bundled_checkpoints()) or 'none'})") from error

@@ -1,16 +1,33 @@
-"""Ask the Hugging Face hub for a file, with one request of bounded time."""
+"""Ask the Hugging Face hub for a file, with one request of bounded time, and fetch it."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
 from superres.errors import first_line
 
 ANSWER_SECONDS = 5.0
 """Seconds to wait for the hub's response, unless HF_HUB_ETAG_TIMEOUT is set."""
+
+HUB_ERRORS = OSError, ValueError, HfHubHTTPError, HFValidationError
+"""What `hub_file` raises."""
+
+
+def hub_file(identifier: str, name: str, problem: str | None) -> Path:
+    """Return the local path of a file of the model "owner/name"; it is fetched unless there is a `problem`.
+
+    Raises one of HUB_ERRORS: FileNotFoundError with the `problem` if there is one and the file is not cached.
+    """
+    if problem is None:
+        return Path(hf_hub_download(identifier, name))
+    cached = try_to_load_from_cache(identifier, name)
+    if not isinstance(cached, str):
+        raise FileNotFoundError(problem)
+    return Path(cached)
 
 
 def hub_problem(identifier: str, filename: str) -> str | None:
