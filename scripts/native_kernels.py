@@ -7,8 +7,8 @@
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants of aarch64 are
 compiled by a cross compiler and run by qemu-aarch64 if both are installed; their tests, not their benchmark. Python's
-standard library suffices, except for the roofline that ends the benchmark: the least time in which one core can read the
-bytes of a step and do its multiplications, and the share of the step's time that this is. It takes superres.
+standard library suffices, except for the roofline that ends the benchmark: the least time in which one core can read
+the bytes of a step and do its multiplications, and the share of the step's time that this is. It takes superres.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def step() -> None:
 def steps_of(variant: str) -> list[dict[str, Any]]:
     """Return what `step` prints with a variant of the compiled code; nothing, and a line, where superres is missing."""
     environment = {**os.environ, "SUPERRES_NATIVE": variant, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, __file__, "step"], cwd=ROOT, env=environment, capture_output=True, text=True,
-                            check=False)
+    result = subprocess.run([sys.executable, __file__, "step"], cwd=ROOT, env=environment, capture_output=True,
+                            text=True, check=False)
     if result.returncode:
         print(f"no roofline: {(result.stderr.splitlines() or ['a step failed'])[-1]}")
         return []
@@ -196,12 +196,13 @@ def roofline(steps: list[dict[str, Any]], printed: str) -> Iterator[str]:
     yield f"{'engine':12} columns  MB read   GB/s  M mul.  read us  compute us  step us  share"
     for item in steps:
         size, columns, weights, cache = step_bytes(item), item["columns"], item["weights"], item["cache"]
+        millions = columns * (weights + cache) / 1e6
         reading = size / read[size] / 1e3
         # A weight of bfloat16 is widened at least once.
         computing = (columns * (weights + cache) / byte if item["number_bytes"] == 1
                      else max(weights / widened, columns * weights / number) + columns * cache / number) / 1e3
         took = 1e6 * item["seconds"]
-        yield (f"{item['engine']:12} {columns:7} {size / 1e6:8.2f} {read[size]:6.1f} {columns * (weights + cache) / 1e6:7.2f} "
+        yield (f"{item['engine']:12} {columns:7} {size / 1e6:8.2f} {read[size]:6.1f} {millions:7.2f} "
                f"{reading:8.1f} {computing:11.1f} {took:8.1f} {max(reading, computing) / took:6.2f}")
 
 
@@ -227,7 +228,8 @@ def main() -> None:
     if unknown := set(arguments.variants) - set(VARIANTS["BY_NAME"]):
         raise SystemExit(f"unknown variant {', '.join(unknown)}; choose {' or '.join(VARIANTS['BY_NAME'])}")
     if arguments.what == "step":
-        return step()
+        step()
+        return
     chosen = [target for target in targets(arguments.what == "test")
               if not arguments.variants or target.variant.name in arguments.variants]
     build(chosen, arguments.what)
