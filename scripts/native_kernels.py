@@ -2,19 +2,23 @@
 
     python scripts/native_kernels.py test                    # make native-test
     python scripts/native_kernels.py bench                   # make native-bench
+    python scripts/native_kernels.py step                    # what a step needs and takes, as JSON: `bench` calls it
     python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants of aarch64 are
 compiled by a cross compiler and run by qemu-aarch64 if both are installed; their tests, not their benchmark. Python's
-standard library suffices: nothing else has to be installed.
+standard library suffices, except for the roofline that ends the benchmark: the least time in which one core can read
+the bytes of a step and do its multiplications, and the share of the step's time that this is. It takes superres.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -29,6 +33,9 @@ NATIVE = ROOT / "superres" / "native"
 CPP = NATIVE / "cpp"
 BUILD = ROOT / "build" / "native"
 VARIANTS = runpy.run_path(str(NATIVE / "variants.py"))
+
+CHECKPOINT = "celeba-8to32"
+"""The network whose steps the roofline is of."""
 
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Processors that the emulator imitates: the Cortex-A72 has no dot products.
@@ -130,14 +137,99 @@ def run_tests(chosen: list[Target]) -> bool:
     return passed > 0 and failed == 0
 
 
+def step() -> None:
+    """Print the work of a step of CHECKPOINT by engine and columns, and the seconds that it takes on one thread."""
+    import torch
+
+    import superres
+    from superres.evaluation.benchmark import step_work
+
+    torch.set_num_threads(1)
+    found = []
+    for engine in ("native", "native-int8"):
+        upscaler = superres.load(CHECKPOINT, device="cpu", engine=engine)
+        upscaler.scoring.threads = 1
+        config = upscaler.model_config
+        block = config.attention_block_length
+        position = config.target_length // 2 // block * block + block // 2  # it sees as many positions as the mean
+        work = step_work(upscaler, position)._asdict()
+        for columns in (1, 10):
+            with torch.inference_mode():
+                session = upscaler.scoring.session(torch.full((1, config.source_length), 128), columns)
+                tokens = torch.full((1, columns), 128), torch.full((1,), position)
+                took = min(sum(session.part_seconds(*tokens, 1).values()) for _ in range(500))
+            found.append({"engine": engine, "columns": columns, "seconds": took, **work})
+    print(json.dumps(found))
+
+
+def steps_of(variant: str) -> list[dict[str, Any]]:
+    """Return what `step` prints with a variant of the compiled code; nothing, and a line, where superres is missing."""
+    environment = {**os.environ, "SUPERRES_NATIVE": variant, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, __file__, "step"], cwd=ROOT, env=environment, capture_output=True,
+                            text=True, check=False)
+    if result.returncode:
+        print(f"no roofline: {(result.stderr.splitlines() or ['a step failed'])[-1]}")
+        return []
+    steps: list[dict[str, Any]] = json.loads(result.stdout)
+    return steps
+
+
+def step_bytes(step: dict[str, Any]) -> int:
+    """Return how many bytes of weights, keys and values a step reads."""
+    return int(step["weights"] * step["weight_bytes"] + step["cache"] * step["number_bytes"])
+
+
+def memory_sizes() -> list[int]:
+    """Return sizes in bytes: half of each cache of this processor, and one that fits none."""
+    texts = [path.read_text() for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+             if path.with_name("type").read_text().strip() != "Instruction"]
+    caches = [int(text.strip().rstrip("K")) * 1024 for text in texts] or [32 * 1024, 512 * 1024]
+    return [*(size // 2 for size in caches), max(64 * 2**20, 4 * caches[-1])]
+
+
+def roofline(steps: list[dict[str, Any]], printed: str) -> Iterator[str]:
+    """Return the lines of a table of steps, from the speed of reading and the peaks that the benchmark printed."""
+    read = {int(size): float(speed) for size, speed in re.findall(r"read: (\d+) bytes ([\d.]+)", printed)}
+    peak = dict(re.findall(r"(float32|bfloat16|int8) ([\d.]+)(?: GMAC/s)?[,;]", printed))
+    number, widened, byte = (float(peak[name]) for name in ("float32", "bfloat16", "int8"))
+    yield f"a step of {CHECKPOINT} on one core; its limit is the larger of the times to read and to compute"
+    yield f"{'engine':12} columns  MB read   GB/s  M mul.  read us  compute us  step us  share"
+    for item in steps:
+        size, columns, weights, cache = step_bytes(item), item["columns"], item["weights"], item["cache"]
+        millions = columns * (weights + cache) / 1e6
+        reading = size / read[size] / 1e3
+        # A weight of bfloat16 is widened at least once.
+        computing = (columns * (weights + cache) / byte if item["number_bytes"] == 1
+                     else max(weights / widened, columns * weights / number) + columns * cache / number) / 1e3
+        took = 1e6 * item["seconds"]
+        yield (f"{item['engine']:12} {columns:7} {size / 1e6:8.2f} {read[size]:6.1f} {millions:7.2f} "
+               f"{reading:8.1f} {computing:11.1f} {took:8.1f} {max(reading, computing) / took:6.2f}")
+
+
+def run_benchmark(target: Target) -> None:
+    """Print the speed of the kernels of a target, and the roofline of a step."""
+    steps = steps_of(target.variant.name)
+    sizes = sorted({*memory_sizes(), *map(step_bytes, steps)})
+    result = subprocess.run([*target.runner, str(target.file("bench")), *map(str, sizes)], check=False,
+                            stdout=subprocess.PIPE, text=True)
+    print(result.stdout, end="", flush=True)
+    if result.returncode:
+        raise SystemExit(f"failed: {target.file('bench')}")
+    for line in roofline(steps, result.stdout) if steps else ():
+        print(line, flush=True)
+
+
 def main() -> None:
     """Build and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("test", "bench"))
+    parser.add_argument("what", choices=("test", "bench", "step"))
     parser.add_argument("variants", nargs="*", metavar="variant", help="the variants; all by default")
     arguments = parser.parse_args()
     if unknown := set(arguments.variants) - set(VARIANTS["BY_NAME"]):
         raise SystemExit(f"unknown variant {', '.join(unknown)}; choose {' or '.join(VARIANTS['BY_NAME'])}")
+    if arguments.what == "step":
+        step()
+        return
     chosen = [target for target in targets(arguments.what == "test")
               if not arguments.variants or target.variant.name in arguments.variants]
     build(chosen, arguments.what)
@@ -145,7 +237,7 @@ def main() -> None:
         sys.exit(not run_tests(chosen))
     for target in chosen:
         print(f"\n{target.variant.name}, {target.compiler}", flush=True)
-        execute(*target.runner, str(target.file("bench")))
+        run_benchmark(target)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.system.machine import Timer, bandwidth, machine, matrix_rate, peak_bytes
+from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.system.progress import say
 from superres.tasks import translation
@@ -156,16 +156,6 @@ def step_work(pipeline: Pipeline, position: int) -> StepWork:
                     *SIZES.get(pipeline.engine, (FLOAT_BYTES, FLOAT_BYTES)))
 
 
-def step_floor(work: StepWork, batch: int, width: int, read: float, rate: float) -> float:
-    """Return the minimum duration of a step without heads in seconds: the maximum of reading and computing.
-
-    `read` is the memory bandwidth in bytes per second, and `rate` the operations per second in float32. Numbers of half
-    the size are multiplied in half the time.
-    """
-    return max((work.weight_bytes * work.weights + work.number_bytes * batch * work.cache) / read,
-               2 * batch * width * (work.weights + work.cache) / (rate * FLOAT_BYTES / work.number_bytes))
-
-
 def window(config: ModelConfig, position: int) -> int:
     """Return the number of visible keys: all up to `position`, or from the previous attention block (section 6.2)."""
     if config.attention == "causal":
@@ -176,15 +166,11 @@ def window(config: ModelConfig, position: int) -> int:
 @torch.inference_mode()
 def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int], timer: Timer) -> list[Report]:
     """Measure T(B, W), the duration of a step, of its parts and of an iteration, in the middle of a target."""
-    minimum = step_work(work.pipeline, work.position)
-    read, rate = bandwidth(minimum[2] * minimum[0], timer), matrix_rate(timer)
     rows = []
     for batch in batches:
         say(f"timing steps, batch {batch}")
         for width in widths:
-            costs, floor = _step_cost(work, timer, batch, width), step_floor(minimum, batch, width, read, rate)
-            rows.append({"batch": batch, "width": width, **costs, "floor": floor,
-                         "step_over_floor": costs["step"] / floor})
+            rows.append({"batch": batch, "width": width, **_step_cost(work, timer, batch, width)})
     return rows
 
 
@@ -273,7 +259,7 @@ def run_text(report: Report) -> str:
 
 STEP_COLUMNS = {
     "step": "step", "heads": "heads", "acceptance": "acceptance and loop", "part_input": "step: input",
-    "part_attention": "attention", "part_feed-forward": "feed-forward", "part_scores": "scores", "floor": "floor",
+    "part_attention": "attention", "part_feed-forward": "feed-forward", "part_scores": "scores",
 }
 """Entries of a row of step costs, shown in milliseconds."""
 
@@ -286,8 +272,8 @@ def benchmark_markdown(report: Report) -> str:
                "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls": ("model calls", 0)}
     decoded = [[str(row["batch"]), row["way"], *(number_text(row[name], digits) for name, (_, digits) in
                 columns.items())] for row in report["ways"]]
-    steps = [[str(row["batch"]), str(row["width"]), *(number_text(1e3 * row[name], 3) for name in STEP_COLUMNS),
-              number_text(row["step_over_floor"], 2)] for row in report["steps"]]
+    steps = [[str(row["batch"]), str(row["width"]), *(number_text(1e3 * row[name], 3) for name in STEP_COLUMNS)]
+             for row in report["steps"]]
     memory = ", ".join(f"{batch}: {size / 2**20:.0f} MiB" for batch, size in report["memory"].items())
     return "\n\n".join([
         f"# Benchmark: {report['task']}",
@@ -295,10 +281,7 @@ def benchmark_markdown(report: Report) -> str:
         "## Decoding",
         markdown_table(["batch", "variant", *(name for name, _ in columns.values())], decoded),
         "## Duration of a step, in milliseconds",
-        markdown_table(["batch", "W", *STEP_COLUMNS.values(), "step / floor"], steps),
-        "The floor is the larger of two times: to read a step's weights and cache at the measured memory bandwidth, "
-        "and to compute a step at the measured speed of a large float32 matrix product, twice that for bfloat16 and "
-        "four times that for int8.",
+        markdown_table(["batch", "W", *STEP_COLUMNS.values()], steps),
         f"Peak memory beyond the loaded model by batch: {memory}.",
     ]) + "\n"
 
@@ -334,11 +317,11 @@ def speed_plot(report: Report) -> bytes:
 
 
 def step_plot(report: Report) -> bytes:
-    """Return a PNG of the step time T(B, W), the iteration time and the floor by width, with a panel per batch size."""
+    """Return a PNG of the step time T(B, W) and the iteration time by width, with a panel per batch size."""
     figure, panels = _panels(report, "steps")
     for axes, batch, rows in panels:
-        for name, style in (("iteration", "-"), ("step", "-"), ("floor", ":")):
-            axes.plot([row["width"] for row in rows], [1e3 * row[name] for row in rows], style, marker="o", label=name)
+        for name in ("iteration", "step"):
+            axes.plot([row["width"] for row in rows], [1e3 * row[name] for row in rows], marker="o", label=name)
         axes.set(title=f"batch {batch}", xlabel="width W", ylabel="ms", ylim=(0, None))
         axes.legend(fontsize=8)
     return figure_png(figure)

@@ -25,7 +25,7 @@ from superres.nn.torch_step import PARTS
 GROUP_WIDTH = 64
 """Width of a group: see `Layers` in cpp/model/layer.h. A narrower one takes less time than the wait for its thread."""
 
-SLOT_AXES = 3, 2, 2, 2
+SLOT_AXIS = 2
 """The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
 
 
@@ -178,8 +178,8 @@ class NativeSession(ProposingSession):
     def select(self, rows: Tensor, length: int) -> None:
         used = min(length, self.session.size.slots)
         for layer in self.caches:
-            for part, axis in zip(layer, SLOT_AXES, strict=False):
-                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.size.slots))
+            for part in layer:
+                begin = part.narrow(SLOT_AXIS, 0, -(-used * part.shape[SLOT_AXIS] // self.session.size.slots))
                 begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
@@ -226,8 +226,8 @@ class NativeSession(ProposingSession):
         rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
-        quads = (size // 4, slots, 4), (slots // 4, size, 4)
+            return torch.zeros(*rows, slots // abi.LANES, size, abi.LANES), torch.zeros(*rows, slots, size)
+        quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
 

@@ -173,19 +173,6 @@ class Timer:
         return statistics.median(self.once(work) for _ in range(self.repeats))
 
 
-def bandwidth(size: int, timer: Timer) -> float:
-    """Return the rate in bytes per second at which matrix-vector products read a float32 matrix of `size` bytes."""
-    rows = max(1, size // 4 // 1024)
-    matrix, vector = torch.ones(rows, 1024, device=timer.device), torch.ones(1024, device=timer.device)
-    return rows * 1024 * 4 / min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
-
-
-def matrix_rate(timer: Timer) -> float:
-    """Return the operations per second (a multiply-add counts as two) of a large float32 matrix product."""
-    matrix = torch.ones(1024, 1024, device=timer.device)
-    return 2 * 1024**3 / min(timer.once(lambda: matrix @ matrix) for _ in range(8))
-
-
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device in bytes; for a CPU, within the limit of its control group."""
     if device.type == "cuda":

@@ -38,8 +38,9 @@ struct Int8Filter {
   const float* norm;  // per output: sum of |weight|
 };
 
-// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
-// as bytes 128 larger than they count: keys [row][head][size / 4][slots][4], values [row][head][slots / 4][size][4].
+// Softmax attention over a cache: keys [row][head][slots / LANES][size][LANES], values [row][head][slots][size], as float32.
+// With scales, as bytes 128 larger than they count: keys [row][head][slots / LANES][size / 4][LANES][4], values
+// [row][head][slots / 4][size][4].
 struct Cache {
   void *key, *value;
   float *key_scale, *value_scale;  // [row][head][slots], what one unit stands for; null for float32

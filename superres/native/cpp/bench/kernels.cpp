@@ -1,5 +1,6 @@
 // Speed of the kernels on one core, in billions of multiplications with addition per second (GMAC/s), and as a share of the
-// peak: what a loop over registers alone reaches with the instructions of this variant.
+// peak: what a loop over registers alone reaches with the instructions of this variant. The arguments are sizes in bytes: the
+// speed of reading so much memory again and again is printed first.
 
 #include <algorithm>
 #include <chrono>
@@ -103,12 +104,34 @@ double float_peak() {
   return peak<vec>(LANES, fill(0.5f), [](vec total, vec x) { return fused(x, x, total); });
 }
 
+// bfloat16 weights, each of which is widened and used once.
+double widened_peak() {
+  return peak<vec>(2 * LANES, uvec(0x3F003F00u), [half = fill(0.5f)](vec total, uvec w) {
+    return fused(half, as<vec>(w & uvec(0xffff0000u)), fused(half, as<vec>(w << 16), total));
+  });
+}
+
 double byte_peak() {
   int8_t bytes[LANES] = {1, 2, 3, 4};
   Quad quads[LANES / 4];
   to_quads(bytes, LANES, quads);
   return peak<ivec>(4 * LANES, Stored(uvec(0x84828180u)),
                     [quad = quads[0]](ivec total, const Stored& stored) { return dot4(total, stored, quad); });
+}
+
+// GB/s of reading `bytes` bytes of memory.
+double read_speed(int64_t bytes) {
+  constexpr int64_t STEP = 8 * LANES;
+  const int64_t count = (bytes / 4 + STEP - 1) / STEP * STEP;
+  Aligned<uint32_t> memory(count);
+  return speed(4.0 * count, [&] {
+    uvec total[STEP / LANES] = {};
+    for (int64_t i = 0; i < count; i += STEP) {
+      UNROLL for (int64_t v = 0; v < STEP / LANES; v++) total[v] |= load(memory.data() + i + v * LANES);
+    }
+    for (int64_t v = 1; v < STEP / LANES; v++) total[0] |= total[v];
+    sink = (float)sum(total[0]);
+  });
 }
 
 // A product of rows by a square weight; each weight has `inputs` inputs.
@@ -160,10 +183,12 @@ double convolution_speed(int64_t channels) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** sizes) {
+  for (int i = 1; i < count; i++) std::printf("read: %s bytes %.1f GB/s\n", sizes[i], read_speed(std::atoll(sizes[i])));
   const double most = float_peak(), most_bytes = byte_peak();
   const auto show = [](double gmacs, double peak) { std::printf("   %6.1f %4.2f", gmacs, gmacs / peak); };
-  std::printf("peak: float32 %.1f GMAC/s, int8 %.1f; each column: GMAC/s, share of the peak\n", most, most_bytes);
+  std::printf("peak: float32 %.1f GMAC/s, bfloat16 %.1f, int8 %.1f; each column: GMAC/s, share of the peak\n", most,
+              widened_peak(), most_bytes);
   std::printf("%-9s%14s%14s%14s%14s%14s%14s\n", "product", "float32 64", "128", "bfloat16 64", "128", "int8 64", "128");
   for (int64_t rows = 1; rows <= 12; rows++) {
     std::printf("%2d rows  ", (int)rows);

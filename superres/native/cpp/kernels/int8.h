@@ -91,8 +91,8 @@ ALWAYS_INLINE void to_quads(const int8_t* bytes, int64_t size, Quad* quads) {
 
 #endif
 
-// The integers nearest to x, at equal distance the even ones, for |x| < 2^22.
-ALWAYS_INLINE ivec nearest(vec x) { return as<ivec>(x + 12582912.0f) - 0x4B400000; }
+// The integers nearest to x * by, at equal distance the even ones, for |x * by| < 2^22.
+ALWAYS_INLINE ivec nearest(vec x, float by) { return as<ivec>(fused(x, fill(by), fill(12582912.0f))) - 0x4B400000; }
 
 ALWAYS_INLINE void store_bytes(void* out, ivec x) {
 #if defined(__AVX512F__)
@@ -109,6 +109,23 @@ ALWAYS_INLINE void store_bytes(void* out, ivec x) {
   int32_t lanes[LANES];
   store(lanes, x);
   for (int i = 0; i < LANES; i++) ((int8_t*)out)[i] = (int8_t)lanes[i];
+#endif
+}
+
+// Writes the quads of LANES bytes.
+ALWAYS_INLINE void store_quads(Quad* quads, ivec x) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+  store_bytes(quads, x);
+#elif defined(__AVX2__)
+  // Pairs of 16-bit numbers: lanes 0 and 2, 1 and 3, ...
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x.part[0], (__m256i)x.part[1]), 0xD8);
+  const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+                                         0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  _mm256_storeu_si256((__m256i*)quads, _mm256_shuffle_epi8(packed, order));
+#else
+  int8_t bytes[LANES];
+  store_bytes(bytes, x);
+  to_quads(bytes, LANES, quads);
 #endif
 }
 
@@ -138,9 +155,10 @@ struct ByteRow {
   int32_t offset;  // EXCESS * the sum of its bytes: the excess of its product with stored bytes
 };
 
-// Quantises a row of `size` values, a multiple of LANES, to [-127, 127] by a scale of its own. The bytes of NaN are
-// arbitrary.
-ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, int8_t* bytes) {
+// Quantises a row of `size` values, a multiple of LANES, to [-127, 127] by a scale of its own: calls write(i, levels) for LANES
+// values from i on. The levels of NaN are arbitrary.
+template <typename Write>
+ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, const Write& write) {
   vec most{};
   for (int64_t i = 0; i < size; i += LANES) {
     const vec v = load(x + i);
@@ -149,18 +167,27 @@ ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, int8_t* bytes) {
   const float top = largest(most), by = units_per_value(top);
   ivec total{};
   for (int64_t i = 0; i < size; i += LANES) {
-    const ivec v = nearest(load(x + i) * by);
+    const ivec v = nearest(load(x + i), by);
     total += v;
-    store_bytes(bytes + i, v);
+    write(i, v);
   }
   return {top / 127.0f, EXCESS * sum(total)};
 }
+ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, int8_t* bytes) {
+  return quantise(x, size, [=](int64_t i, ivec levels) { store_bytes(bytes + i, levels); });
+}
+ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, Quad* quads) {
+  return quantise(x, size, [=](int64_t i, ivec levels) { store_quads(quads + i / 4, levels); });
+}
 
-// The sum of |x| of a quantised row.
-inline float norm_of(const int8_t* bytes, int64_t size, float scale) {
-  int64_t total = 0;
-  for (int64_t i = 0; i < size; i++) total += bytes[i] < 0 ? -bytes[i] : bytes[i];
-  return total * scale;
+// An upper bound on the sum of |x| of a row that is quantised, whose unit is `scale`: a rounded value exceeds it by half a unit.
+inline float norm_bound(const float* x, int64_t size, float scale) {
+  vec total{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    const vec v = load(x + i);
+    total += larger(v, -v);
+  }
+  return sum(total) + 0.51f * scale * size;
 }
 
 }  // namespace

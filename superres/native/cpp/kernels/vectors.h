@@ -198,7 +198,21 @@ ALWAYS_INLINE vec fused(vec x, vec y, vec total) {
   return total;
 }
 
-ALWAYS_INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+// a > b ? a : b in each lane.
+ALWAYS_INLINE vec larger(vec a, vec b) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
+#if defined(__AVX512F__)
+    a.part[i] = (vec::Part)_mm512_max_ps((__m512)a.part[i], (__m512)b.part[i]);
+#elif defined(__AVX2__)
+    a.part[i] = (vec::Part)_mm256_max_ps((__m256)a.part[i], (__m256)b.part[i]);
+#elif defined(__x86_64__)
+    a.part[i] = (vec::Part)_mm_max_ps((__m128)a.part[i], (__m128)b.part[i]);
+#else
+    a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+#endif
+  }
+  return a;
+}
 
 // Four lanes of a vector.
 template <typename T>
@@ -272,18 +286,26 @@ ALWAYS_INLINE vec exponential(vec x) {
 // exp(x); unlike std::exp, the same on every processor.
 ALWAYS_INLINE float exponential(float x) { return exponential(fill(x))[0]; }
 
-// 2^x for x <= 0 to within 4e-6 relative; 2^-90 for smaller x, which no further product makes a slow denormal.
+// 2^x for x < 127, to within 2e-7 relative, or 8e-5 if `coarse`; 0 for x < -126.5.
+template <bool COARSE = false>
 ALWAYS_INLINE vec power_of_two(vec x) {
-  x = larger(x, fill(-90.0f));
-  const vec shifted = x + 12582912.0f;  // rounds to an integer in the low bits
-  const vec r = x - (shifted - 12582912.0f);
-  vec p = fill(1.3333558e-3f);
-  p = fused(p, r, fill(9.6181291e-3f));
-  p = fused(p, r, fill(5.5504109e-2f));
-  p = fused(p, r, fill(2.4022651e-1f));
-  p = fused(p, r, fill(6.9314718e-1f));
-  p = fused(p, r, fill(1.0f));
-  return as<vec>(as<ivec>(p) + (as<ivec>(shifted) << 23));
+  x = larger(x, fill(-127.0f));
+  const vec shifted = x + 12583039.0f;  // rounds to an integer, and writes it plus 127 to the low bits
+  const vec r = x - (shifted - 12583039.0f);
+  // Minimax polynomials of 2^r on [-1/2, 1/2].
+  vec p;
+  if (COARSE) {
+    p = fused(fill(0.0551716685f), r, fill(0.242611125f));
+    p = fused(p, r, fill(0.693260968f));
+    p = fused(p, r, fill(0.999928057f));
+  } else {
+    p = fused(fill(1.32764725e-3f), r, fill(9.67554096e-3f));
+    p = fused(p, r, fill(5.55071309e-2f));
+    p = fused(p, r, fill(2.40221202e-1f));
+    p = fused(p, r, fill(6.93146944e-1f));
+    p = fused(p, r, fill(1.0f));
+  }
+  return p * as<vec>(as<ivec>(shifted) << 23);
 }
 
 // The argmax; of equal scores, the first.

@@ -10,17 +10,18 @@ namespace {
 void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) {
   const int64_t size = sizes.d / sizes.attention_heads, slots = sizes.slots, start = head * slots * size;
   if (!cache.key_scale) {
-    for (int64_t i = 0; i < size; i++) ((float*)cache.key)[start + i * slots + slot] = key[i];
+    float* keys = (float*)cache.key + start + key_place(slot, size);
+    for (int64_t i = 0; i < size; i++) keys[i * LANES] = key[i];
     std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
     return;
   }
   int8_t bytes[MAX_HEAD];
   cache.key_scale[head * slots + slot] = quantise(key, size, bytes).scale;
-  uint32_t* keys = (uint32_t*)cache.key + start / 4 + slot;
+  uint32_t* keys = (uint32_t*)cache.key + start / 4 + key_place(slot, size / 4);
   for (int64_t i = 0; i < size / 4; i++) {
     uint32_t four;
     std::memcpy(&four, bytes + 4 * i, sizeof four);
-    keys[i * slots] = four ^ 0x80808080u;  // adds 128 to each byte
+    keys[i * LANES] = four ^ 0x80808080u;  // adds 128 to each byte
   }
   cache.value_scale[head * slots + slot] = quantise(value, size, bytes).scale;
   uint32_t* values = (uint32_t*)cache.value + start / 4 + slot / 4 * size;
@@ -62,11 +63,13 @@ void keep_columns(Session& s, int64_t b, int64_t position, const int64_t* column
 void write_positions(const float* keys, int64_t stride, int64_t D, int64_t heads, int64_t slots, int64_t begin, int64_t end,
                      float* key, float* value) {
   const int64_t size = D / heads;
-  for (int64_t i = 0; i < D; i++)
-    for (int64_t p = begin; p < end; p++) key[i * slots + p] = keys[p * stride + i];
   for (int64_t p = begin; p < end; p++)
-    for (int64_t h = 0; h < heads; h++)
-      std::memcpy(value + (h * slots + p) * size, keys + p * stride + D + h * size, size * sizeof(float));
+    for (int64_t h = 0; h < heads; h++) {
+      const float* from = keys + p * stride + h * size;
+      float* to = key + h * slots * size + key_place(p, size);
+      for (int64_t i = 0; i < size; i++) to[i * LANES] = from[i];
+      std::memcpy(value + (h * slots + p) * size, from + D, size * sizeof(float));
+    }
 }
 
 // Gathers the weights of row b's shortlist.

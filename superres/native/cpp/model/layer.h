@@ -88,7 +88,7 @@ struct Layers : Rows {
     sublayer(residual, layer->output.bias, layer->norm_weight[0], layer->norm_bias[0],
              [=](const Layers& me, const float* x, int64_t first, int64_t last, float* parts) {
       const int64_t heads = me.s.size.attention_heads / me.s.size.groups;
-      for (int64_t part = 0; part < 3; part++) me.project(layer->projection, part, x, projected, me.s.size.stride, first, last);
+      me.project(layer->projection, 3, x, projected, me.s.size.stride, first, last);
       me.self_attention(*cache, projected, attended, first * heads, last * heads);
       me.contract(layer->output, attended, first, last, parts);
     });
@@ -96,7 +96,7 @@ struct Layers : Rows {
       sublayer(residual, layer->cross_output.bias, layer->norm_weight[1], layer->norm_bias[1],
                [=](const Layers& me, const float* x, int64_t first, int64_t last, float* parts) {
         const int64_t heads = me.s.size.attention_heads / me.s.size.groups;
-        me.project(layer->cross_query, 0, x, projected, me.s.size.d, first, last);
+        me.project(layer->cross_query, 1, x, projected, me.s.size.d, first, last);
         me.cross_attention(cache->cross, projected, attended, first * heads, last * heads);
         me.contract(layer->cross_output, attended, first, last, parts);
       });
@@ -111,10 +111,10 @@ struct Layers : Rows {
   }
 
  private:
-  // Vectors of the attention heads of groups [first, last): queries, keys or values, if `part` is 0, 1 or 2.
-  void project(const Linear& linear, int64_t part, const float* x, float* y, int64_t ys, int64_t first, int64_t last) const {
-    const int64_t D = s.size.d, panels = D / s.size.groups / PANEL, start = part * D / PANEL;
-    apply_panels(linear, x, D, count(), y, ys, STORE, start + first * panels, start + last * panels);
+  // Vectors of the attention heads of groups [first, last): queries, and keys and values if there are three parts.
+  void project(const Linear& linear, int64_t parts, const float* x, float* y, int64_t ys, int64_t first, int64_t last) const {
+    const int64_t D = s.size.d, panels = D / s.size.groups / PANEL;
+    apply_panels(linear, x, D, count(), y, ys, STORE, first * panels, last * panels, parts);
   }
 
   // Groups [first, last)' parts of the product of `inner` [rows, inputs] and a weight.

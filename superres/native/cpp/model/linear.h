@@ -25,18 +25,14 @@ struct Clock {
 
 // Rows quantised to bytes, in memory of the thread that quantised them.
 struct ByteRows {
-  Quad* quads;    // [rows, inputs / 4]
-  int8_t* bytes;  // [rows, inputs]
+  Quad* quads;  // [rows, inputs / 4]
   ByteRow* rows;
 };
 
 template <Use USE>
 ByteRows quantise_rows(const float* x, int64_t xs, int64_t count, int64_t inputs) {
-  const ByteRows out{scratch<USE, Quad>(count * inputs / 4), scratch<USE, int8_t>(count * inputs), scratch<USE, ByteRow>(count)};
-  for (int64_t r = 0; r < count; r++) {
-    out.rows[r] = quantise(x + r * xs, inputs, out.bytes + r * inputs);
-    to_quads(out.bytes + r * inputs, inputs, out.quads + r * inputs / 4);
-  }
+  const ByteRows out{scratch<USE, Quad>(count * inputs / 4), scratch<USE, ByteRow>(count)};
+  for (int64_t r = 0; r < count; r++) out.rows[r] = quantise(x + r * xs, inputs, out.quads + r * inputs / 4);
   return out;
 }
 
@@ -53,38 +49,50 @@ struct Slice {
 };
 
 // The product of quantised rows.
-void apply_bytes(const Slice& slice, const Quad* x, const ByteRow* units, int64_t rows, float* y, int64_t ys, Mode mode,
-                 const float* bias) {
+void apply_bytes(const Slice& slice, const ByteRows& x, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
   const int64_t steps = slice.inputs / 4;
   product<Bytes>(slice.weight<uint32_t>(4), steps, slice.stride(4), slice.end - slice.begin, bias,
-                 {slice.linear.scale + slice.begin * PANEL, units}, x, steps, rows, y, ys, mode);
+                 {slice.linear.scale + slice.begin * PANEL, x.rows}, x.quads, steps, rows, y, ys, mode);
 }
 
-// The product of x [rows, inputs], row stride xs, into y with row stride ys.
-void apply(const Slice& slice, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
+// Rows x, row stride xs, as a product with a weight reads them.
+struct Inputs {
+  const float* x;
+  int64_t xs;
+  ByteRows bytes{};
+  Inputs(const Linear& linear, const float* x, int64_t xs, int64_t rows, int64_t inputs) : x(x), xs(xs) {
+    if (linear.format == INT8) bytes = quantise_rows<QUANTISED>(x, xs, rows, inputs);
+  }
+};
+
+// The product of `rows` inputs, into y with row stride ys.
+void apply(const Slice& slice, const Inputs& in, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
   const int64_t panels = slice.end - slice.begin, inputs = slice.inputs;
   if (slice.linear.format == INT8) {
-    const ByteRows own = quantise_rows<QUANTISED>(x, xs, rows, inputs);
-    apply_bytes(slice, own.quads, own.rows, rows, y, ys, mode, bias);
+    apply_bytes(slice, in.bytes, rows, y, ys, mode, bias);
   } else if (slice.linear.format == FLOAT32) {
-    product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, x, xs, rows, y, ys, mode);
+    product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, in.x, in.xs, rows, y, ys, mode);
   } else {
-    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, x, xs, rows, y, ys, mode);
+    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, in.x, in.xs, rows, y, ys, mode);
   }
 }
 
-// Output panels [begin, end) of x [rows, inputs], row stride xs, times a weight, into y with row stride ys.
+// Output panels [begin, end) of x [rows, inputs], row stride xs, times a weight, into y with row stride ys; and the same of the
+// other of `parts` equal parts of the outputs.
 void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode,
-                  int64_t begin, int64_t end) {
-  const Slice slice{linear, begin, end, 0, linear.inputs};
-  apply(slice, x, xs, rows, y + begin * PANEL, ys, mode, slice.bias());
+                  int64_t begin, int64_t end, int64_t parts = 1) {
+  const Inputs inputs(linear, x, xs, rows, linear.inputs);
+  for (int64_t part = 0; part < parts; part++, begin += linear.panels / parts, end += linear.panels / parts) {
+    const Slice slice{linear, begin, end, 0, linear.inputs};
+    apply(slice, inputs, rows, y + begin * PANEL, ys, mode, slice.bias());
+  }
 }
 
 // The product of one of `groups` equal ranges of inputs, without the bias; x starts at the range.
 void apply_slice(const Linear& linear, int64_t group, int64_t groups, const float* x, int64_t xs, int64_t rows, float* y,
                  int64_t ys) {
   const int64_t inputs = linear.inputs / groups;
-  apply({linear, 0, linear.panels, group * inputs, inputs}, x, xs, rows, y, ys, STORE, nullptr);
+  apply({linear, 0, linear.panels, group * inputs, inputs}, Inputs(linear, x, xs, rows, inputs), rows, y, ys, STORE, nullptr);
 }
 
 // All output panels, shared by the threads of the team.

@@ -81,7 +81,7 @@ struct Bounds {
     for (int64_t v = 0; v < count; v += PANEL) {
       if (!any(near(v) | near(v + LANES))) continue;
       const Slice one{s.weights.project, v / PANEL, v / PANEL + 1, 0, s.size.d};
-      apply(one, state, s.size.d, 1, scores, PANEL, STORE, one.bias());
+      apply(one, Inputs(one.linear, state, s.size.d, 1, s.size.d), 1, scores, PANEL, STORE, one.bias());
       for (int64_t i = 0; i < PANEL && v + i < s.size.vocabulary; i++) {
         const float sum = noise ? scores[i] / gumbel_at.temperature + noise[v + i] : scores[i];
         if (sum > top) top = sum, found = v + i;
@@ -103,11 +103,11 @@ void screened_argmax(const Session& s, Team& team, const float* states, int64_t 
   const ByteRows own = quantise_rows<SCREENED>(states, D, count, D);  // in the calling thread's memory
   team.share(s.weights.project.panels, [=, &s](int64_t begin, int64_t end) {
     const Slice slice{s.weights.int8_filter.product, begin, end, 0, D};
-    apply_bytes(slice, own.quads, own.rows, count, rough + begin * PANEL, s.size.stride, STORE, slice.bias());
+    apply_bytes(slice, own, count, rough + begin * PANEL, s.size.stride, STORE, slice.bias());
   });
   team.share(count, [=, &s](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
-      const float scale = own.rows[r].scale, norm = norm_of(own.bytes + r * D, D, scale);
+      const float scale = own.rows[r].scale, norm = norm_bound(states + r * D, D, scale);
       tokens[r * apart] = Bounds{s, states + r * D, rough + r * s.size.stride, scale, norm, gumbel_at(r)}.argmax();
     }
   });

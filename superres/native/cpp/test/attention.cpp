@@ -13,7 +13,7 @@ static_assert(ROWS > 2 * MAX_ROWS, "the last rows are two tiles of similar size,
 // Queries, and a cache whose slots all have contents. Byte caches stand for `key` and `value`, too.
 struct Problem {
   int64_t slots, size, rows;
-  std::vector<float> query, key, value, mask;  // [rows][size], [size][slots], [slots][size], [slots] or empty
+  std::vector<float> query, key, value, mask;  // [rows][size], caches as in `HeadCache`, [slots] or empty
   std::vector<int64_t> from, last;             // [rows], neither descending
   std::vector<uint8_t> key_bytes, value_bytes;
   std::vector<float> key_scale, value_scale;   // [slots]
@@ -42,8 +42,8 @@ struct Problem {
     return {key_bytes.data(), value_bytes.data(), key_scale.data(), value_scale.data()};
   }
   double key_of(bool bytes, int64_t d, int64_t slot) const {
-    if (!bytes) return key[d * slots + slot];
-    return (key_bytes[(d / 4 * slots + slot) * 4 + d % 4] - 128) * (double)key_scale[slot];
+    if (!bytes) return key[key_place(slot, size) + d * LANES];
+    return (key_bytes[(key_place(slot, size / 4) + d / 4 * LANES) * 4 + d % 4] - 128) * (double)key_scale[slot];
   }
   double value_of(bool bytes, int64_t slot, int64_t d) const {
     if (!bytes) return value[slot * size + d];
@@ -61,8 +61,8 @@ struct Problem {
 };
 
 // A query by definition, in double; of bytes, from the rounded query. Also a bound on the error of each output: float32 rounds
-// scores in proportion to their terms; of bytes, the weights times the values' scales are rounded to multiples of 1 / LEVELS
-// of the largest.
+// scores in proportion to their terms; of bytes, exponentials are coarse, and the weights times the values' scales are rounded
+// to multiples of 1 / LEVELS of the largest weight times the largest scale.
 void attention_of(const Problem& p, bool bytes, int64_t r, std::vector<double>& out, std::vector<double>& error) {
   std::vector<double> query(p.query.begin() + r * p.size, p.query.begin() + (r + 1) * p.size), weights;
   if (bytes) {
@@ -70,7 +70,7 @@ void attention_of(const Problem& p, bool bytes, int64_t r, std::vector<double>& 
     for (const double x : query) top = std::max(top, std::fabs((float)x));
     for (double& x : query) x = std::nearbyint((float)x * (127.0f / top)) * (top / 127.0);
   }
-  double most = -INFINITY, total = 0, largest_product = 0, largest_size = 0;
+  double most = -INFINITY, total = 0, largest_weight = 0, largest_scale = 0, largest_size = 0;
   for (int64_t position = p.from[r]; position <= p.last[r]; position++) {
     const int64_t slot = position % p.slots;
     double product = 0, size = 0;
@@ -89,15 +89,16 @@ void attention_of(const Problem& p, bool bytes, int64_t r, std::vector<double>& 
   for (size_t i = 0; i < weights.size(); i++) {
     const int64_t slot = (p.from[r] + i) % p.slots;
     weights[i] /= total;
-    largest_product = std::max(largest_product, weights[i] * p.value_scale[slot]);
+    largest_weight = std::max(largest_weight, weights[i]);
+    largest_scale = std::max(largest_scale, (double)p.value_scale[slot]);
     for (int64_t d = 0; d < p.size; d++) out[d] += weights[i] * p.value_of(bytes, slot, d);
   }
   for (size_t i = 0; i < weights.size(); i++) {
     const int64_t slot = (p.from[r] + i) % p.slots;
     for (int64_t d = 0; d < p.size; d++) {
       const double value = p.value_of(bytes, slot, d);
-      error[d] += std::fabs(weights[i] * value) * (8e-6 + largest_size * 0x1p-21);
-      if (bytes) error[d] += 0.5 / LEVELS * largest_product * std::fabs(value) / p.value_scale[slot];
+      error[d] += std::fabs(weights[i] * value) * ((bytes ? 2e-4 : 1e-6) + largest_size * 0x1p-21);
+      if (bytes) error[d] += 0.5001 / LEVELS * largest_weight * largest_scale * std::fabs(value) / p.value_scale[slot];
     }
   }
 }
@@ -155,21 +156,23 @@ void test_mask(Digest& digest) {
 
 void test_softmax(Digest& digest) {
   Numbers random;
+  const int64_t from = 0, last = 0;
   for (const int64_t groups : {1, 2, 5})
-    for (const float scale : {1.0f, 30.0f, 1000.0f}) {
-      std::vector<float> scores = random.reals(groups * LANES, scale), weights = scores;
+    for (const float unit : {0.5f, 30.0f, 1000.0f}) {
+      std::vector<float> scores = random.reals(groups * LANES), weights = scores;
       scores[3] = weights[3] = -INFINITY;
       vec most = fill(-INFINITY);
       for (int64_t g = 0; g < groups; g++) most = larger(load(scores.data() + g * LANES), most);
-      const float share = softmax(weights.data(), groups, most), top = *std::max_element(scores.begin(), scores.end());
+      float share;
+      softmax<1>({nullptr, 0, groups * LANES, 0, &from, &last, weights.data(), 0, 0, groups}, unit, &most, &share);
+      const double top = *std::max_element(scores.begin(), scores.end());
       double total = 0;
-      for (const float x : scores) total += std::exp((double)x - top);
+      for (const float x : weights) total += x;
       CHECK_NEAR(share * total, 1, 1e-6);
       CHECK(weights[3] == 0);
       for (int64_t i = 0; i < groups * LANES; i++) {
-        const double expected = std::exp((double)scores[i] - top);
-        // Scores are rounded when the largest is subtracted.
-        CHECK_NEAR(weights[i], expected, expected * (3e-7 + scale * 0x1p-23) + 1.7e-38);
+        const double expected = std::exp2(unit * (scores[i] - top));
+        CHECK_NEAR(weights[i], expected, expected * (3e-7 + unit * 0x1p-22) + 2e-38);
       }
       digest.add(weights.data(), weights.size());
       digest.add(&share, 1);

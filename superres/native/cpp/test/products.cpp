@@ -116,17 +116,23 @@ ByteRow check_quantise(const float* x, int64_t size, int8_t* bytes) {
   const ByteRow row = quantise(x, size, bytes);
   float top = 0;
   for (int64_t i = 0; i < size; i++) top = std::max(top, std::fabs(x[i]));
-  int64_t total = 0, absolute = 0;
+  int64_t total = 0;
+  double absolute = 0, rounded = 0;
   bool right = true;
   for (int64_t i = 0; i < size; i++) {
     const double unit = top / 127.0, exact = unit ? x[i] / unit : 0;
     right = right && std::abs(bytes[i]) <= 127 && std::fabs(bytes[i] - exact) <= 0.5 + 127 * 0x1p-22;
-    total += bytes[i], absolute += std::abs(bytes[i]);
+    total += bytes[i], absolute += std::fabs(x[i]), rounded += std::abs(bytes[i]) * (double)row.scale;
   }
   CHECK_WITH(right, "the bytes of a row of %lld, up to %g", (long long)size, top);
   CHECK_SAME(row.scale, top / 127.0f);
   CHECK(row.offset == EXCESS * total);
-  CHECK_SAME(norm_of(bytes, size, row.scale), absolute * row.scale);
+  const double bound = norm_bound(x, size, row.scale);
+  CHECK(bound >= rounded && bound <= (absolute + 0.511 * row.scale * size) * (1 + 1e-6));
+  std::vector<Quad> quads(size / 4), direct(size / 4);
+  to_quads(bytes, size, quads.data());
+  quantise(x, size, direct.data());
+  CHECK(!std::memcmp(quads.data(), direct.data(), size / 4 * sizeof(Quad)));
   return row;
 }
 
@@ -168,7 +174,7 @@ void test_byte_vectors() {
     store_bytes(stored, v);
     CHECK(!std::memcmp(bytes, stored, LANES));
   }
-  for (int i = -600; i <= 600; i++) CHECK(nearest(fill(i * 0.25f))[5] == std::nearbyint(i * 0.25));
+  for (int i = -600; i <= 600; i++) CHECK(nearest(fill(i * 0.5f), 0.5f)[5] == std::nearbyint(i * 0.25));
 }
 
 // Sums of four products of stored bytes and quads, at all extremes.
