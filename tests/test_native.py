@@ -452,6 +452,11 @@ def test_more_proposals_than_heads_are_refused():
     output = session.step(torch.zeros(2, 3, dtype=torch.int64), zeros)
     with pytest.raises(ValueError, match="5 proposals were requested"):
         session.propose(output, zeros, zeros, torch.arange(1, 6), GREEDY)
+    config = KNOWN["recurrent heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 1)  # steps of one token
+    output = session.step(torch.zeros(2, 1, dtype=torch.int64), zeros)
+    with pytest.raises(ValueError, match="1 proposals were requested from 0 heads"):
+        session.propose(output, zeros, zeros, torch.arange(1, 2), GREEDY)
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e38])

@@ -105,6 +105,11 @@ def test_a_long_line_is_cut_between_words_and_nothing_is_left_out(parts):
     assert all(len(row) <= 24 for row in codec().split(segments))
 
 
+@given(st.text(st.characters(max_codepoint=127), max_size=60))
+def test_ascii_text_has_at_most_a_token_per_character_and_two_more(text):
+    assert len(codec().split([text])[0]) <= len(text) + 2
+
+
 def test_a_damaged_or_foreign_vocabulary_is_refused(tmp_path):
     (tmp_path / VOCABULARY_FILE).write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="is not a SentencePiece model"):

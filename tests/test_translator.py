@@ -16,9 +16,11 @@ import superres
 from superres.checkpoint import read_task_files, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding import reference
+from superres.decoding.batching import SHRUNK_TEXT
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.evaluation.text import bleu
 from superres.native import build
+from superres.native.decoder import NativeDecoder
 from superres.nn.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.pipeline.translator import Translator
@@ -74,6 +76,25 @@ def test_a_batch_equals_its_single_rows_whatever_the_batch_size(toy, options):
     wanted = toy(LINES[:8], options, batch_size=1)
     for batch_size in (3, 64):
         assert toy(LINES[:8], options, batch_size=batch_size).texts == wanted.texts
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("options", [GREEDY, DecodeConfig(3), DecodeConfig(temperature=1.0)])
+def test_compiled_code_continues_without_the_complete_rows_of_a_batch(toy, options, monkeypatch):
+    several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
+    several.scoring.threads = 1
+    # A sample's noise belongs to its key.
+    wanted = [several([line], options, keys=[key]).texts[0] for key, line in enumerate(LINES)]
+    kept, real = [], NativeDecoder.keep
+
+    def watched(decoder, rows, session):
+        kept.append((len(rows), len(decoder.plain.state.position)))
+        real(decoder, rows, session)
+
+    monkeypatch.setattr(NativeDecoder, "keep", watched)
+    assert several(LINES, options, batch_size=16).texts == wanted
+    assert kept
+    assert all(2 * rows <= before and before >= SHRUNK_TEXT for rows, before in kept)
 
 
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")

@@ -36,6 +36,10 @@ DONE_CHECK_INTERVAL = 16
 END_CHECK_INTERVAL = 4
 """The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
 
+SHRUNK_TEXT = 8
+"""From so many rows on, compiled code continues with half of the rows of a text whose other rows are complete; with
+fewer rows, or on other engines, the rest of a sentence takes less time than the new session."""
+
 LONG = 384
 """On a CPU, rows are checked once per `LONG` tokens of a target's length: compiled iterations of one row in succession
 keep that row's cache near the processor, and a complete row waits for hardly more than 1/100 of its decoding time."""
@@ -194,7 +198,8 @@ class RefilledDecoder(Generic[ItemT]):
         if not is_cpu or self.batch:
             return interval
         if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):
-            return DONE_CHECK_INTERVAL  # native iterations end with the last row, before which no sequence gets a row
+            # Native iterations end with the last row, before which no sequence gets a row.
+            return END_CHECK_INTERVAL if ends and len(self._rows) > 1 else DONE_CHECK_INTERVAL
         return min(interval, max(1, self.model.length // LONG))
 
     def _next(self, limit: int, wait: bool) -> Sequence[ItemT]:
@@ -304,8 +309,9 @@ class RefilledDecoder(Generic[ItemT]):
             loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        # Captured iterations have a fixed number of rows. Text ends after fewer iterations than a new session costs.
-        can_shrink = not loop.is_captured and self.model.end_token is None
+        # Captured iterations have a fixed number of rows.
+        can_shrink = not loop.is_captured and (
+            self.model.end_token is None or (loop.is_native and len(self._rows) >= SHRUNK_TEXT))
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             loop.keep(kept, self._empty(kept))

@@ -153,7 +153,7 @@ class NativeDecoder(PlainRows):
         self.width, capacity = session.width, state.proposals.shape[1]
         self.largest = capacity
         if data.uses_heads:
-            self.largest = 1 if session.heads is None else min(capacity, 1 + session.heads.count)
+            self.largest = min(capacity, 1 + session.most_proposals)
         if capacity < self.width or state.store.shape[1] < 1 + session.config.target_length + self.width:
             raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory are too few "
                              f"for steps of {self.width}")

@@ -93,6 +93,12 @@ class NativeSession(ProposingSession):
         """Number of columns of a step that get scores."""
         return self.width
 
+    @property
+    def most_proposals(self) -> int:
+        """Number of heads that can propose: none without a memory of the source, if they read it."""
+        heads = self.session.heads
+        return 0 if heads.recurrent and not heads.cross.key else int(heads.count)
+
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and `position`."""
         tokens, position = tokens.contiguous(), position.contiguous()
@@ -115,8 +121,8 @@ class NativeSession(ProposingSession):
                 StepOutput(output.scores, StepState(hidden, place, near)), index, first, offsets, sampler)
         temperature, noise = (None if part is None else part.float().flatten() for part in rule)
         index, first, count = index.contiguous(), first.contiguous(), len(offsets)
-        if count > self.session.heads.count:
-            raise ValueError(f"{count} proposals were requested from {self.session.heads.count} heads")
+        if count > self.most_proposals:
+            raise ValueError(f"{count} proposals were requested from {self.most_proposals} heads")
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
         rows = (address(tensor, torch.int64, self.batch) for tensor in (position, index, first))
         library().superres_propose(
@@ -212,7 +218,7 @@ class NativeSession(ProposingSession):
         session.input.cross_mask = self._keep(mask, True)
         for layer in self.layer_caches:
             layer.cross = self._cross_cache()
-        if session.heads.recurrent:
+        if session.heads.recurrent and self.width > 1:  # steps of one token propose nothing
             session.heads.cross = self._cross_cache()
         states = memory.states.float().contiguous()
         library().superres_remember(byref(session), states.data_ptr())
@@ -241,9 +247,9 @@ class NativeSession(ProposingSession):
         return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)
 
     def _cross_cache(self) -> abi.CCache:
-        """Allocate the keys and values of the memory for a layer, which `superres_remember` writes."""
+        """Allocate the keys and values of the memory for a layer; `superres_remember` writes those of its positions."""
         shape = self.batch, self.session.size.cross_slots, self.config.width
-        return abi.CCache(*(self._keep(torch.empty(shape), True) for _ in range(2)))
+        return abi.CCache(*(self._keep(torch.zeros(shape), True) for _ in range(2)))
 
     def _scratch(self) -> None:
         """Allocate the scratch buffers of native.cpp."""

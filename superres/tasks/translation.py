@@ -169,15 +169,18 @@ class Codec:
                 segments.append(sentence)
                 continue
             for part in self._packed(re.split(r"(?<=[.!?…])\s+", sentence)):
-                segments.extend([part] if self._fits(part) else self._packed(part.split()))
-        for segment in segments:
-            if not self._fits(segment):
-                raise InvalidInputError(f"a word is longer than the {self.length} tokens that the model reads: "
-                                        f"{_excerpt(segment)}; write it in parts")
+                parts = [part] if self._fits(part) else self._packed(part.split())
+                if too_long := next((one for one in parts if not self._fits(one)), ""):
+                    raise InvalidInputError(f"a word is longer than the {self.length} tokens that the model reads: "
+                                            f"{_excerpt(too_long)}; write it in parts")
+                segments += parts
         return segments
 
     def _fits(self, text: str) -> bool:
-        return self.length is None or len(self.split([text])[0]) <= self.length
+        # Every character of ASCII text is one token at most, and the start of the text and END are two more.
+        if self.length is None or (text.isascii() and len(text) + 2 <= self.length):
+            return True
+        return len(self.split([text])[0]) <= self.length
 
     def _packed(self, pieces: list[str]) -> list[str]:
         """Join consecutive pieces as long as they have at most `length` tokens together."""

@@ -86,18 +86,19 @@ void gather_shortlist(const Shortlist& list, const Linear& all, int64_t b) {
   }
 }
 
-// Writes the keys and values of cross-attention to row b of the caches of all layers, and of recurrent heads: those of the
-// states [batch, cross_slots, D]. Gathers the row's shortlist.
+// Writes the keys and values of cross-attention to row b of the caches of all layers, and of recurrent heads that have a cache:
+// those of row b's source, whose states are in states [batch, cross_slots, D]. Those of padding stay 0. Gathers the row's
+// shortlist.
 void remember(Session& s, const float* states, int64_t b) {
-  const int64_t S = s.size.cross_slots, D = s.size.d;
-  float* projected = scratch<WIDE_ROWS>(S * 2 * D);
+  const int64_t S = s.size.cross_slots, D = s.size.d, length = source_length(s, b);
+  float* projected = scratch<WIDE_ROWS>(length * 2 * D);
   const auto write = [=, &s](const Linear& linear, Cache& cache) {
-    apply_panels(linear, states + b * S * D, D, S, projected, 2 * D, STORE, 0, linear.panels);
-    write_positions(projected, 2 * D, D, s.size.attention_heads, S, 0, S, (float*)cache.key + b * S * D,
+    apply_panels(linear, states + b * S * D, D, length, projected, 2 * D, STORE, 0, linear.panels);
+    write_positions(projected, 2 * D, D, s.size.attention_heads, S, 0, length, (float*)cache.key + b * S * D,
                     (float*)cache.value + b * S * D);
   };
   for (int64_t l = 0; l < s.size.layers; l++) write(s.weights.layer[l].cross_source, s.cache[l].cross);
-  if (s.heads.recurrent) write(s.heads.cross_source, s.heads.cross);
+  if (s.heads.cross.key) write(s.heads.cross_source, s.heads.cross);
   if (s.heads.shortlist.count) gather_shortlist(s.heads.shortlist, s.weights.int8_filter.product, b);
 }
 

@@ -204,11 +204,13 @@ struct Layers : Rows {
   void cross_attention(const Cache& cache, const float* query, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size.d, W = s.size.width, slots = s.size.cross_slots, size = D / s.size.attention_heads;
     int64_t *from = scratch<VISIBLE, int64_t>(2 * W), *to = from + W;
-    for (int64_t w = 0; w < W; w++) from[w] = 0, to[w] = slots - 1;
-    for (int64_t b = begin; b < end; b++, query += W * D, out += W * D)
+    std::fill_n(from, W, 0);
+    for (int64_t b = begin; b < end; b++, query += W * D, out += W * D) {
+      std::fill_n(to, W, source_length(s, b) - 1);
       for (int64_t h = first; h < last; h++)
         attend_rows(W, query + h * size, D, head_of(cache, b * s.size.attention_heads + h, slots, size), slots, size, from, to,
-                    s.input.cross_mask + b * slots, weights_of(b, h), weights_stride(), out + h * size, D);
+                    nullptr, weights_of(b, h), weights_stride(), out + h * size, D);
+    }
   }
 };
 

@@ -74,14 +74,16 @@ struct Recurrence {
 
  private:
   void attend_heads(int64_t first, int64_t past) const {
-    const int64_t D = s.size.d, slots = s.size.cross_slots, size = D / s.size.attention_heads, from = 0, last = slots - 1;
+    const int64_t D = s.size.d, slots = s.size.cross_slots, size = D / s.size.attention_heads, from = 0;
     const int64_t stride = std::max(s.size.slots, slots);
-    for (int64_t b = begin; b < end; b++)
+    for (int64_t b = begin; b < end; b++) {
+      const int64_t last = source_length(s, b) - 1;
       for (int64_t h = first; h < past; h++) {
         const int64_t head = b * s.size.attention_heads + h, row = (b - begin) * D + h * size;
         attend_rows(1, query + row, D, head_of(s.heads.cross, head, slots, size), slots, size, &from, &last,
-                    s.input.cross_mask + b * slots, s.scratch.weights + head * s.size.width * stride, stride, attended + row, D);
+                    nullptr, s.scratch.weights + head * s.size.width * stride, stride, attended + row, D);
       }
+    }
   }
 
   // The token of row r's shortlist with the largest int8 score. Proposals are verified, so the rounding costs no exactness.

@@ -24,6 +24,14 @@ struct Rows {
   }
 };
 
+// The number of positions of row b's source: those of padding, which attention does not see, are the last.
+int64_t source_length(const Session& s, int64_t b) {
+  const float* mask = s.input.cross_mask + b * s.size.cross_slots;
+  int64_t length = s.size.cross_slots;
+  while (length > 1 && mask[length - 1] == -INFINITY) length--;
+  return length;
+}
+
 // Writes the deviation from its estimate of a token of row b; tokens outside the target have none.
 void write_deviation(const Session& s, int64_t b, int64_t position, float deviation) {
   if (position >= 0 && position < s.size.length) s.neighbourhood.deviation[b * (s.size.length + 2) + position] = deviation;
