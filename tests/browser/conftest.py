@@ -58,7 +58,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def checkpoints(tmp_path_factory):
-    """A folder with untrained networks of the sizes of the bundled ones: 8to32, 32to64 and both as the cascade 8to64."""
+    """A folder with untrained networks: 8to32, 32to64, and both as the cascade 8to64."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, source, target in (("8to32", 8, 32), ("32to64", 32, 64)):
         network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3), consistent=True,
@@ -75,7 +75,8 @@ def demo(browser, kept, checkpoints):
     store, study, _ = kept
     translator = copy.copy(learned()[torch.float32])
     translator.default = DecodeConfig(block_size=4)  # as that of the bundled checkpoint
-    with running(Upscaler.load(checkpoints / "8to32", "cpu"), translator=translator, survey=study_app(store, study)) as served:
+    upscaler = Upscaler.load(checkpoints / "8to32", "cpu")
+    with running(upscaler, translator=translator, survey=study_app(store, study)) as served:
         served.decoder.warm_up()
         yield served
 
