@@ -35,7 +35,9 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system import machine
 from superres.system.machine import Timer
 
-TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=2)
+SHAPES = {"source_shape": (4, 4, 3), "target_shape": (16, 16, 3)}
+TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=2,
+               **SHAPES)
 CPU = torch.device("cpu")
 QUICK = Timer(CPU, repeats=2, warm_up=1)
 
@@ -186,6 +188,7 @@ def test_peers_have_our_size_and_are_timed_beside_us(upscaler, sources, monkeypa
     ours = sum(weight.numel() for weight in upscaler.model.decoder.parameters())
     assert sum(weight.numel() for weight in same.transformer.h.parameters()) == pytest.approx(ours, rel=0.35)
     monkeypatch.setattr(engines, "NEW_TOKENS", 40)
+    monkeypatch.setattr(engines, "UNCACHED_CALLS", 1)
     rows = compare_with_peers({upscaler.engine: upscaler}, sources[:1], DecodeConfig(accept="distance"), repeats=1)
     assert [row["way"].split(",")[0] for row in rows] == [
         "transformers generate", "transformers generate", f"{upscaler.engine}: greedy",
@@ -195,7 +198,7 @@ def test_peers_have_our_size_and_are_timed_beside_us(upscaler, sources, monkeypa
 
 
 def test_random_networks_accept_what_they_are_forced_to(sources):
-    drawn = random_upscaler(replace(PRESETS["base"], encoder_layers=1), "auto")
+    drawn = random_upscaler(replace(PRESETS["base"], encoder_layers=1, **SHAPES), "auto")
     assert (drawn.model_config.width, drawn.model_config.decoder_layers) == (256, 6)
     trace = drawn(sources[:1], DecodeConfig(6, min_block=5)).traces[0]
     assert 5 <= trace.mean_accepted_block_size <= 6

@@ -33,7 +33,9 @@ def sizes(tmp_path, monkeypatch):
     """
     module = importlib.reload(compare_sizes)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
-    monkeypatch.setitem(PRESETS, "base", replace(PRESETS["base"], source_shape=(2, 2, 3), target_shape=(8, 8, 3)))
+    monkeypatch.setitem(PRESETS, "base", replace(
+        PRESETS["base"], source_shape=(2, 2, 3), target_shape=(8, 8, 3), encoder_layers=1, conditioning_blocks=1,
+        prediction_heads=2))
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
     monkeypatch.setattr(training, "plot_history", lambda *_: None)

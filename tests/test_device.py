@@ -16,17 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import random_model
+from fakes import TINY, random_model
 
 import mosaics
 from superres.checkpoint import read_training, save_checkpoint
-from superres.config import PRESETS
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask
 
 ROOT = Path(__file__).parent.parent
-CONFIG = replace(PRESETS["tiny"], source_shape=(4, 4, 3), target_shape=(12, 12, 3), prediction_heads=2,
-                 head_layer="sequential", head_filter_size=32)
+CONFIG = replace(TINY, source_shape=(4, 4, 3), target_shape=(12, 12, 3), prediction_heads=2, head_layer="sequential")
 SMALL = replace(CONFIG, target_shape=(4, 4, 3))  # what is decoded one token at a time
 TASK = FaceTask.of(CONFIG)
 
@@ -71,12 +69,11 @@ def prepared(tmp_path_factory):
     return folder
 
 
-def on_device(prepared, what, *options):
+def on_device(prepared, what, *options, python=sys.executable):
     """Run a command of run.sh with a CPU as the device; return its exit code, its output and the folder of results."""
     out = prepared / f"out-{what}"
     code, output = run("bash", "scripts/device/run.sh", what, 3600, *options, DEVICE="cpu", WORKERS="0", OUT=str(out),
-                       PYTHON=sys.executable, PREPARED=str(prepared / "prepared"), WORK=str(prepared / "work"),
-                       TRITON_INTERPRET="1")
+                       PYTHON=python, PREPARED=str(prepared / "prepared"), WORK=str(prepared / "work"))
     return code, output, out
 
 
@@ -104,16 +101,23 @@ def test_a_folder_that_would_not_travel_is_refused(prepared, tmp_path):
 
 
 def test_every_part_of_a_check_runs_and_reports(prepared):
+    """The check's command lines are those of run.sh, whose Python only prints them; they run in this process."""
     code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--engines", "graph",
-                                  "--batches", "1", "--images", 2, "--repeats", 1)
-    parts = parts_of(out, "check")
-    assert list(parts) == ["smoke", "kernel", "tests", "exact", "cost", "stream", "threads", "probe"]
-    if importlib.util.find_spec("triton") is None:
-        parts.pop("kernel")  # the kernel's compiler comes with torch on Linux only
-    else:
-        assert code == 0, output
-        assert "'width 1 = width 10': True" in output
-    assert all(found.startswith("rc=0 ") for found in parts.values()), output
+                                  "--batches", "1", "--images", 2, "--repeats", 1, python="echo")
+    assert code == 0, output
+    assert list(parts_of(out, "check")) == ["smoke", "kernel", "tests", "exact", "cost", "stream", "threads", "probe"]
+    for line in output.splitlines():
+        words = line.split()
+        if line.startswith("scripts/device/layer_kernel.py"):
+            if importlib.util.find_spec("triton"):  # the kernel's compiler comes with torch on Linux only
+                code, printed = run(sys.executable, *words, TRITON_INTERPRET="1")  # read when Triton is imported
+                assert code == 0, printed
+                assert "'width 1 = width 10': True" in printed
+        elif line.startswith("scripts/device/"):
+            code, printed = script(Path(words[0]).stem, *words[1:])
+            assert code == 0, printed
+        elif line.startswith("-m pytest "):
+            assert (ROOT / words[words.index("gpu") + 1]).is_file()
     reports = {name: json.loads((out / f"{name}.json").read_text())
                for name in ("smoke", "exact", "cost", "stream", "threads")}
     assert not any("error" in report for report in reports.values())

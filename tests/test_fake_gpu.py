@@ -146,7 +146,7 @@ def test_an_iteration_stays_on_the_gpu_and_launches_as_many_kernels_as_recorded(
 def test_rows_and_block_sizes_change_on_the_gpu(name):
     with opened(CASES[name]) as case:
         with case.loop() as loop:
-            loop.run(2)
+            loop.run(1)
             rows = torch.arange(2, device=CUDA)
             loop.replace(rows, case.session(2), rows, rows + 7)
             case.kernels(loop)

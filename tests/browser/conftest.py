@@ -1,4 +1,4 @@
-"""A real browser, Debian's Chromium, in front of a real server with the bundled checkpoint."""
+"""A real browser, Debian's Chromium, in front of a real server with small networks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import functools
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
+from fakes import TINY, random_model
 from survey_tools import add_study
 from textual import learned
 from web_demo import running
 
+from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaler
 from superres.survey.server import study_app
@@ -54,12 +57,26 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def demo(browser, kept):
-    """The demo with the bundled checkpoint for faces, a toy one for text, and a survey."""
+def checkpoints(tmp_path_factory):
+    """A folder with untrained networks: 8to32, 32to64, and both as the cascade 8to64."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, source, target in (("8to32", 8, 32), ("32to64", 32, 64)):
+        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3), consistent=True,
+                          encoder_layers=0, prediction_heads=10)
+        save_checkpoint(random_model(network, dtype=torch.float32), folder / name)
+    (folder / "8to64").mkdir()
+    (folder / "8to64" / "config.json").write_text(json.dumps({"format_version": 1, "stages": ["8to32", "32to64"]}))
+    return folder
+
+
+@pytest.fixture(scope="package")
+def demo(browser, kept, checkpoints):
+    """The demo with toy checkpoints for faces and text, and a survey."""
     store, study, _ = kept
     translator = copy.copy(learned()[torch.float32])
     translator.default = DecodeConfig(block_size=4)  # as that of the bundled checkpoint
-    with running(Upscaler.load(device="cpu"), translator=translator, survey=study_app(store, study)) as served:
+    upscaler = Upscaler.load(checkpoints / "8to32", "cpu")
+    with running(upscaler, translator=translator, survey=study_app(store, study)) as served:
         served.decoder.warm_up()
         yield served
 

@@ -96,7 +96,7 @@ def watch_a_decode(page, demo, frames):
     np.testing.assert_array_equal(np.asarray(face), expected.images[0])
     record = json.loads(face.text["superres"])
     assert record["config"]["accept"] == "exact"
-    assert record["checkpoint"].startswith("celeba-8to32@")
+    assert record["checkpoint"].startswith("8to32@")
 
 
 def stop_a_decode(page, demo, frames):

@@ -91,7 +91,7 @@ def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
     assert slider.get_attribute("aria-valuetext") == "43 % Truth"
 
 
-def run_the_command_of_the_page(page, folder):
+def run_the_command_of_the_page(page, folder, checkpoints):
     page.get_by_label("Consistent with the input").first.uncheck()
     draw(page, 4)
     page.get_by_text("The same on the command line").click()
@@ -102,6 +102,7 @@ def run_the_command_of_the_page(page, folder):
     Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "face.png")  # the page's first example
     words[words.index("face.png")] = str(folder / "face.png")
     words[words.index("--output") + 1] = str(folder / "faces")
+    words[words.index("8to32")] = str(checkpoints / "8to32")
     result = CliRunner().invoke(commands, [*words[1:], "--device", "cpu"])
     assert result.exit_code == 0, result.output
     for number, image in enumerate(shown, 1):
@@ -196,11 +197,11 @@ def make_results_stale_by_the_input_and_by_a_setting(page):
     assert stale.count() == 0
 
 
-def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, tmp_path, monkeypatch):
+def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results: they come at once
     page = visit()
     settings(page)
-    run_the_command_of_the_page(page, tmp_path)
+    run_the_command_of_the_page(page, tmp_path, checkpoints)
     see_each_picture_on_its_side(page)
     replace_results(page, demo)
     choose_and_keep_a_sample(page, demo)

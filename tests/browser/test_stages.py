@@ -21,16 +21,8 @@ CHOICE = "32x32: more of what the photo really shows"
 
 
 @pytest.fixture(scope="module")
-def cascade(browser):
-    with running(Upscaler.load("celeba-8to64", "cpu")) as served:
-        source = read_image(FACES[0])
-        served.decoder.warm_up(source)
-        yield served
-
-
-@pytest.fixture(scope="module")
-def arrival(browser):
-    with running(Upscaler.load("celeba-8to64", "cpu"), example=True) as served:
+def cascade(browser, checkpoints):
+    with running(Upscaler.load(checkpoints / "8to64", "cpu"), example=True) as served:
         yield served
 
 
@@ -103,10 +95,10 @@ CANVASES = "[...document.querySelectorAll('superres-race canvas')].map(canvas =>
 COUNTS = "[...document.querySelectorAll('superres-race canvas')].map(one => one.closest('figure').innerText)"
 
 
-def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, arrival):
-    moving = visit("/", arrival)
-    still = visit("/", arrival, viewport={"width": 390, "height": 900}, reduced_motion="reduce")
-    example = arrival.decoder.example
+def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, cascade):
+    moving = visit("/", cascade)
+    still = visit("/", cascade, viewport={"width": 390, "height": 900}, reduced_motion="reduce")
+    example = cascade.decoder.example
     most = sum(trace.iterations for stage in example.stages for trace in stage.traces)
     still.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
     single, blocks = still.evaluate(f"document.querySelector('superres-race').show({most}), {COUNTS}")
