@@ -331,11 +331,20 @@ def test_the_fastest_number_of_threads_is_taken_and_a_busy_machine_forgotten():
     trials = Trials([1, 2, 4, 6], clock=lambda: now)
     assert trials.fastest(step) == 2  # 4 save less than 5 %
     assert steps == [n for n in (1, 2, 4, 6) * native_model.FIRST_ROUNDS for _ in range(native_model.IN_A_ROW)]
-    seconds[6] = 0.5
+    seconds[6], done = 0.5, len(steps)
+    assert trials.fastest(step) == 2  # too early for another round
+    assert len(steps) == done
+    now += 10_000
     assert trials.fastest(step) == 6
     seconds[6] = 3.0
-    assert {trials.fastest(step) for _ in range(2 * native_model.ROUNDS)} == {6}
+    for _ in range(2 * native_model.ROUNDS):
+        now += 10_000
+        assert trials.fastest(step) == 6
     assert trials.rounds == native_model.ROUNDS
+
+
+def test_a_single_number_of_threads_is_not_timed():
+    assert Trials([1]).fastest(lambda threads: pytest.fail("timed")) == 1
 
 
 def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_one():
@@ -348,7 +357,7 @@ def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_o
 
     trials = Trials([1, 2], clock=lambda: now)
     assert trials.fastest(step) == 2
-    rows = 2
+    rows, now = 2, now + 10_000
     trials.fastest(step)
     rows = 16
     assert trials.fastest(step) == 2

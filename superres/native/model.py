@@ -37,10 +37,11 @@ LOG = logging.getLogger(__name__)
 ENGINES = {"float32": "native", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
 
-FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
+FIRST_ROUNDS, ROUNDS, IN_A_ROW, PAUSE = 4, 16, 4, 20
 """Timed steps per number of threads, of which the fastest counts. The first session does FIRST_ROUNDS rounds over all
 numbers of threads, so that a load peak slows all numbers alike. Each later session does one round, up to ROUNDS rounds,
-since the machine may have been busy throughout the first session. A round times IN_A_ROW steps in succession, since
+since the machine may have been busy throughout the first session; but only after PAUSE times as long as the rounds
+before took, since a sentence takes hardly longer than a round. A round times IN_A_ROW steps in succession, since
 threads that were asleep are slow at first."""
 
 TOGETHER = (2, 8, 32)
@@ -63,6 +64,7 @@ class Trials:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.rounds, self.first, self.most, self.in_a_row, self.clock = 0, first, most, in_a_row, clock
+        self.due = -math.inf
         self.least = dict.fromkeys(numbers, math.inf)
 
     def fastest(self, step: Callable[[int], int]) -> int:
@@ -70,13 +72,20 @@ class Trials:
 
         Timings per row are kept, since a large batch never takes less time than a small one.
         """
-        more = self.first if not self.rounds else int(self.rounds < self.most)
+        begun = self.clock()
+        if begun < self.due or self.rounds >= self.most or len(self.least) == 1:
+            return self._best()
+        more = 1 if self.rounds else self.first
         self.rounds += more
         for number in (*self.least,) * more:
             for _ in range(self.in_a_row):
                 started = self.clock()
                 rows = step(number)
                 self.least[number] = min(self.least[number], (self.clock() - started) / rows)
+        self.due = self.clock() + PAUSE * (self.clock() - begun)
+        return self._best()
+
+    def _best(self) -> int:
         best = min(self.least)
         for number, seconds in self.least.items():
             if seconds < 0.95 * self.least[best]:  # a larger number must save at least 5 %

@@ -27,6 +27,10 @@ from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
 from superres.system.progress import Progress
 
+GAIN = 1.05
+"""Smallest speed-up over one token per step for which blocks are decoded: what a decode needs besides its iterations, such
+as the heads' memory of a sentence, and the noise of the measured costs."""
+
 
 class BlockSizes:
     """The adaptive block sizes of one network on one device, one per batch size and decoding settings."""
@@ -71,7 +75,7 @@ class BlockSizes:
             size, tokens = fastest_size(costs, least, usual(self.confidence, options))
             if size > least == 1:
                 alone = self._costs(dataclasses.replace(options, block_size=1), source[rows], masked, proposer)
-                size = size if tokens * alone[0] > costs[size - 1] else 1
+                size = size if tokens * alone[0] > GAIN * costs[size - 1] else 1
             if size == 1 or self.confidence is None or not self._is_confident(options):
                 self._sizes[key] = size
             else:

@@ -199,9 +199,7 @@ class Translator(Pipeline):
 
         Yields the number of segments that are newly complete, and the number of new model calls.
         """
-        # The costs of block sizes are those of one decode on all threads.
-        at_once = 1 if isinstance(options, DecodeConfig) and options.adaptive else math.ceil(len(segments) / rows)
-        models = self.scoring.side_by_side(at_once)
+        models = self.scoring.side_by_side(math.ceil(len(segments) / rows))
         groups = _groups(segments, options, rows, len(models))
         if len(models) == 1:
             for group in groups:
