@@ -27,9 +27,9 @@ from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
 from superres.system.progress import Progress
 
-GAIN = 1.05
-"""Smallest speed-up over one token per step for which blocks are decoded. It covers what a decode needs besides its
-iterations, such as the heads' memory of a sentence, and the noise of the measured costs."""
+GAIN = 1.1
+"""Smallest expected speed-up over one token per step for which blocks are decoded. It covers what a decode needs
+besides its iterations, such as the heads' memory of a sentence, and the noise of the measured costs."""
 
 
 class BlockSizes:
