@@ -166,6 +166,7 @@ class NativeSession(ProposingSession):
 
         self.session.threads.rows_at_once = fastest(step)
         size.batch, self.session.threads.count = self.batch, threads
+        self._forget()
 
     def choose_threads(self, fastest: Callable[[Callable[[int], int]], int]) -> None:
         """Use the number of threads that `fastest` returns for a step with this number; call it before other steps."""
@@ -180,6 +181,12 @@ class NativeSession(ProposingSession):
         self.session.threads.waits = True
         self.session.threads.count = fastest(step)
         self.session.threads.waits = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove the only trace of timed steps that is not written anew before it is read: the tables show it."""
+        if self.deviation is not None:
+            self.deviation.zero_()
 
     def select(self, rows: Tensor, length: int) -> None:
         used = min(length, self.session.size.slots)
