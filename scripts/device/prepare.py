@@ -3,7 +3,8 @@
     python scripts/device/prepare.py --data train.npz --dev dev.npz
 
 The folder `build/device`, which git ignores, then travels with the working tree, and `scripts/device/run.sh` reads it
-there. Training pictures are packed from the first on, until tree and folder reach the limit of what travels.
+there. Training pictures are packed from the mosaic `--first` on, until tree and folder reach the limit of what travels.
+While a machine stays, a second call brings it the pictures that follow.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def main(
     dev: Annotated[Path, typer.Option(help="Faces to score and to decode.")],
     output: Annotated[Path, typer.Option(help="Folder to fill.")] = ROOT / "build" / "device",
     checkpoint: Annotated[str, typer.Option(help="Checkpoint to train, whose sizes the faces get.")] = "celeba-8to32",
+    first: Annotated[int, typer.Option(min=0, help="Number of the first mosaic.")] = 0,
     dev_limit: Annotated[int, typer.Option(min=1, help="Number of the faces of --dev.")] = 256,
     limit_mib: Annotated[float, typer.Option(help="Limit of the tree and the folder together, in MiB.")] = 62,
     wheels: Annotated[str, typer.Option(help="Packages that the machine lacks, separated by commas; '' for none.")] =
@@ -69,7 +71,7 @@ def main(
         old.unlink()
     room = limit_mib * MIB - tree_bytes() - folder_bytes(output)
     packed = 0
-    for number in range(-(-len(pairs) // FACES)):
+    for number in range(first, -(-len(pairs) // FACES)):
         files = pack(pairs, number)
         room -= sum(map(len, files.values()))
         if room < 0:

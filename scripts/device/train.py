@@ -178,6 +178,7 @@ def timed_steps(stage: Stage, pairs: FacePairs, batch: int, steps: int, device: 
 
 def main(
     prepared: Annotated[Path, typer.Option(help="Folder that prepare.py filled.")] = Path("build/device"),
+    faces: Annotated[Path | None, typer.Option(help="Folder of mosaics. [default: that in --prepared]")] = None,
     output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/device"),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     start: Annotated[str, typer.Option(help="Checkpoint to train. [default: the one it was prepared for]")] = "",
@@ -193,7 +194,7 @@ def main(
     compiled: Annotated[bool, typer.Option(help="Compile the layers; takes a minute or two first.")] = False,
     probe_file: Annotated[Path | None, typer.Option("--probe", help="Time steps instead, and write them here.")] = None,
     probe_steps: Annotated[int, typer.Option(min=1, help="Steps per timing.")] = 8,
-    probe_batches: Annotated[str, typer.Option(help="Batch sizes to time, separated by commas.")] = "32,128,256",
+    probe_batches: Annotated[str, typer.Option(help="Batch sizes to time, separated by commas.")] = "32,64,128",
 ) -> None:
     """Train, or time training steps."""
     where = torch.device(device)
@@ -212,7 +213,7 @@ def main(
     prepare_folder(output)
     model = build_model(network_of(run), run, folder)
     speed_up(model, fused, compiled)
-    train(model, unpack(prepared / "faces"), dev, run, folder, output, where)
+    train(model, unpack(faces or prepared / "faces"), dev, run, folder, output, where)
 
 
 if __name__ == "__main__":
