@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from mosaics import unpack
 from superres import SuperresError
@@ -43,9 +44,9 @@ DEV_IMAGES = 200
 """Number of development pictures that are scored before and after training."""
 SHOW_SECONDS = 5.0
 """Seconds between two lines of progress."""
+SLOWEST = 16
+"""Number of kernels that a probe names."""
 PLAIN_ATTEND = attention.attend
-PROBED = ((False, False), (True, False), (True, True))
-"""Fused attention and compiled layers, in the order in which they are timed."""
 
 
 class DeviceBatches:
@@ -128,16 +129,17 @@ def train(model: EncoderDecoder, pairs: FacePairs, dev: FacePairs, settings: Sta
           f"{trainer.history[-1].get('bits_per_dim', float('nan')):.4f} after", flush=True)
 
 
-def probe(stage: Stage, pairs: FacePairs, batches: list[int], steps: int, device: torch.device, output: Path) -> None:
-    """Time training steps by batch size, attention and compilation; write images per second and peak memory."""
+def probe(stage: Stage, pairs: FacePairs, batches: list[int], steps: int, device: torch.device, output: Path,
+          fused: bool, compiled: bool) -> None:
+    """Time training steps by batch size, without and with compiled layers; write what `timed_steps` returns."""
     rows: list[dict[str, Any]] = []
     for batch in batches:
-        for fused, compiled in PROBED if device.type == "cuda" else PROBED[:2]:  # compiling for a CPU takes minutes
-            row: dict[str, Any] = {"batch": batch, "fused": fused, "compiled": compiled}
+        for compile_layers in (False, True) if compiled else (False,):
+            row: dict[str, Any] = {"batch": batch, "fused": fused, "compiled": compile_layers}
             torch.manual_seed(0)
             torch.compiler.reset()
             try:
-                row |= timed_steps(stage, pairs, batch, steps, device, fused, compiled)
+                row |= timed_steps(stage, pairs, batch, steps, device, fused, compile_layers)
             except Exception as error:  # running out of memory is a result
                 row["error"] = (str(error).splitlines() or [type(error).__name__])[0]
             rows.append(row)
@@ -148,8 +150,8 @@ def probe(stage: Stage, pairs: FacePairs, batches: list[int], steps: int, device
 
 
 def timed_steps(stage: Stage, pairs: FacePairs, batch: int, steps: int, device: torch.device, fused: bool,
-                compiled: bool) -> dict[str, float]:
-    """Return the loss, seconds of the first steps, images per second and GiB of training a fresh network."""
+                compiled: bool) -> dict[str, Any]:
+    """Return the loss, images per second, GiB, and the kernels that take most of a step, of training a network."""
     settings = dataclasses.replace(stage, batch_size=batch)
     model = EncoderDecoder(network_of(stage)).to(device)
     speed_up(model, fused, compiled)
@@ -172,8 +174,17 @@ def timed_steps(stage: Stage, pairs: FacePairs, batch: int, steps: int, device: 
 
     _, first_seconds = run(0)
     total, seconds = run(steps)
-    memory = {"GiB": torch.cuda.max_memory_allocated() / 2**30} if device.type == "cuda" else {}
-    return {"total": total, "first_seconds": first_seconds, "images_per_second": batch * steps / seconds, **memory}
+    row = {"total": total, "first_seconds": first_seconds, "images_per_second": batch * steps / seconds}
+    if device.type == "cuda":
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            run(2 * steps)
+        found = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+        row |= {"GiB": torch.cuda.max_memory_allocated() / 2**30,
+                "kernels": sum(event.count for event in found) / steps,
+                "kernel_ms": sum(event.self_device_time_total for event in found) / steps / 1e3,
+                "slowest": [[event.key[:90], event.count / steps, event.self_device_time_total / steps / 1e3]
+                            for event in found[:SLOWEST]]}
+    return row
 
 
 def main(
@@ -208,7 +219,8 @@ def main(
     dev = read_faces(prepared / "dev.npz", face_task(folder), "valid", DEV_IMAGES)
     if probe_file is not None:
         prepare_folder(probe_file.parent)
-        probe(run, dev, [int(size) for size in probe_batches.split(",")], probe_steps, where, probe_file)
+        probe(run, dev, [int(size) for size in probe_batches.split(",")], probe_steps, where, probe_file, fused,
+              compiled)
         return
     prepare_folder(output)
     model = build_model(network_of(run), run, folder)

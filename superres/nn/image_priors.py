@@ -227,7 +227,9 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     whose result is [..., heads], in units of RESIDUAL_SCALE. The channel of `position` of p1's target (broadcastable to
     [...]) selects them. Of the features, `neighbours` [..., M] are the first M <= N; the others count as 0.
     """
-    chosen = weights[..., : neighbours.shape[-1]][position % len(weights)].to(neighbours.dtype)  # [..., M]
+    # Indexing has a slow gradient on a GPU, which adds up the many targets of a channel one after the other.
+    chosen = F.embedding(position % len(weights), weights.flatten(1)).unflatten(-1, weights.shape[1:])
+    chosen = chosen[..., : neighbours.shape[-1]].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)
     return (neighbours * chosen).sum(-1)

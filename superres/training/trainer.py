@@ -217,8 +217,8 @@ class Trainer:
     def _within(self, seconds: float, work: Callable[[], T]) -> T | None:
         """Return the result of `work`; None if it is cut short after `seconds`, or when the minutes are over.
 
-        Networks stop between two layers. One of several processes does not stop alone, and a compiled layer, which would
-        be compiled again for every new hook, not at all: its steps are short.
+        Networks stop between two layers. One of several processes does not stop alone, and a compiled layer, which
+        would be compiled again for every new hook, not at all: its steps are short.
         """
         compiled = any(part._compiled_call_impl is not None for part in self.loss.modules())
         if self.limit is None or self.accelerator.num_processes > 1 or compiled:
