@@ -149,6 +149,15 @@ def test_a_trained_run_comes_back_and_is_scored_beside_its_start(prepared):
     assert (summary["steps"], summary["images_seen"]) == (3, 12)
 
 
+def test_half_of_a_batch_can_be_pictures_that_the_start_drew(prepared, tmp_path):
+    code, output = script("train", "--prepared", prepared / "prepared", "--output", tmp_path / "run", "--device", "cpu",
+                          "--steps", 1, "--batch-size", 4, "--own", prepared / "dev.npz")
+    assert code == 0, output
+    (summary,) = read_training(tmp_path / "run" / "checkpoint")
+    assert summary["stage"] == "distil"
+    assert summary["settings"]["teacher"] == str(prepared / "start")
+
+
 def test_a_run_that_is_stopped_leaves_its_checkpoint(prepared, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "scripts/device/train.py", "--prepared", prepared / "prepared", "--output", tmp_path / "run",

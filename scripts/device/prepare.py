@@ -54,6 +54,8 @@ def main(
     dev: Annotated[Path, typer.Option(help="Faces to score and to decode.")],
     output: Annotated[Path, typer.Option(help="Folder to fill.")] = ROOT / "build" / "device",
     checkpoint: Annotated[str, typer.Option(help="Checkpoint to train, whose sizes the faces get.")] = "celeba-8to32",
+    own: Annotated[Path | None, typer.Option(help="Pictures that the checkpoint drew, from 'superres train decode'; "
+                                                  "they travel as own.npz.")] = None,
     first: Annotated[int, typer.Option(min=0, help="Number of the first mosaic.")] = 0,
     dev_limit: Annotated[int, typer.Option(min=1, help="Number of the faces of --dev.")] = 256,
     limit_mib: Annotated[float, typer.Option(help="Limit of the tree and the folder together, in MiB.")] = 62,
@@ -65,6 +67,9 @@ def main(
     fetch_wheels([name for name in wheels.split(",") if name], output / "wheels")
     known = read_faces(dev, task, "valid", dev_limit)
     write_npz(FacePairs(known.hr, known.lr, known.ids), output / "dev.npz")
+    if own is not None:
+        drawn = read_faces(own, task, "train")
+        write_npz(FacePairs(drawn.hr, drawn.lr, drawn.ids), output / "own.npz")
     pairs, folder = read_faces(data, task, "train"), output / "faces"
     prepare_folder(folder)
     for old in folder.iterdir():

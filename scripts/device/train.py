@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mosaics import unpack
 from superres import SuperresError
-from superres.checkpoint import find_checkpoint, read_training, weights_digest
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_training, weights_digest
 from superres.errors import ConfigError
 from superres.nn import attention
 from superres.nn.model import EncoderDecoder
@@ -35,7 +35,7 @@ from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.training.construction import build_model, build_optimizers
 from superres.training.corpora import face_score, network_of
-from superres.training.data import TokenBatch
+from superres.training.data import DistilBatches, FaceBatches, TokenBatch
 from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
@@ -57,8 +57,9 @@ class DeviceBatches:
 
     unit = "images"
 
-    def __init__(self, pairs: FacePairs, batch_size: int, seed: int, device: torch.device) -> None:
-        """Copy the pictures to `device`."""
+    def __init__(self, pairs: FacePairs, batch_size: int, seed: int, device: torch.device, flip: bool = True) -> None:
+        """Copy the pictures to `device`; with `flip`, half of those of a batch are mirrored."""
+        self.flip = flip
         self.low, self.high = (torch.from_numpy(part).to(device) for part in (pairs.lr, pairs.hr))
         self.batch_size, self.seed, self.device = batch_size, seed, device
         self.content = hashlib.sha256(pairs.lr.tobytes() + pairs.hr.tobytes()).hexdigest()[:12]
@@ -69,13 +70,14 @@ class DeviceBatches:
         return self.content
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
-        """Return a share of batch `step`, of which half of the pictures are mirrored."""
+        """Return a share of batch `step`."""
         per_epoch = max(len(self.low) // self.batch_size, 1)
         epoch, place = divmod(step, per_epoch)
         if epoch != self.epoch:
             self.epoch, self.order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.low))
         rows = self.order[place * self.batch_size : (place + 1) * self.batch_size][part::parts]
-        mirrored = torch.from_numpy(np.random.default_rng((self.seed, step, part)).random(len(rows)) < 0.5)
+        draws = np.random.default_rng((self.seed, step, part)).random(len(rows))
+        mirrored = torch.from_numpy(draws < (0.5 if self.flip else 0))
         index, flip = torch.from_numpy(rows).to(self.device), mirrored.to(self.device).view(-1, 1, 1, 1)
         low, high = (torch.where(flip, images.flip(2), images)
                      for images in (self.low[index], self.high[index]))  # [B, h, w, 3] and [B, H, W, 3]
@@ -102,12 +104,23 @@ def speed_up(model: EncoderDecoder, fused: bool, compiled: bool) -> None:
                 part.compile(dynamic=False)
 
 
-def train(model: EncoderDecoder, pairs: FacePairs, dev: FacePairs, settings: Stage, start: Path, output: Path,
-          device: torch.device) -> None:
+def batches_of(pairs: FacePairs, own: FacePairs | None, settings: Stage, device: torch.device) -> FaceBatches:
+    """Return batches of true pictures, or those of the stage "distil"."""
+    if own is None:
+        return DeviceBatches(pairs, settings.batch_size, settings.seed, device)
+    half = settings.batch_size // 2
+    return DistilBatches(DeviceBatches(pairs, half, settings.seed, device),
+                         DeviceBatches(own, half, settings.seed, device, flip=False))
+
+
+def train(
+    model: EncoderDecoder, batches: FaceBatches, dev: FacePairs, settings: Stage, start: Path, output: Path,
+) -> None:
     """Train until the schedule ends or SIGTERM arrives, and write the checkpoint either way."""
     score = face_score(dev)
-    trainer = Trainer(model, settings, DeviceBatches(pairs, settings.batch_size, settings.seed, device), output, score,
-                      earlier=read_training(start), start=weights_digest(start))
+    teacher = load_checkpoint(start) if settings.teacher else None
+    trainer = Trainer(model, settings, batches, output, score, earlier=read_training(start),
+                      start=weights_digest(start), teacher=teacher)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))  # `timeout` sends it first
     with torch.inference_mode():
@@ -193,8 +206,8 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/device"),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     start: Annotated[str, typer.Option(help="Checkpoint to train. [default: the one it was prepared for]")] = "",
-    stage: Annotated[str, typer.Option(help="'heads' trains the base and the heads together, 'base' the base.")] =
-        "heads",
+    own: Annotated[Path | None, typer.Option(help="Pictures that --start decoded, from 'superres train decode': "
+                                                  "half of each batch, with --start as p1's teacher there.")] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of training.")] = 430,
     steps: Annotated[int | None, typer.Option(help="Number of steps, instead of --seconds.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 128,
@@ -213,9 +226,11 @@ def main(
         raise ConfigError("there is no GPU on this machine; give --device cpu")
     start = start or (prepared / "checkpoint.txt").read_text().strip()
     folder = find_checkpoint(start)
-    run = Stage(stage=stage, minutes=seconds / 60 if steps is None else None, steps=steps, batch_size=batch_size,
-                learning_rate=learning_rate, optimizer="muon", precision="bf16", warmup_steps=warmup,
-                head_positions=192, ema_decay=0.998, seed=seed, start=str(folder), keep_heads=True)
+    run = Stage(
+        stage="heads" if own is None else "distil", minutes=seconds / 60 if steps is None else None, steps=steps,
+        batch_size=batch_size, learning_rate=learning_rate, optimizer="muon", precision="bf16", warmup_steps=warmup,
+        head_positions=192, ema_decay=0.998, seed=seed, start=str(folder), keep_heads=True,
+        teacher=None if own is None else str(folder))
     dev = read_faces(prepared / "dev.npz", face_task(folder), "valid", DEV_IMAGES)
     if probe_file is not None:
         prepare_folder(probe_file.parent)
@@ -225,7 +240,8 @@ def main(
     prepare_folder(output)
     model = build_model(network_of(run), run, folder)
     speed_up(model, fused, compiled)
-    train(model, unpack(faces or prepared / "faces"), dev, run, folder, output, where)
+    drawn = None if own is None else read_faces(own, face_task(folder), "train")
+    train(model, batches_of(unpack(faces or prepared / "faces"), drawn, run, where), dev, run, folder, output)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     [...]) selects them. Of the features, `neighbours` [..., M] are the first M <= N; the others count as 0.
     """
     # Indexing has a slow gradient on a GPU, which adds up the many targets of a channel one after the other.
-    chosen = F.embedding(position % len(weights), weights.flatten(1)).unflatten(-1, weights.shape[1:])
+    chosen = F.embedding(position % len(weights), weights.flatten(1)).view(*position.shape, *weights.shape[1:])
     chosen = chosen[..., : neighbours.shape[-1]].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)

@@ -141,7 +141,8 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
-    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, size, stage.seed)), evaluate)
+    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False)
+    return Corpus(network, DistilBatches(true, own_batches), evaluate)
 
 
 def face_score(pairs: FacePairs) -> Score:

@@ -7,12 +7,11 @@ All kinds of batches have the same members: `batch_size`, the (mean) number of e
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -126,14 +125,27 @@ def changed_pair(high: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, np.n
     return area_reduce(changed, *change.shape[:2], is_reduced=True), changed
 
 
+class FaceBatches(Protocol):
+    """Batches of images."""
+
+    batch_size: int
+    unit: str
+
+    def digest(self) -> str:
+        """Return a digest of the images."""
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """Return process `part`'s share of batch `step`."""
+
+
 class DistilBatches:
     """Batches of true images (first half) and images that a model decoded itself (second half).
 
-    Own images are never mirrored, since the model would not decode the mirror image.
+    Own images should not be mirrored, since the model would not decode the mirror image.
     """
 
-    def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
-        self.true, self.own = true, dataclasses.replace(own, flip=False)
+    def __init__(self, true: FaceBatches, own: FaceBatches) -> None:
+        self.true, self.own = true, own
         self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
 
     def digest(self) -> str:
@@ -196,7 +208,7 @@ class TextBatches:
         return padded, torch.tensor([len(row) for row in rows])
 
 
-Batches = ImageBatches | DistilBatches | TextBatches
+Batches = FaceBatches | TextBatches
 
 
 def digest_of(arrays: Iterable[np.ndarray]) -> str:
