@@ -230,7 +230,7 @@ def main(
         stage="heads" if own is None else "distil", minutes=seconds / 60 if steps is None else None, steps=steps,
         batch_size=batch_size, learning_rate=learning_rate, optimizer="muon", precision="bf16", warmup_steps=warmup,
         head_positions=192, ema_decay=0.998, seed=seed, start=str(folder), keep_heads=True,
-        teacher=None if own is None else str(folder))
+        teacher=None if own is None else start)
     dev = read_faces(prepared / "dev.npz", face_task(folder), "valid", DEV_IMAGES)
     if probe_file is not None:
         prepare_folder(probe_file.parent)
