@@ -136,12 +136,15 @@ class TraceRecorder:
         # `pad` also cuts off columns, if the amount is negative.
         same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
                 for steps, _ in parts]
-        read = torch.cat(same).cpu().numpy()
-        chosen = list(range(read.shape[1])) if chosen is None else list(chosen)
-        read, began = read[:, chosen], np.array(since or [0] * len(chosen))
+        steps = torch.cat(same)
+        if chosen is not None:  # only these rows leave the device
+            steps = steps[:, torch.tensor(chosen, device=steps.device)]
+        read = steps.cpu().numpy()
+        count = read.shape[1]
+        began = np.array(since or [0] * count)
         positions, accepted = read[..., 0], read[..., 1]
         proposed = np.where(np.arange(widest) < sizes[:, None, None], read[..., 2:], -1)
         # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
         active = (accepted > 0) & (positions >= 0) & (np.arange(first, len(self))[:, None] >= began)
         return [RowTrace(positions[active[:, row], row].tolist(), accepted[active[:, row], row].tolist(),
-                         proposed[active[:, row], row]) for row in range(len(chosen))]
+                         proposed[active[:, row], row]) for row in range(count)]
