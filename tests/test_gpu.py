@@ -87,3 +87,11 @@ def test_rows_are_refilled_in_place(way):
         alone = decode(cpu, source[one.item.tag, None], WAYS[way], keys=torch.tensor([one.item.tag]))
         assert one.tokens.tolist() == alone.tokens[0].tolist()
         assert one.trace.accepted == alone.traces[0].accepted
+
+
+def test_the_estimate_is_that_of_a_cpu_and_the_setting_of_convolutions_stays():
+    model, source = random_model(CONFIG, dtype=torch.float32), random_tokens(CONFIG, ROWS)[0]
+    before, expected = torch.backends.cudnn.conv.fp32_precision, model.encode(source).estimate
+    found = model.to(CUDA).encode(source.to(CUDA)).estimate.cpu()
+    assert (found - expected).abs().max() < 1e-3  # with TF32, 0.04 in a bundled checkpoint
+    assert torch.backends.cudnn.conv.fp32_precision == before
