@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +50,7 @@ def iterations(
     """Decode sources [B, S] as one batch, and yield the loop between its iterations, last when it is complete.
 
     `padding` is bool [B, S], `keys` are those of the sampling noise, and `adaptive` chooses the block size; further
-    arguments are those of `RefilledDecoder`. The result must be read before the iterator is advanced past the last
-    time, since a captured loop then serves the next decode.
+    arguments are those of `RefilledDecoder`.
     """
     def sources(items: Sequence[Numbered]) -> tuple[Tensor, Tensor | None]:
         rows = [item.row for item in items]
@@ -75,5 +73,5 @@ def result_of(loop: BlockwiseLoop) -> Decoded:
 @torch.inference_mode()
 def decode(model: ScoringModel, source: Tensor, options: DecodeConfig, **more: Any) -> Decoded:  # noqa: ANN401
     """Decode sources [B, S] as one batch; further arguments are those of `iterations`."""
-    decoded = deque((result_of(loop) for loop in iterations(model, source, options, **more) if loop.complete), maxlen=1)
-    return decoded.pop()
+    *_, loop = iterations(model, source, options, **more)
+    return result_of(loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -107,15 +107,6 @@ class Decoder(Protocol):
         """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens [R]."""
 
 
-@dataclass
-class GraphCapture:
-    """CUDA graph capture of decoding iterations."""
-
-    # returns a function that replays the given one, which uses fixed memory only and does not read from the device
-    capture: Callable[[Callable[[], None]], Callable[[], None]]
-    loops: dict[Any, Any] = field(default_factory=dict)  # the decoder's graph cache, which persists between decodes
-
-
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""
 
@@ -123,7 +114,6 @@ class ScoringModel(Protocol):
     length: int  # T, the largest number of target tokens
     prediction_heads: int  # K, the number of heads p1..pK
     end_token: int | None  # Token that ends a sequence early; None if all sequences have length T
-    graph_capture: GraphCapture | None  # CUDA graph capture of iterations on its sessions; None for no capture
     own_threads: bool  # Whether its steps use threads of their own; torch then uses a single thread
 
     @property

@@ -37,7 +37,7 @@ MARKED = {
     "slow": [f"test_{name}*.py" for name in (
         "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given",
         "cli_terminal", "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs",
-        "export", "fake_gpu", "fuzz", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel",
+        "export", "fuzz", "hostile", "hub", "lookahead", "native", "newcomers", "parallel",
         "proposers", "published", "python_api", "refill", "registration", "rollback", "same_bits", "signals", "sizes",
         "speculative", "stages", "survey", "table", "text_training", "threads", "training", "translator",
         "tree_attention", "tuning", "variants", "web", "where_it_pays")],

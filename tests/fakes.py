@@ -338,7 +338,6 @@ class ScriptedModel:
     vocabulary: int = 10
     lost: int = 9
     miss: int | None = None
-    graph_capture: None = None
     own_threads = False
     peers: None = None
 

@@ -57,7 +57,6 @@ class MarkovModel:
     length: int = LENGTH
     prediction_heads: int = 3
     end_token: None = None
-    graph_capture: None = None
     own_threads = False
     peers: None = None
 

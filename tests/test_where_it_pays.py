@@ -15,7 +15,6 @@ from PIL import Image
 import where_it_pays
 from superres.config import PRESETS
 from superres.decoding import cost
-from superres.decoding.captured import BURST
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
 from where_it_pays import LAYERS, best_block, network_of, speed_ups, views, whole_decodes
@@ -79,7 +78,7 @@ def test_whole_decodes_are_compared_without_and_with_the_encoder(monkeypatch):
     assert [row["whole"] for row in rows] == pytest.approx([1, 5 / 3, 5 / 3.5])
 
 
-@pytest.mark.parametrize(("seconds", "burst"), [(0.0001, BURST), (0.001, BURST), (0.03, 1), (0.5, 1)])
+@pytest.mark.parametrize(("seconds", "burst"), [(0.0001, cost.BURST), (0.001, cost.BURST), (0.03, 1), (0.5, 1)])
 def test_bursts_of_long_iterations_are_one_iteration(monkeypatch, seconds, burst):
     now, counts = [0.0], []
 

@@ -172,9 +172,9 @@ class Variant:
 
 
 def loop_of(
-    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer, is_single: bool,
+    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer, is_single: bool = False,
 ) -> BlockwiseLoop:
-    """Return the loop that decodes a batch; with `is_single`, in single iterations of torch that are not captured.
+    """Return the loop that decodes a batch; with `is_single`, in single iterations of torch.
 
     A criterion of the caller's keeps the loop on such iterations.
     """
@@ -192,11 +192,9 @@ def iteration_parts(
     """Decode a batch, and return the seconds of up to SPLIT iterations: the verification alone, and the whole.
 
     From each state, the iteration is done without its proposals, twice, and then as a whole. The first run is not
-    timed: the others find its data in the processor's caches. The iterations are native or of torch, as in a decode;
-    captured iterations are of torch, since their parts cannot run alone.
+    timed: the others find its data in the processor's caches. The iterations are native or of torch, as in a decode.
     """
-    is_captured, parts = model.graph_capture is not None, list[tuple[float, float]]()
-    loop = loop_of(model, batch, options, proposer or PROPOSERS[options.proposer](), is_single=is_captured)
+    loop, parts = loop_of(model, batch, options, proposer or PROPOSERS[options.proposer]()), list[tuple[float, float]]()
     loop.run(1)
     while len(parts) < SPLIT and not loop.done():
         verification(loop)
@@ -209,7 +207,7 @@ def verification(loop: BlockwiseLoop, clock: Callable[[], float] = time.perf_cou
     """Do the next iteration without its proposals, undo it, and return its seconds by `clock`.
 
     A whole iteration then takes these seconds and those of its proposals, in whatever runs the iterations. The loop
-    must be neither complete nor captured, and all blocks of one size; proposals of trees have no such part.
+    must not be complete, and all blocks of one size; proposals of trees have no such part.
     """
     plain, state, size = loop.plain, loop.plain.state, loop.plain.state.block_size
     sampler = None if loop.is_native else plain.sampler

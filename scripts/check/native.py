@@ -21,7 +21,7 @@ from superres.native.build import EXTRA_FLAGS, compiler
 ROOT = Path(__file__).resolve().parents[2]
 
 TESTS = [f"tests/test_{name}.py" for name in (
-    "native", "adaptive", "all_settings", "beam", "contracts", "graph", "lookahead", "refill", "rollback",
+    "native", "adaptive", "all_settings", "beam", "contracts", "lookahead", "refill", "rollback",
     "speculative", "translator")]
 """Tests that decode with the native engine."""
 

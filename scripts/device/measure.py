@@ -2,9 +2,8 @@
 
     python scripts/device/measure.py cost --data dev.npz --output cost.json
 
-Parts: `smoke` (imports, a decode per engine, TF32), `exact` (blocks equal one token per step; widths, batches, CPU),
-`cost` (time and kernels of an iteration), `stream` (images per second), `threads` (two threads decode at once). On a
-CPU, captured work runs directly, as a test of the script.
+Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per step; widths, batches,
+CPU), `cost` (time and kernels of an iteration), `stream` (images per second), `threads` (two threads decode at once).
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from decodes import iterations
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
-from superres.decoding.captured import BURST
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.nn.cuda_graph import GraphModel
 from superres.pipeline.auto import face_task
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import read_faces
 
-GRAPHS = ("graph", "graph-bf16")
-READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
-"""Names of operations with which the host reads from the device, which must not occur between two bursts."""
+TOGETHER = 16  # Iterations that are timed together
 
 Report = dict[str, Any]
 
@@ -62,12 +57,7 @@ class Run:
         self.engines, self.batches, self.images, self.repeats = engines, batches, images, repeats
 
     def load(self, engine: str, device: str | None = None) -> Upscaler:
-        """Load an engine; on a CPU, what a GPU would capture is run directly."""
-        upscaler = Upscaler.load(self.checkpoint, device or str(self.device), "plain" if engine in GRAPHS else engine)
-        if engine in GRAPHS:
-            capture = None if self.device.type == "cuda" else (lambda work: work)
-            upscaler.scoring = GraphModel(upscaler.model, half=engine == "graph-bf16", capture=capture)
-        return upscaler
+        return Upscaler.load(self.checkpoint, device or str(self.device), engine)
 
     def write(self, name: str, value: object) -> None:
         """Add a value to the report, or to a list in it, print it, and write the report."""
@@ -88,9 +78,7 @@ def settings(heads: int) -> dict[str, DecodeConfig]:
 
 
 def smoke(run: Run) -> None:
-    """Decode a picture with every engine, and measure what TF32 changes of the encoder's estimate, in grey levels."""
-    run.write("tf32", {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32})
-    run.write("attention kernels by priority", torch._C._get_sdp_priority_order())
+    """Decode a picture with every engine, and compare the encoder's estimate with that of a CPU, in grey levels."""
     for name in run.engines:
         upscaler = run.load(name)
         first, second = (upscaler(run.lr[:1], DecodeConfig(accept="distance", epsilon=2)) for _ in range(2))
@@ -99,11 +87,8 @@ def smoke(run: Run) -> None:
     source = torch.from_numpy(run.lr[:16].reshape(len(run.lr[:16]), -1)).long()
     with torch.inference_mode():
         expected = run.load("plain", "cpu").model.encode(source).estimate
-        model = run.load("plain").model
-        for tf32 in (True, False):
-            torch.backends.cudnn.allow_tf32 = tf32
-            difference = model.encode(source.to(run.device)).estimate.cpu() - expected
-            run.write(f"estimate differs from the CPU's, TF32 {tf32}", float(difference.abs().max()))
+        found = run.load("plain").model.encode(source.to(run.device)).estimate.cpu()
+        run.write("estimate differs from the CPU's", float((found - expected).abs().max()))
 
 
 def exact(run: Run) -> None:
@@ -143,7 +128,7 @@ def same(one: np.ndarray, other: np.ndarray) -> float:
 
 @torch.inference_mode()
 def cost(run: Run) -> None:
-    """Time an iteration by engine, decoding and batch, and count its kernels and the host's reads."""
+    """Time an iteration by engine, decoding and batch, and count its kernels."""
     run.report["iterations"] = []
     timer = Timer(run.device)
     for name in run.engines:
@@ -154,8 +139,8 @@ def cost(run: Run) -> None:
             for batch in run.batches:
                 tokens = upscaler.source_tokens(run.lr[np.arange(batch) % len(run.lr)])
                 loop = next(iterations(upscaler.scoring_for(options), tokens, options))
-                loop.run(BURST)  # captures
-                seconds = [timer.once(lambda loop=loop: loop.run(BURST)) / BURST for _ in range(run.repeats)]
+                loop.run(TOGETHER)
+                seconds = [timer.once(lambda loop=loop: loop.run(TOGETHER)) / TOGETHER for _ in range(run.repeats)]
                 row = {"engine": name, "decoding": way, "batch": batch, "us": 1e6 * statistics.median(seconds),
                        "least_us": 1e6 * min(seconds), "mean_accepted_block_size": accepted,
                        "images_per_second": batch * accepted / length / statistics.median(seconds)}
@@ -169,18 +154,16 @@ def cost(run: Run) -> None:
 
 
 def kernels(run: Run, loop: Any) -> Report:  # noqa: ANN401 -- what `iterations` yields
-    """Return the kernels of an iteration of `loop`, and the host's reads."""
+    """Return the number of kernels of an iteration of `loop`, their time, and the slowest."""
     cuda = run.device.type == "cuda"
-    count = BURST if cuda else 1  # without a graph, a profiler takes seconds to count more
+    count = TOGETHER if cuda else 1
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         loop.run(count)
         Timer(run.device).now()
-    events = profiler.key_averages()
-    found = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    found = [event for event in profiler.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
     slowest = sorted(found, key=lambda event: -event.self_device_time_total)[:8]
     return {"kernels": sum(event.count for event in found) / count,
             "kernel_us": sum(event.self_device_time_total for event in found) / count,
-            "reads": sum(event.count for event in events if event.key.startswith(READS)) / count,
             "slowest": [[event.key[:70], event.count / count, event.self_device_time_total / count]
                         for event in slowest]}
 
@@ -237,7 +220,7 @@ PARTS = {"smoke": smoke, "exact": exact, "cost": cost, "stream": stream, "thread
 
 
 class Warnings(logging.Handler):
-    """Keeps the package's warnings, such as those of a failed capture, for the report."""
+    """Keeps the package's warnings for the report."""
 
     def __init__(self, messages: list[str]) -> None:
         super().__init__()
@@ -255,7 +238,7 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON file to write.")],
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
-    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain,graph,graph-bf16",
+    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,256,1024",
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Timings per median.")] = 5,

@@ -26,12 +26,12 @@ from superres.errors import ConfigError, shown
 DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeba-8to64", "multi30k-en-de"
 """Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
 
-ENGINE_NAMES = ["auto", "plain", "native", "native-int8", "graph", "graph-bf16"]
-"""Engines that compute the decoding step, implemented in `superres.nn.ENGINES`.
+ENGINE_NAMES = ["auto", "plain", "native", "native-int8"]
+"""Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
 
-"plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
-"graph" if the machine supports it. "graph-bf16" rounds the weights to bfloat16; "native-int8" rounds weights, keys,
-values and inputs of products to bytes. Their tokens can differ from the tokens of other engines.
+"plain" uses torch on any device, and "native" compiled code for CPUs. "auto" chooses "native" on a CPU that supports
+it. "native-int8" rounds weights, keys, values and inputs of products to bytes, so its tokens can differ from those of
+other engines.
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""

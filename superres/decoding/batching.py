@@ -19,7 +19,7 @@ from torch import Tensor
 from superres.config import DecodeConfig, require, require_whole
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.loop import BlockwiseLoop, decoding_type, opened_loop
+from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, sources_at, with_proposer_state
@@ -171,22 +171,24 @@ class RefilledDecoder(Generic[ItemT]):
         self._prepare(self._fresh)
         self._fresh = []
         session, keys = self._first_rows()
-        with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
-            self.loop, count = loop, 1  # the first iteration reads the start of the sequences
-            while True:
-                started = time.perf_counter()
-                loop.run(count)
-                loop.done()
-                self._seconds += time.perf_counter() - started
-                self._share()
-                finished = self._harvest(loop)
-                if not self.batch and (finished or (self._more and not all(self._rows))):
-                    self._refill(loop)
-                self.model_calls = len(loop.recorder)
-                yield finished
-                if loop.complete:
-                    return
-                count = self._interval(loop)
+        confident = None if isinstance(adaptive, int) else adaptive
+        self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys, self.block_size, self.proposer,
+                                         resizable=adaptive is not None, confident=confident)
+        count = 1  # the first iteration reads the start of the sequences
+        while True:
+            started = time.perf_counter()
+            loop.run(count)
+            loop.done()
+            self._seconds += time.perf_counter() - started
+            self._share()
+            finished = self._harvest(loop)
+            if not self.batch and (finished or (self._more and not all(self._rows))):
+                self._refill(loop)
+            self.model_calls = len(loop.recorder)
+            yield finished
+            if loop.complete:
+                return
+            count = self._interval(loop)
 
     def _interval(self, loop: BlockwiseLoop) -> int:
         """Return the number of iterations until the next check for complete rows.
@@ -309,9 +311,7 @@ class RefilledDecoder(Generic[ItemT]):
             loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        # Captured iterations have a fixed number of rows.
-        can_shrink = not loop.is_captured and (
-            self.model.end_token is None or (loop.is_native and len(self._rows) >= SHRUNK_TEXT))
+        can_shrink = self.model.end_token is None or (loop.is_native and len(self._rows) >= SHRUNK_TEXT)
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             loop.keep(kept, self._empty(kept))

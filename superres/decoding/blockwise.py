@@ -25,7 +25,7 @@ from superres.interfaces import ScoringModel, Session, Sources, StepOutput
 class PlainDecoder:
     """The algorithm on torch: a `superres.interfaces.Decoder`, and the rows of every other decoder.
 
-    An iteration changes tensors in place and reads nothing back, so that it can be captured.
+    An iteration reads nothing back from the device.
 
     Shape letters: B rows, W columns of a step, k block size, V vocabulary. `block_size` is k of the next proposals;
     that of the pending ones is in the state.
@@ -34,7 +34,6 @@ class PlainDecoder:
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
         proposer: Proposer, criterion: Criterion, confident: ConfidentBlockSize | None = None,
-        fixed_memory: bool = False,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
 
@@ -47,9 +46,8 @@ class PlainDecoder:
             proposer: source of proposals 2..k.
             criterion: acceptance.
             confident: chooses the block size of every iteration; None leaves it to `block_size`.
-            fixed_memory: whether samplers use the same memory in every iteration.
         """
-        self.session, self.confident, self.keys, self.seed = session, confident, keys.clone(), options.seed
+        self.session, self.confident, self.keys = session, confident, keys.clone()
         self.criterion, self.proposer = criterion, proposer
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, block_size
         # The filler must not be the end token, or a row would end where it starts.
@@ -57,10 +55,9 @@ class PlainDecoder:
             len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
         self.state.start(torch.arange(len(keys), device=keys.device), self._longest())
         self.nan_check = NanCheck(len(keys), session.width, keys.device)
-        self._make_samplers = partial(
-            Samplers, options, vocabulary=model.vocabulary, buffer_width=session.width if fixed_memory else None)
+        self._make_samplers = partial(Samplers, options, vocabulary=model.vocabulary)
         self.samplers = self._make_samplers(self.keys)
-        self._sampler = self.samplers.at(self.state.targets(block_size)) if fixed_memory else None
+        self._sampler: CoupledSampler | None = None
         self.head_confidence: HeadConfidence | None = None  # of the pending proposals
         self.block_costs: BlockCosts | None = None
         if confident is not None:
@@ -149,7 +146,7 @@ class PlainDecoder:
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
-        self.samplers.rekey(self.seed, self.keys)
+        self.samplers.rekey(self.keys)
         self.state.start(rows, self._longest())
         self.nan_check.clear(rows)
         if self._sampler is not None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.captured import BURST
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, with_proposer_state
@@ -19,6 +18,7 @@ from superres.interfaces import ScoringModel
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 """Block sizes whose cost is measured; the costs of sizes between them are interpolated."""
 
+BURST = 16  # Iterations that are timed together
 ROUNDS = 4  # Rounds of measurements of all block sizes, with at least one measurement of each
 TIMED_SECONDS = 0.05  # Smallest total time of the measurements of one block size, over all rounds, in seconds
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-
-import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.captured import CapturedDecoder
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
-from superres.interfaces import Decoder, GraphCapture, ScoringModel, Session
+from superres.interfaces import Decoder, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 FEW_COLUMNS = 16
 """Columns of a step (rows times tokens) up to which torch's operations are too small to be divided among threads."""
-
-KEPT_ROWS = 1024  # Largest total number of rows of cached loops; every loop holds the attention caches of its rows
 
 
 def decoding_type(proposer: Proposer, block_size: int) -> type[PlainDecoder]:
@@ -54,27 +46,17 @@ class BlockwiseLoop:
         self.recorder, self.resizable, self.complete = TraceRecorder(), resizable or confident is not None, False
         alone = model.own_threads or len(keys) * block_size <= FEW_COLUMNS
         self.torch_threads = TorchThreads(1 if alone else None)
-        stateless = criterion is None and getattr(proposer, "stateless", False)
-        # Processes exchange their results through the host.
-        captured = model.graph_capture if stateless and model.peers is None else None
         self.plain = decoding_type(proposer, block_size)(
             model, session, options, keys, block_size, proposer, criterion or CRITERIA[options.accept](options),
-            confident, captured is not None)
+            confident)
         self.decoder: Decoder = self.plain
-        if captured is not None:
-            self.decoder = CapturedDecoder(self.plain, captured.capture)
-        elif criterion is None:
+        if criterion is None:
             self.decoder = model.decoder(self.plain) or self.plain
 
     @property
     def is_native(self) -> bool:
         """Whether the model's own decoder runs the iterations; it ends with the last row."""
-        return self.decoder is not self.plain and not self.is_captured
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether captured iterations are replayed, whose number of rows is fixed."""
-        return isinstance(self.decoder, CapturedDecoder)
+        return self.decoder is not self.plain
 
     def run(self, count: int) -> None:
         """Do `count` iterations; fewer if a decoder ends with the last row."""
@@ -110,44 +92,3 @@ class BlockwiseLoop:
         """Return whether every row is complete (reads from the device); raises ScoresError if scores are not finite."""
         self.complete = bool(self.decoder.complete().all())
         return self.complete
-
-
-@contextmanager
-def opened_loop(
-    model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int, proposer: Proposer,
-    adaptive: int | ConfidentBlockSize | None,
-) -> Iterator[BlockwiseLoop]:
-    """Open a loop over the sequences of an empty `session`, in blocks of at most `block_size`, chosen by `adaptive`.
-
-    Capturing iterations takes long, so a captured loop is kept and serves later decodes of the same shape, unless it
-    fails. Its proposer is the built-in one of `options`, without a state.
-    """
-    size, resizable = adaptive if isinstance(adaptive, int) else block_size, adaptive is not None
-    confident, capture = None if isinstance(adaptive, int) else adaptive, model.graph_capture
-    can_keep = getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
-    if capture is None or not can_keep:
-        yield BlockwiseLoop(model, session, options, keys, size, proposer, None, resizable, confident)
-        return
-    shapes = tuple(tensor.shape for tensor in session.row_state())
-    key = replace(options, seed=0, block_size=None), size, resizable, session.width, shapes
-    loop: BlockwiseLoop | None = capture.loops.pop(key, None)
-    if loop is None:
-        loop = BlockwiseLoop(model, session, options, keys, size, proposer, None, resizable)
-    else:
-        loop.recorder, loop.plain.seed = TraceRecorder(), options.seed
-        everyone = torch.arange(len(keys), device=keys.device)
-        loop.replace(everyone, session, everyone, keys)
-    try:
-        yield loop
-    except GeneratorExit:  # the decode was stopped between two iterations
-        cache(capture, key, loop)
-        raise
-    cache(capture, key, loop)
-
-
-def cache(capture: GraphCapture, key: Hashable, loop: BlockwiseLoop, most: int = KEPT_ROWS) -> None:
-    """Add a loop to the cache, and drop the oldest loops if the cache has more than `most` rows."""
-    capture.loops.pop(key, None)
-    capture.loops[key] = loop
-    while len(capture.loops) > 1 and sum(len(one.plain.keys) for one in capture.loops.values()) > most:
-        del capture.loops[next(iter(capture.loops))]

@@ -83,14 +83,13 @@ class Noise:
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """Use `seed` in [0, 2**63) and one key per sequence, int64 [B], for example a hash of the image."""
-        self.keys, self.seeds = keys.new_empty(2, len(keys), 1, 1), keys.new_empty(10, 2, 1, 1, 1)
+        self.seeds = round_keys(words(keys.new_full((1, 1, 1), seed)))  # [10, 2, 1, 1, 1]
         self.vocabulary, self.blocks = vocabulary, torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
-        self.rekey(seed, keys)
+        self.rekey(keys)
 
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """Change seed and keys in place; `keys` has the same shape as before."""
-        self.keys.copy_(words(keys).view_as(self.keys))
-        self.seeds.copy_(round_keys(words(keys.new_full((1, 1, 1), seed))))
+    def rekey(self, keys: Tensor) -> None:
+        """Use `keys` [B] from now on."""
+        self.keys = words(keys)[..., None, None]  # [2, B, 1, 1]
 
     def random_words(self, position: Tensor, blocks: Tensor) -> Tensor:
         """Return four random words for `blocks` [M] or [N, M] at target positions [B, N], int64 [4, B, N, M]."""

@@ -18,8 +18,6 @@ from superres.decoding.noise import Noise, weights
 from superres.interfaces import Sampler
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from superres.decoding.acceptance import Criterion
     from superres.decoding.proposers.proposer import Context, Proposer
 
@@ -64,12 +62,6 @@ class CoupledSampler(Sampler):
     noise: Tensor  # noise of the positions, [B, N, V] if `coupled`
     temperature: Tensor  # [B, N, 1]
     options: DecodeConfig
-
-    def load(self, other: CoupledSampler) -> Self:
-        """Copy `other` into the first positions of this buffer, and return a sampler that uses this buffer's memory."""
-        count = other.noise.shape[1]
-        return replace(self, noise=self.noise[:, :count].copy_(other.noise),
-                       temperature=self.temperature[:, :count].copy_(other.temperature))
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         return self.adjust(scores, offsets).argmax(-1)
@@ -139,13 +131,9 @@ class SpeculativeSampler(CoupledSampler):
     """
 
     q: Tensor  # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k
-    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B, k] or more
+    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B, k]
     survival: Tensor
     p: Tensor | None = None  # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
-
-    def load(self, other: CoupledSampler) -> Self:
-        """See `CoupledSampler.load`; q of the previous proposals stays in the buffer until `first` has used it."""
-        return replace(super().load(other), q=self.q[:, : other.noise.shape[1]])
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Draw a proposal at each of `offsets` [N], which are no slice, and store its distribution."""
@@ -166,7 +154,6 @@ class SpeculativeSampler(CoupledSampler):
             rest = residual(p, q, before.survival.unsqueeze(-1).gather(1, place))
             # The residual is 0 where p equals q; the block ends there only by rounding.
             p = rest.where(rest.amax(-1, keepdim=True) >= LEAST_WEIGHT, p)
-        self.q.zero_()
         return draw(p, self._uniform(slice(1), COMMITTED))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
@@ -242,28 +229,20 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
 class Samplers:
     """Makes the samplers of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
 
-    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int, buffer_width: int | None = None) -> None:
-        """Prepare for rows whose sampling noise has the keys `keys`, int64 [B].
-
-        Every sampler is copied to a fixed buffer of `buffer_width` positions, or has new memory if that is None.
-        """
+    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
+        """Prepare for rows whose sampling noise has the keys `keys`, int64 [B]."""
         self.options, self.keys, self.vocabulary = options, keys, vocabulary
         self.speculative = options.is_sampling and options.sampling == "speculative"
         self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)  # [1 or 3]
         self.noise = Noise(options.seed, keys, vocabulary) if options.is_sampling else None
-        self.buffer = None if buffer_width is None else self._make(keys.new_zeros(len(keys), buffer_width))
 
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """Use `seed` and `keys` [B] from now on."""
+    def rekey(self, keys: Tensor) -> None:
+        """Use `keys` [B] from now on."""
         if self.noise is not None:
-            self.noise.rekey(seed, keys)
+            self.noise.rekey(keys)
 
     def at(self, position: Tensor) -> CoupledSampler:
         """Return the sampler at target positions [B, N]."""
-        sampler = self._make(position)
-        return sampler if self.buffer is None or sampler is GREEDY else self.buffer.load(sampler)
-
-    def _make(self, position: Tensor) -> CoupledSampler:
         if self.noise is None:
             return GREEDY
         temperature = self.temperature(position)

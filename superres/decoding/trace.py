@@ -69,7 +69,7 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
 
 
 def trace_entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
-    """Return the record of an iteration, int64 [B, 2 + W]: position, number of accepted tokens, proposals."""
+    """Return the record of an iteration, int64 [B, 2 + W]: position (-1 at the start), accepted tokens, proposals."""
     return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
 
 
@@ -79,15 +79,11 @@ class TraceRecorder:
     def __init__(self) -> None:
         # Consecutive iterations of one block size: their entries [n, B, 2 + W], and the block size.
         self._parts: list[tuple[Tensor, int]] = []
-        self._count = self.forgotten = 0
+        self._count = 0
 
     def __len__(self) -> int:
         """Return the number of recorded iterations, including forgotten ones."""
         return self._count
-
-    def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Record an iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
-        self.extend(trace_entry(position, proposed, accepted).unsqueeze(0), proposed.shape[1])
 
     def extend(self, steps: Tensor, block_size: int) -> None:
         """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are valid."""
@@ -117,7 +113,6 @@ class TraceRecorder:
     def forget(self, until: int) -> None:
         """Drop the iterations before number `until`."""
         self._parts = self._from(until)
-        self.forgotten = max(until, self.forgotten)
 
     def shrink(self, kept: Tensor) -> None:
         """Keep rows `kept` [R] only."""
@@ -136,12 +131,15 @@ class TraceRecorder:
         # `pad` also cuts off columns, if the amount is negative.
         same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
                 for steps, _ in parts]
-        read = torch.cat(same).cpu().numpy()
-        chosen = list(range(read.shape[1])) if chosen is None else list(chosen)
-        read, began = read[:, chosen], np.array(since or [0] * len(chosen))
+        steps = torch.cat(same)
+        if chosen is not None:  # only these rows leave the device
+            steps = steps[:, torch.tensor(chosen, dtype=torch.int64, device=steps.device)]
+        read = steps.cpu().numpy()
+        count = read.shape[1]
+        began = np.array(since or [0] * count)
         positions, accepted = read[..., 0], read[..., 1]
         proposed = np.where(np.arange(widest) < sizes[:, None, None], read[..., 2:], -1)
         # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
         active = (accepted > 0) & (positions >= 0) & (np.arange(first, len(self))[:, None] >= began)
         return [RowTrace(positions[active[:, row], row].tolist(), accepted[active[:, row], row].tolist(),
-                         proposed[active[:, row], row]) for row in range(len(chosen))]
+                         proposed[active[:, row], row]) for row in range(count)]

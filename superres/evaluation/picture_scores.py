@@ -220,8 +220,8 @@ def decode_interleaved(
 ) -> dict[str, DecodedPictures]:
     """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows all alike.
 
-    An untimed decoding of the first batch warms up (compilation, graph capture, caches). A shorter last batch is not
-    timed unless it is the only batch.
+    An untimed decoding of the first batch warms up (compilation, caches). A shorter last batch is not timed unless it
+    is the only batch.
     """
     keys = [image_key(source, 1) for source in sources]
     results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +11,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from superres.interfaces import Decoder, GraphCapture, Sources
+from superres.interfaces import Decoder, Sources
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
 from superres.tree import Tree
 
 SOURCE_MULTIPLE = 16
-"""Sessions pad their sources to a multiple of this many positions, for three reasons.
+"""Sessions pad their sources to a multiple of this many positions, for two reasons.
 
 MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same score in every
-column of a step. The native step reads vectors of 16. A CUDA graph serves all sources of the same padded length.
+column of a step. The native step reads vectors of 16.
 """
+
+
+def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
+    """Return a copy of `layers` whose linear layers compute in bfloat16; norms and residual sums keep their type."""
+    copied = copy.deepcopy(layers)
+    for linear in copied.modules():
+        if isinstance(linear, nn.Linear):
+            linear.bfloat16().register_forward_pre_hook(lambda _, inputs: inputs[0].bfloat16())
+    return copied
 
 
 class StepModel:
@@ -30,7 +40,6 @@ class StepModel:
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
     width_invariant = False  # whether sums have one order at every step width, so that no token depends on it
-    graph_capture: GraphCapture | None = None
     own_threads = False
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
     """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""

@@ -26,15 +26,12 @@ class StepSession(ProposingSession):
     """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time.
 
     It decodes the sources of `memory` in steps of up to `width` tokens by the decoder layers `layers`; the cache has
-    the type of their weights. `fused_attention` uses torch's fused kernel for self-attention, which is faster on a GPU.
+    the type of their weights.
     """
 
-    def __init__(
-        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int, fused_attention: bool = False,
-    ) -> None:
+    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int) -> None:
         super().__init__(model, memory, width)
         self.layers: list[Layer] = list(layers)  # type: ignore[arg-type]
-        self.fused_attention = fused_attention
         dtype, device = self.layers[0].attention.query.weight.dtype, memory.states.device
         self.cache = self._make_cache(memory.states.to(dtype))
         self.cross = [layer.keys_and_values(memory.states) for layer in self.layers]
@@ -51,8 +48,7 @@ class StepSession(ProposingSession):
             self.read = self.deviation[:, 1 + self.config.source_length :]  # by the decoder position of the token
 
     def _make_cache(self, like: Tensor) -> KeyValueCache:
-        # The fused kernel requires masks whose rows are aligned.
-        return KeyValueCache(self.config, self.batch, self.width, like, 16 if self.fused_attention else 1)
+        return KeyValueCache(self.config, self.batch, self.width, like)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         views = [*super().row_state(), *([self.cache.store.movedim(2, 0)] if cache else [])]
@@ -122,8 +118,6 @@ class StepSession(ProposingSession):
     def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store a layer's keys and values and attend over its ring; `index` and `mask` are from `cache.locate`."""
         keys, values = self.cache.write(layer, key, value, index)  # [B, H, R, size]
-        if self.fused_attention:
-            return F.scaled_dot_product_attention(query, keys, values, mask)
         return attend(query, keys, values, mask)
 
     def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from superres.config import ENGINE_NAMES, Registry, require_choice
 from superres.native.build import NativeUnavailable
 from superres.native.model import NativeModel
-from superres.nn.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
 
@@ -16,11 +15,8 @@ LOG = logging.getLogger(__name__)
 
 
 def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
-    """Take CUDA graphs on a GPU, compiled code on a CPU; elsewhere the plain step, and a warning says why."""
-    device = model.signal.device.type
-    if device == "cuda":
-        return GraphModel(model, end_token)
-    if device == "cpu":
+    """Take compiled code on a CPU, or the plain step with a warning that says why; the plain step on other devices."""
+    if model.signal.device.type == "cpu":
         try:
             return NativeModel(model, end_token)
         except NativeUnavailable as error:
@@ -33,8 +29,6 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
     "plain": StepModel,
     "native": NativeModel,
     "native-int8": lambda model, end_token: NativeModel(model, end_token, precision="int8"),
-    "graph": GraphModel,
-    "graph-bf16": lambda model, end_token: GraphModel(model, end_token, half=True),
 })
 """Engines by the name that users give."""
 

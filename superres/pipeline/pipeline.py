@@ -73,7 +73,6 @@ def at_intervals(
     due = interval
     for number, (is_complete, result) in enumerate(steps):
         seconds = clock() - started
-        # The last result is read before `steps` is advanced, since a captured loop then serves the next decode.
         if is_complete or (number and seconds >= due):
             yield result(), seconds, is_complete
             started = clock() - seconds

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from fakes import VARIANTS, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
 from PIL import Image
-from recording import Recorded
 
 from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
@@ -27,7 +26,6 @@ from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
 from superres.native.model import NativeModel
-from superres.nn.cuda_graph import GraphModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -119,7 +117,6 @@ def searched(config):
 ENGINES = {
     "native": lambda config: NativeModel(random_model(config, dtype=torch.float32)),
     "native-int8": lambda config: NativeModel(random_model(config, dtype=torch.float32), precision="int8"),
-    "graph": lambda config: GraphModel(random_model(config), capture=Recorded),
 }
 """Engines beside the plain one, which all other small networks are decoded with."""
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import test_blockwise
-import test_graph
 import test_lookahead_sampling
 import test_noise
 import test_rollback
@@ -21,9 +20,8 @@ import test_speculative_blocks
 import test_step
 import test_tree_attention
 import torch
-from fakes import SMALL, VARIANTS, random_model, random_tokens
+from fakes import SMALL, VARIANTS, random_model
 
-from decodes import decode, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding import blockwise, sampling
 from superres.decoding.blockwise import PlainDecoder
@@ -144,27 +142,6 @@ def trust_the_proposer_with_the_first_token(propose):
     return careless
 
 
-def move_a_tensor(iterate):
-    def moving(decoding, state):
-        old, start = state.position, state.position.clone()
-        made = iterate(decoding, state)
-        state.position = old.clone()
-        state.place = state.position.unsqueeze(1)
-        old.copy_(start)
-        return made
-
-    return moving
-
-
-def read_from_the_device(iterate):
-    def reading(decoding, state):
-        made = iterate(decoding, state)
-        assert bool(state.position.sum() >= 0)
-        return made
-
-    return reading
-
-
 def propose_one_token_later(propose):
     def forgetful(proposer, context, offsets):
         return propose(proposer, replace(context, position=context.position + (context.position > 0)), offsets)
@@ -174,14 +151,6 @@ def propose_one_token_later(propose):
 
 def check_exact():
     test_blockwise.check_exact("base aids", DecodeConfig(block_size=3))
-
-
-def check_captured():
-    plain, graph = test_graph.pair()
-    source = random_tokens(test_graph.CONFIG, 1)[0]
-    loop = next(iterations(graph, source, DecodeConfig()))
-    loop.run(48)  # where nothing is accepted, a decode would not end
-    test_graph.assert_same(result_of(loop), decode(plain, source, DecodeConfig()))
 
 
 def check_draft():
@@ -194,9 +163,6 @@ LOOP = {
     "a whole block is accepted": Mutation(
         blockwise, "accepted_length", lambda _: lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1),
         check_exact),
-    "a captured tensor moves": Mutation(PlainDecoder, "iterate", move_a_tensor, check_captured),
-    "a captured iteration reads from the device": Mutation(
-        PlainDecoder, "iterate", read_from_the_device, check_captured),
     "a draft does not roll back": Mutation(DraftProposer, "propose", propose_one_token_later, check_draft),
 }
 

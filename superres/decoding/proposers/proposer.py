@@ -52,9 +52,6 @@ class Proposer:
     draws: ClassVar[bool] = False
     """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of that call's scores.
     Speculative sampling assigns probability 1 to the proposals of other proposers."""
-    stateless: bool = False
-    """Whether proposals depend on the context only, and are computed on the device without reading from it. Such work
-    can be captured in a CUDA graph, or done by native iterations."""
     resource: ClassVar[str | None] = None
     """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's only argument."""
     settings: ClassVar[tuple[str, ...]] = ()
@@ -166,7 +163,7 @@ class WrappedModel:
         self.model = model
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
-        self.graph_capture, self.own_threads = model.graph_capture, model.own_threads
+        self.own_threads = model.own_threads
 
     @property
     def weight_bytes(self) -> int:

@@ -17,7 +17,6 @@ class HeadProposer(Proposer):
 
     uses_heads = True
     draws = True
-    stateless = True
     training = "prediction heads"
 
     def as_data(self, session: Session) -> ProposerData:
@@ -35,8 +34,6 @@ class JacobiProposer(Proposer):
     proposals repeat the last choice. The first step of a sequence reads filler, so its choices are wrong; that costs
     accepted tokens in one iteration, but not exactness.
     """
-
-    stateless = True
 
     def as_data(self, session: Session) -> ProposerData:
         return ProposerData("jacobi")

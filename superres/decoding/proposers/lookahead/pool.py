@@ -1,7 +1,4 @@
-"""A pool of the n-grams seen while decoding, looked up by their first token.
-
-All data stays on the device and is changed in place, so that an iteration can be captured.
-"""
+"""A pool of the n-grams seen while decoding, looked up by their first token; all data stays on the device."""
 
 from __future__ import annotations
 

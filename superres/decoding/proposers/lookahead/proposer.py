@@ -19,14 +19,12 @@ class LookaheadProposer(Proposer):
     """N-grams from Jacobi iterations, several of which are verified per step; the block size is N."""
 
     proposes_tree = True
-    stateless = True  # the window and the pool belong to the decode
     settings = ("window", "candidates")
     block_size = 4
 
     def __init__(self, pool: Callable[[int, int, torch.device], NgramPool] | None = None) -> None:
         """Make the pool of n-grams by `pool(batch, ngram_size, device)`; an `NgramPool` if None."""
         self.pool = pool
-        self.stateless = pool is None  # another pool may keep anything
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
