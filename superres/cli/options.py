@@ -122,8 +122,8 @@ def option_of(
 Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
 Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto uses a GPU if there is one.")]
 Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding step is "
-                               "computed: plain by torch, native by code compiled for this CPU on first use; int8 "
-                               "rounds the weights.")]
+                               "computed: plain by torch, native by code compiled for this CPU on first use, triton by "
+                               "one kernel for GPUs; int8 and bf16 round the weights.")]
 BatchSize = Annotated[int, Option(metavar="N", help="Images decoded together, 1 or more.")]
 LengthPenalty = Annotated[float, Option(metavar="A", rich_help_panel=DECODING, help="Exponent of beam search's length "
                                         "penalty: hypotheses are ranked by log p / ((5 + length) / 6)**A.")]

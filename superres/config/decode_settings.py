@@ -26,12 +26,13 @@ from superres.errors import ConfigError, shown
 DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeba-8to64", "multi30k-en-de"
 """Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
 
-ENGINE_NAMES = ["auto", "plain", "native", "native-int8"]
+ENGINE_NAMES = ["auto", "plain", "native", "native-int8", "triton", "triton-bf16"]
 """Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
 
-"plain" uses torch on any device, and "native" compiled code for CPUs. "auto" chooses "native" on a CPU that supports
-it. "native-int8" rounds weights, keys, values and inputs of products to bytes, so its tokens can differ from those of
-other engines.
+"plain" uses torch on any device, "native" compiled code for CPUs, and "triton" one kernel for GPUs. "auto" chooses
+"native" on a CPU that supports it, and "triton" on a GPU for the networks that it decodes. "triton-bf16" rounds the
+weights, keys and values to bfloat16, "native-int8" weights, keys, values and inputs of products to bytes, so their
+tokens can differ from those of other engines.
 """
 CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
 """Groups of entry points by which packages add criteria and proposers."""

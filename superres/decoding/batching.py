@@ -33,6 +33,9 @@ rounding of sums may depend on the number of rows."""
 DONE_CHECK_INTERVAL = 16
 """Number of iterations between two checks for complete rows; between them nothing is read from the device."""
 
+LAUNCH_INTERVAL = 128
+"""The same for a batch on an accelerator whose iterations are one launch, in which complete rows stop by themselves."""
+
 END_CHECK_INTERVAL = 4
 """The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
 
@@ -197,6 +200,8 @@ class RefilledDecoder(Generic[ItemT]):
         """
         is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
         interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
+        if not is_cpu and self.batch and loop.is_native:
+            return LAUNCH_INTERVAL
         if not is_cpu or self.batch:
             return interval
         if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):

@@ -167,6 +167,16 @@ class LimitedSession(StatefulSession):
         return self.session.propose(inner, index, first, offsets, limited)
 
 
+def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
+    """Return the session inside those that add the state of a proposer or limits, with its limits and bounds."""
+    limits, bounds = None, None
+    while isinstance(session, StatefulSession):
+        if isinstance(session, LimitedSession):
+            limits, bounds = session.limits, session.bounds
+        session = session.session
+    return session, limits, bounds
+
+
 class LimitedTreeSession(LimitedSession):
     """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
 

@@ -46,7 +46,7 @@ Run = tuple[float, int, int, list[RowTrace]]
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10, 16, 24)
 """Block sizes to measure, up to the number of prediction heads."""
 FLOAT_BYTES = 4
-SIZES = {"native": (2, 4), "native-int8": (1, 1)}
+SIZES = {"native": (2, 4), "native-int8": (1, 1), "triton-bf16": (2, 2)}
 """Bytes of a weight, and of a key's, a value's or an input's number, by engine; FLOAT_BYTES otherwise."""
 
 

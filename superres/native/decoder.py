@@ -10,8 +10,8 @@ from torch import Tensor
 from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
-from superres.decoding.proposers.proposer import ProposerData, StatefulSession
-from superres.decoding.sum_limits import LimitedSession, Limits
+from superres.decoding.proposers.proposer import ProposerData
+from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
 from superres.interfaces import Session
 from superres.native import abi
@@ -45,16 +45,6 @@ def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
         if not known or sampling or len(plain.block_costs.costs) > min(session.width, largest):
             return None
     return NativeDecoder(plain)
-
-
-def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
-    """Return the session inside those that add the state of a proposer or limits, with its limits and bounds."""
-    limits, bounds = None, None
-    while isinstance(session, StatefulSession):
-        if isinstance(session, LimitedSession):
-            limits, bounds = session.limits, session.bounds
-        session = session.session
-    return session, limits, bounds
 
 
 class NativeDecoder(PlainRows):

@@ -23,14 +23,17 @@ class KeyValueCache:
 
     A step overwrites its positions before it attends, and a slot holds the latest position p with that remainder. Keys
     of a rejected proposal are therefore either overwritten or hidden by the mask, which absolute positions determine.
-    The R slots are `slot_count` for steps of `width`; `beside` extra slots follow. Dtype and device are those of
-    `like`.
+    The R slots are `slot_count` for steps of `width`, rounded up to a multiple of `multiple`; `beside` extra slots
+    follow. Dtype and device are those of `like`.
     """
 
-    def __init__(self, config: ModelConfig, batch: int, width: int, like: Tensor, beside: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, batch: int, width: int, like: Tensor, multiple: int = 1, beside: int = 0,
+    ) -> None:
         self.batch, self.heads = batch, config.attention_heads
         self.size = config.width // config.attention_heads
-        self.slots = slot_count(config, width)
+        slots = slot_count(config, width)
+        self.slots = slots + -slots % multiple
         # Zeros instead of uninitialised memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
         self.store = like.new_zeros(config.decoder_layers, 2, batch, self.heads, self.slots + beside, self.size)
         self.slot = torch.arange(self.slots, device=like.device)

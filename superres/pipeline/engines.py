@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 
 from superres.config import ENGINE_NAMES, Registry, require_choice
+from superres.errors import ConfigError
+from superres.gpu.weights import refusal
 from superres.native.build import NativeUnavailable
 from superres.native.model import NativeModel
 from superres.nn.model import EncoderDecoder
@@ -15,13 +17,31 @@ LOG = logging.getLogger(__name__)
 
 
 def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
-    """Take compiled code on a CPU, or the plain step with a warning that says why; the plain step on other devices."""
+    """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else the plain step."""
     if model.signal.device.type == "cpu":
         try:
             return NativeModel(model, end_token)
         except NativeUnavailable as error:
             LOG.warning("decoding with the engine plain, which takes ten times as long or more: %s", error)
+    if model.signal.device.type == "cuda" and refusal(model) is None:
+        return triton(model, end_token)
     return StepModel(model, end_token)
+
+
+def triton(model: EncoderDecoder, end_token: int | None, half: bool = False) -> StepModel:
+    """Take the Triton kernel; the plain step, and a warning says why, if the kernel does not work here."""
+    try:
+        from superres.gpu.model import TritonModel  # Triton is imported where it is asked for only
+
+        made = TritonModel(model, end_token, half=half)
+        made.test()
+    except ConfigError:
+        raise
+    except Exception as error:  # of Triton, the driver or the test
+        LOG.warning("decoding with the engine plain, which is slower, since triton does not work here: %s",
+                    (str(error).splitlines() or [repr(error)])[0])
+        return StepModel(model, end_token)
+    return made
 
 
 ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(ENGINE_NAMES, {
@@ -29,6 +49,8 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
     "plain": StepModel,
     "native": NativeModel,
     "native-int8": lambda model, end_token: NativeModel(model, end_token, precision="int8"),
+    "triton": triton,
+    "triton-bf16": lambda model, end_token: triton(model, end_token, half=True),
 })
 """Engines by the name that users give."""
 

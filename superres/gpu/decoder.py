@@ -1,0 +1,117 @@
+"""The decoder of the engine `triton`: the rows of a `PlainDecoder`, whose iterations the kernel does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from superres.decoding.blockwise import PlainDecoder, PlainRows
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.sum_limits import unwrapped
+from superres.errors import ScoresError
+from superres.gpu.kernel import decode
+from superres.gpu.launch import Compiled, compiled, launch
+from superres.gpu.session import TritonSession
+from superres.gpu.weights import COLUMNS, Tuning, Weights, pack, power
+from superres.interfaces import Session
+from superres.nn.cache import KeyValueCache
+from superres.nn.model import EncoderDecoder
+
+RULES = {"distance": 0, "rank": 1}
+
+
+def supports(plain: PlainDecoder) -> bool:
+    """Return whether the kernel does the iterations of `plain`."""
+    session = unwrapped(plain.session)[0]
+    data = plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values() else None
+    return (type(plain) is PlainDecoder and isinstance(session, TritonSession)
+            and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind == "heads"
+            and getattr(plain.criterion, "rule", None) is not None
+            and not plain.samplers.speculative and plain.block_costs is None and plain.end_token is None)
+
+
+def compiled_for(model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0)) -> Compiled:
+    """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no GPU."""
+    kind = torch.bfloat16 if half else torch.float32
+    weights = pack(model, kind, Tuning())
+    slots = KeyValueCache(model.config, 1, COLUMNS, torch.empty(0), weights.tuning.chunk).slots
+    i32, i64, f32 = torch.int32, torch.int64, torch.float32
+    kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64]
+    constants = constants_of(weights, slots) | {"SAMPLED": False, "FILTERED": False}
+    return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants, weights.tuning.warps,
+                    capability)
+
+
+def constants_of(weights: Weights, slots: int) -> dict[str, Any]:
+    """Return the constants of the kernel, without limits and sampling, for rings of `slots`."""
+    tuning = weights.tuning
+    return weights.sizes | {
+        "R": slots, "C": tuning.chunk, "E": 0, "ROWS": tuning.rows, "PRECISION": tuning.precision,
+        "STAGES": tuning.stages, "QUARTERS": weights.kind == torch.float32}
+
+
+class TritonDecoder(PlainRows):
+    """The iterations of a `PlainDecoder` in one launch per `advance`: a `superres.interfaces.Decoder`."""
+
+    def __init__(self, plain: PlainDecoder) -> None:
+        super().__init__(plain)
+        self._bind()
+
+    def keep(self, rows: Tensor, session: Session) -> None:
+        self.plain.keep(rows, session)
+        self._bind()
+
+    def advance(self, count: int) -> Tensor:
+        """See `superres.interfaces.Decoder.advance`; rows stop by themselves."""
+        plain, state = self.plain, self.plain.state
+        count = count if plain.block_size == state.block_size else 1
+        kind, bound = plain.criterion.rule or ("distance", 0)
+        batch, capacity = state.proposals.shape
+        record = state.position.new_zeros(count, batch, 2 + capacity)  # rows that are complete write nothing
+        status = torch.zeros(batch, 2, dtype=torch.int32, device=record.device)
+        numbers = (batch, count, state.block_size, plain.block_size, plain.min_block, RULES[kind], bound,
+                   state.store.shape[1], capacity, *self.filters)
+        tensors = [state.store, state.position, state.limit, state.proposals, record, status, *self.tensors]
+        programs = -(-batch // self.tuning.rows)
+        launch(decode, programs, tensors, numbers, self.constants, self.tuning.warps,
+               not self.constants["SAMPLED"])
+        made, bad = status.amax(0).tolist()
+        if bad:
+            raise ScoresError
+        state.block_size = plain.block_size
+        return record[:made]
+
+    def _bind(self) -> None:
+        """Find the tensors of the rows."""
+        session, limits, bounds = unwrapped(self.plain.session)
+        if not isinstance(session, TritonSession) or session.estimate is None:
+            raise ValueError("these rows are not of a session of the kernel")
+        estimate = session.estimate.float().contiguous()
+        weights, length, batch = session.weights, session.config.target_length, session.batch
+        self.tuning = weights.tuning
+
+        def rows(table: Tensor | None) -> Tensor:
+            if table is None:
+                return estimate.new_zeros(batch, length, session.config.width)
+            return table.float().expand(batch, -1, -1).contiguous()
+
+        group = earlier = estimate.new_zeros(1, dtype=torch.int32)
+        self.constants = constants_of(weights, session.cache.slots)
+        if limits is not None and bounds is not None:
+            self.constants["E"] = size = power(limits.earlier.shape[1])
+            group = limits.group.int()
+            earlier = F.pad(limits.earlier, (0, size - limits.earlier.shape[1]), value=-1).int().contiguous()
+        else:
+            bounds = self.plain.state.limit
+        samplers = self.plain.samplers
+        options, temperatures, vocabulary = samplers.options, samplers.temperatures, samplers.vocabulary
+        self.filters = len(temperatures), min(options.sample_top_k or vocabulary, vocabulary)
+        self.constants |= {"SAMPLED": samplers.noise is not None,
+                           "FILTERED": self.filters[1] < vocabulary or options.nucleus < 1}
+        noise = [torch.tensor([options.seed], device=estimate.device), self.plain.keys, temperatures.float(),
+                 temperatures.new_tensor([options.nucleus])]
+        self.tensors = [session.cache.store, session.deviation, rows(session.position_table), rows(session.head_table),
+                        estimate, group, earlier, bounds, *noise, *weights.tensors]

@@ -1,0 +1,110 @@
+"""Compile a Triton kernel and launch it by the CUDA driver, which needs no C compiler on the machine."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
+         torch.float64: "*fp64"}
+LOCK = threading.Lock()
+"""Compiling is not safe in several threads at once."""
+
+
+@dataclass
+class Compiled:
+    """A kernel in machine code."""
+
+    cubin: bytes
+    name: str
+    shared: int  # bytes of shared memory
+    warps: int
+    parameters: int  # pointers that it reads: the tensors, then Triton's own
+    scratch: int  # bytes of memory that Triton wants of its own; 0 is all that is supported
+
+
+def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], warps: int,  # noqa: ANN401
+             capability: tuple[int, int], fused: bool = True) -> Compiled:
+    """Compile a kernel, whose arguments are tensors of `kinds` and then numbers, for GPUs of a `capability`.
+
+    With `fused`, the compiler may round a product and a sum once. It needs no GPU.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = iter([KINDS[kind] for kind in kinds])
+    signature = {name: "constexpr" if name in constants else next(types, "i32") for name in kernel.arg_names}
+    aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(kinds))}
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    with LOCK:
+        made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned), target=target,
+                              options={"num_warps": warps, "enable_fp_fusion": fused})
+    metadata = made.metadata
+    entry = made.asm["ptx"].split(f".entry {metadata.name}(", 1)[1].split(")", 1)[0]
+    return Compiled(made.asm["cubin"], metadata.name, metadata.shared, warps, entry.count(".param"),
+                    getattr(metadata, "global_scratch_size", 0) + getattr(metadata, "profile_scratch_size", 0))
+
+
+class Driver:
+    """The functions of the CUDA driver that load and launch a kernel."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def __call__(self, name: str, *arguments: Any) -> None:  # noqa: ANN401
+        code = getattr(self.library, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorString(code, ctypes.byref(text))
+            raise RuntimeError(f"{name} failed: {(text.value or b'unknown error').decode()}")
+
+
+class Kernel:
+    """A compiled kernel, loaded on the current device."""
+
+    def __init__(self, code: Compiled) -> None:
+        if code.scratch:
+            raise RuntimeError("the kernel needs memory of its own")
+        torch.cuda.current_stream().synchronize()  # torch has made the device's context
+        self.code, self.driver = code, Driver()
+        self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.driver("cuModuleLoadData", ctypes.byref(self.module), code.cubin)
+        self.driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, code.name.encode())
+        if code.shared > 48 << 10:
+            self.driver("cuFuncSetAttribute", self.function, ctypes.c_int(8), ctypes.c_int(code.shared))
+
+    def launch(self, programs: int, tensors: list[Tensor], numbers: tuple[int, ...]) -> None:
+        """Launch `programs` programs on the current stream."""
+        if any(tensor.data_ptr() % 16 or not tensor.is_contiguous() for tensor in tensors):
+            raise ValueError("the tensors of a kernel must be contiguous and aligned to 16 bytes")
+        values = [*(ctypes.c_uint64(tensor.data_ptr()) for tensor in tensors), *map(ctypes.c_int32, numbers)]
+        values += [ctypes.c_uint64(0) for _ in range(self.code.parameters - len(values))]  # Triton's own memory
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        sizes = (programs, 1, 1, 32 * self.code.warps, 1, 1, self.code.shared)
+        self.driver("cuLaunchKernel", self.function, *map(ctypes.c_uint, sizes),
+                    ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), parameters, None)
+
+
+KERNELS: dict[Any, Kernel] = {}
+"""Loaded kernels by device, types and constants."""
+
+
+def launch(kernel: Any, programs: int, tensors: list[Tensor], numbers: tuple[int, ...],  # noqa: ANN401
+           constants: dict[str, Any], warps: int, fused: bool = True) -> None:
+    """Launch a kernel on the device of its tensors; on a CPU, Triton's interpreter runs it."""
+    device = tensors[0].device
+    if device.type != "cuda":
+        kernel[(programs,)](*tensors, *numbers, **constants)
+        return
+    kinds = [tensor.dtype for tensor in tensors]
+    key = kernel, device.index, warps, fused, *kinds, *constants.items()
+    if key not in KERNELS:
+        capability = torch.cuda.get_device_capability(device)
+        KERNELS[key] = Kernel(compiled(kernel, kinds, constants, warps, capability, fused))
+    KERNELS[key].launch(programs, tensors, numbers)

@@ -1,0 +1,188 @@
+"""The engine `triton` by Triton's interpreter: tokens and traces are those of the plain decoder, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import TINY, random_model, random_tokens
+from test_refill import assert_equal, refilled
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+pytest.importorskip("triton")
+
+from fakes import limits_of
+
+from decodes import decode
+from superres.config import DecodeConfig
+from superres.decoding import reference
+from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.sum_limits import LimitedModel
+from superres.errors import ConfigError, ScoresError
+from superres.gpu.model import TritonModel
+from superres.gpu.weights import Tuning
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import step_model
+
+CONFIG = replace(
+    TINY, source_shape=(1, 1, 3), target_shape=(2, 2, 3), attention_block_length=4, prediction_heads=8,
+    head_layer="sequential", free_scores=False, ordinal_shape="hyperbolic", cell_remainder=True)
+NETWORKS = {
+    "one layer": CONFIG,
+    # Widths that are no powers of two, as those of the second stage.
+    "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48, decoder_layers=2),
+    "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace", cell_remainder=False),
+    "no conditioning": replace(CONFIG, aligned_conditioning=False),
+    "one head": replace(CONFIG, prediction_heads=1),
+}
+WAYS = {
+    "greedy": DecodeConfig(1), "exact": DecodeConfig(8), "distance": DecodeConfig(5, accept="distance", epsilon=40),
+    "top-k": DecodeConfig(4, accept="top-k", top_k=60), "minimum": DecodeConfig(6, min_block=3),
+    "sampled": DecodeConfig(3, temperature=(0.9, 0.5, 0.7), seed=2**40 + 5),
+    "nucleus": DecodeConfig(2, temperature=0.9, nucleus=0.9, accept="distance", epsilon=40, min_block=2),
+    "likeliest": DecodeConfig(2, temperature=0.9, sample_top_k=30, accept="top-k", top_k=9),
+}
+
+
+def models(config=CONFIG, limited=False, seed=0, tuning=None):
+    """Return the engine and the plain one of the same network."""
+    network = random_model(config, seed, torch.float32)
+    both = TritonModel(network, tuning=tuning), StepModel(network)
+    return [LimitedModel(model, limits_of(config)) for model in both] if limited else both
+
+
+@torch.inference_mode()
+def begun(model, source, options, tokens):
+    """Return a loop that has decoded the first `tokens` tokens, in two launches."""
+    size = options.block_size
+    loop = BlockwiseLoop(model, model.session(source, size), options, torch.arange(len(source)), size)
+    loop.plain.state.limit.fill_(tokens)
+    for count in (2, *[16] * tokens):
+        loop.run(0 if loop.done() else count)
+    return loop
+
+
+def assert_same(found, expected):
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert_same_traces(found.traces, expected.traces)
+
+
+def assert_same_traces(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert (one.positions, one.accepted) == (other.positions, other.accepted)
+        assert one.proposed.tolist() == other.proposed.tolist()
+
+
+@pytest.mark.parametrize(("way", "limited"), [*((way, True) for way in WAYS), ("exact", False), ("sampled", False)])
+def test_decodes_as_the_plain_engine(way, limited):
+    source = random_tokens(CONFIG, 1 if WAYS[way].is_sampling else 2)[0]
+    found, expected = (begun(model, source, WAYS[way], 4) for model in models(limited=limited))
+    assert found.is_native
+    assert not expected.is_native
+    assert torch.equal(found.plain.state.tokens[:, :4], expected.plain.state.tokens[:, :4])
+    assert_same_traces(found.recorder.rows(), expected.recorder.rows())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_decodes_as_the_reference(network):
+    config = NETWORKS[network]
+    engine, plain = models(config, limited=True, seed=1)
+    source, size = random_tokens(config, 1, seed=1)[0], min(4, config.prediction_heads)
+    steps = reference.decode(plain, source, DecodeConfig(size), size, length=6)
+    loop = begun(engine, source, DecodeConfig(size), 6)
+    assert loop.plain.state.tokens[0, :6].tolist() == reference.tokens_of(steps)
+    assert loop.recorder.rows()[0].accepted == [step.accepted for step in steps]
+
+
+def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
+    engine, _ = models()
+    source = random_tokens(CONFIG, 2, seed=2)[0]
+    expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 6).plain.state.tokens[:, :6]
+                               for rows, size in ((source, 1), (source, 3), (source[1:], 8)))
+    assert torch.equal(blocks, expected)
+    assert torch.equal(alone, expected[1:])
+
+
+def test_several_rows_of_a_program_end_by_themselves():
+    engine, plain = models(tuning=Tuning(rows=2))
+    source, options = random_tokens(CONFIG, 3, seed=3)[0], WAYS["distance"]  # the last program has one row
+    assert_same(decode(engine, source, options), decode(plain, source, options))
+
+
+def test_the_ring_of_keys_wraps_around():
+    config = replace(CONFIG, source_shape=(2, 2, 3), target_shape=(4, 4, 3), attention_block_length=4)
+    engine, plain = models(config, tuning=Tuning(chunk=16))
+    source, options = random_tokens(config, 1)[0], DecodeConfig(7, accept="distance", epsilon=200)
+    with torch.inference_mode():
+        assert engine.session(source, 5).cache.slots < config.target_length
+    assert_same(decode(engine, source, options), decode(plain, source, options))
+
+
+def test_rows_are_refilled_and_kept():
+    engine, plain = models()
+    source, options = random_tokens(CONFIG, 4, seed=4)[0], DecodeConfig(8, accept="distance", epsilon=200)
+    finished, decoder = refilled(engine, source, options, 2, ready=[1, 0, 1])
+    assert decoder.loop.is_native
+    assert_equal(finished, plain, source, options)
+
+
+@pytest.mark.parametrize("options", [
+    DecodeConfig(4, temperature=0.9, sampling="speculative"), DecodeConfig(4, proposer="jacobi"),
+    DecodeConfig(4, proposer="lookahead")])
+def test_what_the_kernel_does_not_do_is_left_to_the_plain_decoder(options):
+    engine, plain = models()
+    source = random_tokens(CONFIG, 1)[0]
+    assert_same(decode(engine, source, options), decode(plain, source, options))
+
+
+def test_scores_that_are_not_finite_are_an_error():
+    engine, _ = models()
+    engine.weights.tensors[0].fill_(float("nan"))  # the embedding
+    with pytest.raises(ScoresError):
+        decode(engine, random_tokens(CONFIG, 1)[0], DecodeConfig(4))
+
+
+def test_the_engine_is_chosen_by_name_and_tested(monkeypatch, caplog):
+    network = random_model(CONFIG, dtype=torch.float32)
+    assert step_model(network, engine="triton").engine == "triton"
+    monkeypatch.setattr(TritonModel, "decoder", lambda model, plain: None)
+    assert step_model(network, engine="triton").engine == "plain"
+    assert "since triton does not work here: its test decoded" in caplog.text
+
+
+def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="norms before the layers only; choose plain"):
+        step_model(random_model(replace(CONFIG, attention="causal")), engine="triton")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ConfigError, match="runs on a GPU, not on cpu"):
+        step_model(random_model(CONFIG), engine="triton")
+
+
+RESOURCES = """
+import sys, torch
+from dataclasses import replace
+from fakes import random_model
+from superres.checkpoint import read_network, bundled_folder
+from superres.gpu.decoder import compiled_for
+half = sys.argv[1] == "half"
+made = compiled_for(random_model(read_network(bundled_folder() / "celeba-8to32"), dtype=torch.float32), half)
+print(made.shared, made.scratch, made.parameters, len(made.cubin) > 10_000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["half", "float"])
+def test_the_kernel_of_the_bundled_network_fits_a_gpu(kind, tmp_path):
+    """Compiled where there is no GPU, in a process without the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(map(os.path.abspath, [".", "tests", "scripts"]))
+    done = subprocess.run([sys.executable, "-c", RESOURCES, kind], capture_output=True, text=True, timeout=600,
+                          env=environment | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr[-2000:]
+    shared, scratch, _, made = done.stdout.split()
+    assert int(shared) <= 227 << 10
+    assert (scratch, made) == ("0", "True")
