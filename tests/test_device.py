@@ -25,7 +25,7 @@ from superres.tasks.faces import FaceTask
 
 ROOT = Path(__file__).parent.parent
 CONFIG = replace(TINY, source_shape=(4, 4, 3), target_shape=(12, 12, 3), prediction_heads=2, head_layer="sequential")
-SMALL = replace(CONFIG, target_shape=(4, 4, 3))  # what is decoded one token at a time
+SMALL = replace(CONFIG, target_shape=(4, 4, 3), free_scores=False)  # what is decoded one token at a time
 TASK = FaceTask.of(CONFIG)
 
 
@@ -77,8 +77,8 @@ def on_device(prepared, what, *options, python=sys.executable):
     return code, output, out
 
 
-def parts_of(out, what):
-    return dict(line.split(" ", 1) for line in (out / f"{what}-parts.txt").read_text().splitlines())
+def parts_of(prepared, what):
+    return dict(line.split(" ", 1) for line in (prepared / "work" / f"{what}-parts.txt").read_text().splitlines())
 
 
 def test_mosaics_keep_every_face(tmp_path, monkeypatch):
@@ -105,17 +105,20 @@ def test_every_part_of_a_check_runs_and_reports(prepared):
     code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--batches", "1",
                                   "--images", 2, "--repeats", 1, python="echo")
     assert code == 0, output
-    # The first five run side by side, and end in any order.
-    parts = list(parts_of(out, "check"))
-    assert sorted(parts[:5]) == ["exact", "kernel", "smoke", "tests", "threads"]
-    assert parts[5:] == ["probe", "cost", "stream"]
+    # The first four run side by side, and end in any order.
+    parts = list(parts_of(prepared, "check"))
+    assert sorted(parts[:4]) == ["exact", "smoke", "tests", "threads"]
+    assert parts[4:] == ["probe", "kernel", "cost", "stream"]
     for line in output.splitlines():
         words = line.split()
-        if line.startswith("scripts/device/layer_kernel.py"):
+        if line.startswith("scripts/device/one_launch.py"):
             if importlib.util.find_spec("triton"):  # the kernel's compiler comes with torch on Linux only
-                code, printed = run(sys.executable, *words, TRITON_INTERPRET="1")  # read when Triton is imported
+                code, printed = run(sys.executable, *words, "--checkpoint", prepared / "small", TRITON_INTERPRET="1")
                 assert code == 0, printed
-                assert "'width 1 = width 10': True" in printed
+                kernel = json.loads((out / "kernel.json").read_text())
+                assert "error" not in json.dumps(kernel)
+                equal = {value for row in kernel["correct"] for name, value in row.items() if "must be 1" in name}
+                assert equal == {1.0}
         elif line.startswith("scripts/device/"):
             code, printed = script(Path(words[0]).stem, *words[1:])
             assert code == 0, printed

@@ -30,6 +30,7 @@ from superres.checkpoint import bundled_folder, load_checkpoint
 from superres.config import DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
+from superres.gpu import weights
 from superres.gpu.launch import KERNELS
 from superres.gpu.model import TritonModel
 from superres.gpu.weights import Tuning
@@ -60,10 +61,10 @@ class Variant:
         return " ".join(["bf16" if self.half else "f32", *parts])
 
 
-DEFAULT, FLOAT = Variant(), Variant(False, Tuning(chunk=32, part=64))
+DEFAULT, FLOAT = Variant(tuning=weights.HALF), Variant(False, weights.FLOAT)
 VARIANTS = [DEFAULT, FLOAT, *(Variant(tuning=tuning) for tuning in (
-    Tuning(warps=4, part=64), Tuning(rows=2), Tuning(stages=3), Tuning(warps=16), Tuning(part=64, stages=4),
-    Tuning(warps=4, part=64, stages=3), Tuning(rows=2, warps=4, part=64), Tuning(rows=4))),
+    Tuning(), Tuning(rows=2), Tuning(stages=3), Tuning(warps=4, part=64), Tuning(rows=2, warps=4, part=64),
+    Tuning(rows=4, warps=4, part=64))),
     Variant(False, Tuning(chunk=32, part=64, warps=16))]
 
 

@@ -17,11 +17,14 @@ what=$1 seconds=$2 began=$(date +%s)
 shift 2
 python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
 work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
-slower=1 probe=()
-if [[ $device == cpu ]]; then slower=10 probe=(--probe-batches 2 --probe-steps 1); fi
+slower=1 probe=() kernel=()
+if [[ $device == cpu ]]; then
+  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1)
+  export TRITON_INTERPRET=1
+fi
 export OUT=${OUT:-$here/out} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 mkdir -p "$OUT" "$work"
-: >"$OUT/$what-parts.txt"
+: >"$work/$what-parts.txt"
 exec > >(tee "$OUT/$what.log") 2>&1
 
 # The machine may lack packages and has no network: the wheels were brought along.
@@ -43,14 +46,14 @@ part() {
   shift 2
   limit=$(($(left) < limit ? $(left) : limit))
   if ((limit < 5)); then
-    echo "$name skipped: no time is left" >>"$OUT/$what-parts.txt"
+    echo "$name skipped: no time is left" >>"$work/$what-parts.txt"
     return 0
   fi
   echo "== $name (at most $limit s)"
   started=$(date +%s)
   timeout --kill-after 15 "$limit" "$@"
   code=$?
-  echo "$name rc=$code seconds=$(($(date +%s) - started))" >>"$OUT/$what-parts.txt"
+  echo "$name rc=$code seconds=$(($(date +%s) - started))" >>"$work/$what-parts.txt"
   return $code
 }
 
@@ -72,10 +75,11 @@ case $what in
     measure threads 60 "$@" & pids+=($!) # two threads decode at the same time
     part tests 110 "$python" -m pytest -q --maxfail=20 -p no:cacheprovider -m gpu tests/test_gpu.py \
       -n "${WORKERS:-8}" & pids+=($!)
-    part kernel 60 "$python" scripts/device/layer_kernel.py --device "$device" & pids+=($!)
     wait "${pids[@]}"
     part probe 90 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
       "${probe[@]}"
+    part kernel 130 "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" --seconds 120 \
+      --output "$OUT/kernel.json" "${kernel[@]}"
     measure cost 120 "$@"   # microseconds and kernels of an iteration by engine, settings and batch
     measure stream 60 "$@"  # images per second of a refilled stream
     ;;
@@ -89,6 +93,6 @@ case $what in
     ;;
 esac
 echo "== parts"
-cat "$OUT/$what-parts.txt"
+cat "$work/$what-parts.txt"
 echo "$(($(date +%s) - began)) s of $seconds s"
-! grep -qE "skipped|rc=[^0]" "$OUT/$what-parts.txt"
+! grep -qE "skipped|rc=[^0]" "$work/$what-parts.txt"

@@ -15,7 +15,7 @@ from superres.errors import ScoresError
 from superres.gpu.kernel import decode
 from superres.gpu.launch import Compiled, compiled, launch
 from superres.gpu.session import TritonSession
-from superres.gpu.weights import COLUMNS, Tuning, Weights, pack, power
+from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, Weights, pack, power
 from superres.interfaces import Session
 from superres.nn.cache import KeyValueCache
 from superres.nn.model import EncoderDecoder
@@ -36,18 +36,17 @@ def supports(plain: PlainDecoder) -> bool:
 def compiled_for(model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0)) -> Compiled:
     """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no GPU."""
     kind = torch.bfloat16 if half else torch.float32
-    weights = pack(model, kind, Tuning())
+    weights = pack(model, kind, HALF if half else FLOAT)
     slots = KeyValueCache(model.config, 1, COLUMNS, torch.empty(0), weights.tuning.chunk).slots
     i32, i64, f32 = torch.int32, torch.int64, torch.float32
     kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64]
-    constants = constants_of(weights, slots) | {"SAMPLED": False, "FILTERED": False}
+    constants = constants_of(weights, weights.tuning, slots) | {"SAMPLED": False, "FILTERED": False}
     return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants, weights.tuning.warps,
                     capability)
 
 
-def constants_of(weights: Weights, slots: int) -> dict[str, Any]:
+def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]:
     """Return the constants of the kernel, without limits and sampling, for rings of `slots`."""
-    tuning = weights.tuning
     return weights.sizes | {
         "R": slots, "C": tuning.chunk, "E": 0, "ROWS": tuning.rows, "PRECISION": tuning.precision,
         "STAGES": tuning.stages, "QUARTERS": weights.kind == torch.float32}
@@ -91,7 +90,7 @@ class TritonDecoder(PlainRows):
             raise ValueError("these rows are not of a session of the kernel")
         estimate = session.estimate.float().contiguous()
         weights, length, batch = session.weights, session.config.target_length, session.batch
-        self.tuning = weights.tuning
+        self.tuning = weights.tuning.for_batch(batch, estimate.device)
 
         def rows(table: Tensor | None) -> Tensor:
             if table is None:
@@ -99,7 +98,7 @@ class TritonDecoder(PlainRows):
             return table.float().expand(batch, -1, -1).contiguous()
 
         group = earlier = estimate.new_zeros(1, dtype=torch.int32)
-        self.constants = constants_of(weights, session.cache.slots)
+        self.constants = constants_of(weights, self.tuning, session.cache.slots)
         if limits is not None and bounds is not None:
             self.constants["E"] = size = power(limits.earlier.shape[1])
             group = limits.group.int()

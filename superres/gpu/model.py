@@ -13,7 +13,7 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.errors import ConfigError
 from superres.gpu.decoder import TritonDecoder, supports
 from superres.gpu.session import TritonSession
-from superres.gpu.weights import Tuning, pack
+from superres.gpu.weights import FLOAT, HALF, Tuning, pack
 from superres.interfaces import Sources
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel, half_precision
@@ -34,7 +34,7 @@ class TritonModel(StepModel):
         model: the network in evaluation mode, on a GPU, or on a CPU under TRITON_INTERPRET=1.
         end_token: token that ends a sequence early.
         half: store matrices, keys and values as bfloat16; sums are in float32.
-        tuning: how the kernel is compiled.
+        tuning: how the kernel is compiled, by default as was fastest on an H200.
 
     Raises:
         ConfigError: the model is on another device, or the kernel does not decode with it.
@@ -52,7 +52,7 @@ class TritonModel(StepModel):
         kind = torch.bfloat16 if half else torch.float32
         if half:
             self.layers = half_precision(model.decoder)
-        self.weights = pack(model, kind, tuning or Tuning())
+        self.weights = pack(model, kind, tuning or (HALF if half else FLOAT))
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> TritonSession:
         memory = self.encode(source, padding, copies)
