@@ -102,8 +102,8 @@ def test_a_folder_that_would_not_travel_is_refused(prepared, tmp_path):
 
 def test_every_part_of_a_check_runs_and_reports(prepared):
     """The check's command lines are those of run.sh, whose Python only prints them; they run in this process."""
-    code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--batches", "1",
-                                  "--images", 2, "--repeats", 1, python="echo")
+    code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--engines", "plain",
+                                  "--batches", "1", "--images", 2, "--repeats", 1, python="echo")
     assert code == 0, output
     # The first four run side by side, and end in any order.
     parts = list(parts_of(prepared, "check"))

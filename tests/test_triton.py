@@ -1,4 +1,4 @@
-"""The engine `triton` by Triton's interpreter: tokens and traces are those of the plain decoder, bit for bit."""
+"""The engine `triton` has the plain decoder's tokens and traces: interpreted, or compiled where there is a GPU."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 from fakes import TINY, random_model, random_tokens
 from test_refill import assert_equal, refilled
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # read when Triton is imported
 pytest.importorskip("triton")
-
-from fakes import limits_of
 
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
 from superres.gpu.model import TritonModel
 from superres.gpu.weights import Tuning
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
+from superres.tasks.consistency import cell_limits
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONFIG = replace(
     TINY, source_shape=(1, 1, 3), target_shape=(2, 2, 3), attention_block_length=4, prediction_heads=8,
     head_layer="sequential", free_scores=False, ordinal_shape="hyperbolic", cell_remainder=True)
@@ -50,16 +50,23 @@ WAYS = {
 
 def models(config=CONFIG, limited=False, seed=0, tuning=None):
     """Return the engine and the plain one of the same network."""
-    network = random_model(config, seed, torch.float32)
+    network = random_model(config, seed, torch.float32).to(DEVICE)
     both = TritonModel(network, tuning=tuning), StepModel(network)
-    return [LimitedModel(model, limits_of(config)) for model in both] if limited else both
+    if not limited:
+        return both
+    limits = cell_limits(config.source_shape, config.target_shape, config.vocabulary)
+    return [LimitedModel(model, Limits.of(limits, torch.device(DEVICE))) for model in both]
+
+
+def sources(config, rows, seed=0):
+    return random_tokens(config, rows, seed)[0].to(DEVICE)
 
 
 @torch.inference_mode()
 def begun(model, source, options, tokens):
     """Return a loop that has decoded the first `tokens` tokens, in two launches."""
     size = options.block_size
-    loop = BlockwiseLoop(model, model.session(source, size), options, torch.arange(len(source)), size)
+    loop = BlockwiseLoop(model, model.session(source, size), options, torch.arange(len(source), device=DEVICE), size)
     loop.plain.state.limit.fill_(tokens)
     for count in (2, *[16] * tokens):
         loop.run(0 if loop.done() else count)
@@ -79,7 +86,7 @@ def assert_same_traces(found, expected):
 
 @pytest.mark.parametrize(("way", "limited"), [*((way, True) for way in WAYS), ("exact", False), ("sampled", False)])
 def test_decodes_as_the_plain_engine(way, limited):
-    source = random_tokens(CONFIG, 1 if WAYS[way].is_sampling else 2)[0]
+    source = sources(CONFIG, 1 if WAYS[way].is_sampling else 2)
     found, expected = (begun(model, source, WAYS[way], 4) for model in models(limited=limited))
     assert found.is_native
     assert not expected.is_native
@@ -91,7 +98,7 @@ def test_decodes_as_the_plain_engine(way, limited):
 def test_every_network_decodes_as_the_reference(network):
     config = NETWORKS[network]
     engine, plain = models(config, limited=True, seed=1)
-    source, size = random_tokens(config, 1, seed=1)[0], min(4, config.prediction_heads)
+    source, size = sources(config, 1, seed=1), min(4, config.prediction_heads)
     steps = reference.decode(plain, source, DecodeConfig(size), size, length=6)
     loop = begun(engine, source, DecodeConfig(size), 6)
     assert loop.plain.state.tokens[0, :6].tolist() == reference.tokens_of(steps)
@@ -100,23 +107,34 @@ def test_every_network_decodes_as_the_reference(network):
 
 def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
     engine, _ = models()
-    source = random_tokens(CONFIG, 2, seed=2)[0]
+    source = sources(CONFIG, 2, seed=2)
     expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 6).plain.state.tokens[:, :6]
                                for rows, size in ((source, 1), (source, 3), (source[1:], 8)))
     assert torch.equal(blocks, expected)
     assert torch.equal(alone, expected[1:])
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bfloat16")
+def test_bfloat16_blocks_have_the_tokens_of_single_steps():
+    network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
+    engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
+    expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens
+                               for rows, size in ((source, 1), (source, 5), (source[1:2], 8)))
+    assert torch.equal(blocks[:, :12], expected[:, :12])
+    assert torch.equal(alone[:, :12], expected[1:2, :12])
+
+
+@pytest.mark.filterwarnings("error")  # numbers from outside a tensor would overflow
 def test_several_rows_of_a_program_end_by_themselves():
     engine, plain = models(tuning=Tuning(rows=2))
-    source, options = random_tokens(CONFIG, 3, seed=3)[0], WAYS["distance"]  # the last program has one row
+    source, options = sources(CONFIG, 3, seed=3), WAYS["distance"]  # the last program has one row
     assert_same(decode(engine, source, options), decode(plain, source, options))
 
 
 def test_the_ring_of_keys_wraps_around():
     config = replace(CONFIG, source_shape=(2, 2, 3), target_shape=(4, 4, 3), attention_block_length=4)
     engine, plain = models(config, tuning=Tuning(chunk=16))
-    source, options = random_tokens(config, 1)[0], DecodeConfig(7, accept="distance", epsilon=200)
+    source, options = sources(config, 1), DecodeConfig(7, accept="distance", epsilon=200)
     with torch.inference_mode():
         assert engine.session(source, 5).cache.slots < config.target_length
     assert_same(decode(engine, source, options), decode(plain, source, options))
@@ -124,7 +142,7 @@ def test_the_ring_of_keys_wraps_around():
 
 def test_rows_are_refilled_and_kept():
     engine, plain = models()
-    source, options = random_tokens(CONFIG, 4, seed=4)[0], DecodeConfig(8, accept="distance", epsilon=200)
+    source, options = sources(CONFIG, 4, seed=4), DecodeConfig(8, accept="distance", epsilon=200)
     finished, decoder = refilled(engine, source, options, 2, ready=[1, 0, 1])
     assert decoder.loop.is_native
     assert_equal(finished, plain, source, options)
@@ -135,7 +153,7 @@ def test_rows_are_refilled_and_kept():
     DecodeConfig(4, proposer="lookahead")])
 def test_what_the_kernel_does_not_do_is_left_to_the_plain_decoder(options):
     engine, plain = models()
-    source = random_tokens(CONFIG, 1)[0]
+    source = sources(CONFIG, 1)
     assert_same(decode(engine, source, options), decode(plain, source, options))
 
 
@@ -143,11 +161,11 @@ def test_scores_that_are_not_finite_are_an_error():
     engine, _ = models()
     engine.weights.tensors[0].fill_(float("nan"))  # the embedding
     with pytest.raises(ScoresError):
-        decode(engine, random_tokens(CONFIG, 1)[0], DecodeConfig(4))
+        decode(engine, sources(CONFIG, 1), DecodeConfig(4))
 
 
 def test_the_engine_is_chosen_by_name_and_tested(monkeypatch, caplog):
-    network = random_model(CONFIG, dtype=torch.float32)
+    network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     assert step_model(network, engine="triton").engine == "triton"
     monkeypatch.setattr(TritonModel, "decoder", lambda model, plain: None)
     assert step_model(network, engine="triton").engine == "plain"
@@ -157,7 +175,7 @@ def test_the_engine_is_chosen_by_name_and_tested(monkeypatch, caplog):
 def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="norms before the layers only; choose plain"):
         step_model(random_model(replace(CONFIG, attention="causal")), engine="triton")
-    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="runs on a GPU, not on cpu"):
         step_model(random_model(CONFIG), engine="triton")
 

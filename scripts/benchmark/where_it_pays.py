@@ -63,7 +63,7 @@ from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 
-ENGINES = {"cpu": "plain,native,native-int8", "cuda": "plain"}
+ENGINES = {"cpu": "plain,native,native-int8", "cuda": "plain,triton,triton-bf16"}
 LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
 """Decoder layers of a network by its width."""
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}

@@ -238,7 +238,7 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON file to write.")],
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
-    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain",
+    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain,triton,triton-bf16",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,256,1024",
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Timings per median.")] = 5,

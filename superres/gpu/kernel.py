@@ -77,16 +77,20 @@ def product(y, matrix, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 
 
 @triton.jit
-def attend(own, values, place, start, first, R: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr, H: tl.constexpr,
-           S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr):
+def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr,
+           H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
+           STAGES: tl.constexpr):
     """Attention [M, H * S] of queries at `place` [M] to the positions from `start` [M] on, up to their own.
 
     `own` points to the first row's keys [HEADS, R + W, S]: a ring of R positions, then the queries of the W columns;
-    the values are `values` further. Keys are read in chunks of C positions from `first` [M] on, the same for all
-    columns of a row.
+    the values are `values` further. The first `present` rows exist. Keys are read in chunks of C positions from
+    `first` [M] on, the same for all columns of a row.
     """
     size, slots, both = tl.arange(0, S), tl.arange(0, C), tl.arange(0, ROWS * H)
-    exists = (both % H < HEADS)[:, None, None]
+    exists = both % H < HEADS
+    if ROWS > 1:
+        exists = exists & (both // H < present)
+    exists = exists[:, None, None]
     offset = (both // H * HEADS + both % H) * ((R + W) * S)  # of each row's head
     position = tl.max(tl.reshape(first, (ROWS, W)), 1)
     position = tl.reshape(tl.broadcast_to(position[:, None], (ROWS, H)), (ROWS * H,))
@@ -360,7 +364,8 @@ def decode(
                 slot = tl.where(part == 0, R + column, place % R) * S
                 tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=written)
             tl.debug_barrier()  # other warps read these slots
-            y = attend(own, values, place, start, first_key, R, C, HEADS, H, S, ROWS, W, PRECISION, STAGES)
+            y = attend(own, values, batch - program_row, place, start, first_key, R, C, HEADS, H, S, ROWS, W, PRECISION,
+                       STAGES)
             x += product(y, w + 3 * D * D, M, D, D, PRECISION, QUARTERS) + tl.load(v + 7 * D + cols)[None, :]
             y = norm(x, v + 2 * D, v + 3 * D, D, WIDTH)
             total = tl.zeros([M, D], tl.float32) + tl.load(v + 8 * D + cols)[None, :]
