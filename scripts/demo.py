@@ -74,7 +74,7 @@ def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
 def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     """Return the variants by name."""
     upscaler = Upscaler.load(checkpoint, device)
-    exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
+    exact = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config, upscaler.scoring.prediction_heads)
     blocks = exact.changed({"adaptive": False, "block_size": BLOCK})
     epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
     variants = {name: Variant(meaning, upscaler, options, reference) for name, meaning, options, reference in (

@@ -73,8 +73,8 @@ case $what in
     measure smoke 60 "$@" & pids+=($!)   # imports, one decode per engine, TF32, which attention kernel
     measure exact 110 "$@" & pids+=($!)  # blocks = greedy, widths, batches, CPU = GPU
     measure threads 60 "$@" & pids+=($!) # two threads decode at the same time
-    part tests 110 "$python" -m pytest -q --maxfail=20 -p no:cacheprovider -m gpu tests/test_gpu.py \
-      -n "${WORKERS:-8}" & pids+=($!)
+    part tests 110 "$python" -m pytest -q --maxfail=20 -p no:cacheprovider tests/test_gpu.py tests/test_triton.py \
+      -k "not fits_a_gpu" -n "${WORKERS:-8}" & pids+=($!)
     wait "${pids[@]}"
     part probe 90 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
       "${probe[@]}"

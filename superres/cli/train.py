@@ -146,7 +146,7 @@ def decode(
         upscaler = opt.load_upscaler(checkpoint, device)
         pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
-        default = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
+        default = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config, upscaler.scoring.prediction_heads)
         options = default.changed(opt.given_options(context, options))
         with Training({"decoding": (len(pairs), "images")}) as shown:
             done = decode_own_faces(upscaler, pairs, output, options, batch_size, signals.stopping, shown.show)

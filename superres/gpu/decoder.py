@@ -13,7 +13,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
 from superres.gpu.kernel import decode
-from superres.gpu.launch import Compiled, compiled, launch
+from superres.gpu.launch import Compiled, compiled, launch, loaded
 from superres.gpu.session import TritonSession
 from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, Weights, pack, power
 from superres.interfaces import Session
@@ -30,7 +30,8 @@ def supports(plain: PlainDecoder) -> bool:
     return (type(plain) is PlainDecoder and isinstance(session, TritonSession)
             and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind == "heads"
             and getattr(plain.criterion, "rule", None) is not None
-            and not plain.samplers.speculative and plain.block_costs is None and plain.end_token is None)
+            and plain.block_size <= session.config.prediction_heads and not plain.samplers.speculative
+            and plain.block_costs is None and plain.end_token is None)
 
 
 def compiled_for(model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0)) -> Compiled:
@@ -57,7 +58,19 @@ class TritonDecoder(PlainRows):
 
     def __init__(self, plain: PlainDecoder) -> None:
         super().__init__(plain)
+        session = unwrapped(plain.session)[0]
+        if not isinstance(session, TritonSession):
+            raise ValueError("these rows are not of a session of the kernel")
+        # Fixed for the decoder's life: rows that end leave fewer, and another kernel would have to be compiled.
+        self.tuning = session.weights.tuning.for_batch(session.batch, plain.state.store.device)
         self._bind()
+
+    def prepare(self) -> None:
+        """Compile and load the kernel for these settings, which may raise an error of Triton or of the driver."""
+        device = self.plain.state.store.device
+        if device.type == "cuda":
+            kinds = [torch.int64] * 5 + [torch.int32] + [one.dtype for one in self.tensors]
+            loaded(decode, device, kinds, self.constants, self.tuning.warps, not self.constants["SAMPLED"])
 
     def keep(self, rows: Tensor, session: Session) -> None:
         self.plain.keep(rows, session)
@@ -71,8 +84,8 @@ class TritonDecoder(PlainRows):
         batch, capacity = state.proposals.shape
         record = state.position.new_zeros(count, batch, 2 + capacity)  # rows that are complete write nothing
         status = torch.zeros(batch, 2, dtype=torch.int32, device=record.device)
-        numbers = (batch, count, state.block_size, plain.block_size, plain.min_block, RULES[kind], bound,
-                   state.store.shape[1], capacity, *self.filters)
+        numbers = (batch, count, state.block_size, plain.block_size, plain.min_block, RULES[kind],
+                   min(bound, 2**31 - 1), state.store.shape[1], capacity, *self.filters)
         tensors = [state.store, state.position, state.limit, state.proposals, record, status, *self.tensors]
         programs = -(-batch // self.tuning.rows)
         launch(decode, programs, tensors, numbers, self.constants, self.tuning.warps,
@@ -90,7 +103,6 @@ class TritonDecoder(PlainRows):
             raise ValueError("these rows are not of a session of the kernel")
         estimate = session.estimate.float().contiguous()
         weights, length, batch = session.weights, session.config.target_length, session.batch
-        self.tuning = weights.tuning.for_batch(batch, estimate.device)
 
         def rows(table: Tensor | None) -> Tensor:
             if table is None:
@@ -108,8 +120,9 @@ class TritonDecoder(PlainRows):
         samplers = self.plain.samplers
         options, temperatures, vocabulary = samplers.options, samplers.temperatures, samplers.vocabulary
         self.filters = len(temperatures), min(options.sample_top_k or vocabulary, vocabulary)
-        self.constants |= {"SAMPLED": samplers.noise is not None,
-                           "FILTERED": self.filters[1] < vocabulary or options.nucleus < 1}
+        sampled = samplers.noise is not None
+        self.constants |= {"SAMPLED": sampled,
+                           "FILTERED": sampled and (self.filters[1] < vocabulary or options.nucleus < 1)}
         noise = [torch.tensor([options.seed], device=estimate.device), self.plain.keys, temperatures.float(),
                  temperatures.new_tensor([options.nucleus])]
         self.tensors = [session.cache.store, session.deviation, rows(session.position_table), rows(session.head_table),

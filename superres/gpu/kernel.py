@@ -330,6 +330,7 @@ def decode(
         place = tl.minimum(position, T - 1) + 1 + column
         inside = tl.minimum(place, T - 1)
         expected = tl.load(estimate + place - 1, mask=(place > 0) & (place <= T), other=0.0)
+        tl.debug_barrier()  # other warps have read the last iteration's
         tl.store(deviations + 1 + SOURCE + place, (block.to(tl.float32) - expected) / RESIDUAL_SCALE, mask=active)
         tl.store(tokens + place - 1, block.to(tl.int64), mask=active & (column < size) & (place > 0))
         embedded = block + (place + (CHANNELS - 1)) % CHANNELS * V

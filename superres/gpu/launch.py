@@ -14,7 +14,7 @@ from torch import Tensor
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
          torch.float64: "*fp64"}
 LOCK = threading.Lock()
-"""Compiling is not safe in several threads at once."""
+"""Held while a kernel is compiled or loaded, which is not safe in several threads at once."""
 
 
 @dataclass
@@ -42,8 +42,7 @@ def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], w
     signature = {name: "constexpr" if name in constants else next(types, "i32") for name in kernel.arg_names}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(kinds))}
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    with LOCK:
-        made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned), target=target,
+    made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned), target=target,
                               options={"num_warps": warps, "enable_fp_fusion": fused})
     metadata = made.metadata
     entry = made.asm["ptx"].split(f".entry {metadata.name}(", 1)[1].split(")", 1)[0]
@@ -102,9 +101,17 @@ def launch(kernel: Any, programs: int, tensors: list[Tensor], numbers: tuple[int
     if device.type != "cuda":
         kernel[(programs,)](*tensors, *numbers, **constants)
         return
-    kinds = [tensor.dtype for tensor in tensors]
+    with torch.cuda.device(device):
+        loaded(kernel, device, [tensor.dtype for tensor in tensors], constants, warps, fused).launch(
+            programs, tensors, numbers)
+
+
+def loaded(kernel: Any, device: torch.device, kinds: list[torch.dtype], constants: dict[str, Any],  # noqa: ANN401
+           warps: int, fused: bool = True) -> Kernel:
+    """Return a kernel for tensors of `kinds` on a GPU; compile and load it if it is new."""
     key = kernel, device.index, warps, fused, *kinds, *constants.items()
-    if key not in KERNELS:
-        capability = torch.cuda.get_device_capability(device)
-        KERNELS[key] = Kernel(compiled(kernel, kinds, constants, warps, capability, fused))
-    KERNELS[key].launch(programs, tensors, numbers)
+    with LOCK, torch.cuda.device(device):
+        if key not in KERNELS:
+            capability = torch.cuda.get_device_capability(device)
+            KERNELS[key] = Kernel(compiled(kernel, kinds, constants, warps, capability, fused))
+        return KERNELS[key]

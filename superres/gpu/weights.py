@@ -39,6 +39,10 @@ def refusal(model: EncoderDecoder) -> str | None:
     if model.heads is not None and (not isinstance(model.heads, PredictionHeads) or model.heads.dense
                                     or model.heads.first != 1):
         return "it computes prediction heads with hidden layers of their own only"
+    if power(config.width) != power(config.attention_heads, 1) * (config.width // config.attention_heads):
+        return "it computes attention heads whose size is a power of two only"
+    if model.signal.dtype != torch.float32:
+        return "it computes networks in float32 only"
     return None
 
 
@@ -85,9 +89,6 @@ class Packer:
         self.model, self.kind, self.near = model, kind, model.neighbourhood
         self.width = power(config.width)
         self.attention_heads = power(config.attention_heads, 1)
-        if self.width != self.attention_heads * (config.width // config.attention_heads):
-            raise ConfigError(f"engine triton does not decode with attention heads of "
-                              f"{config.width / config.attention_heads:g} units")
         count = feature_count(config)
         self.neighbours = self.near.table.shape[1]
         self.wide, self.cell = power(self.neighbours), power(1 + self.near.divisors.shape[1])

@@ -148,7 +148,7 @@ class NativeModel(StepModel):
 
     engine = "native"
     own_threads = True
-    width_invariant = True
+    adaptive = True
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,

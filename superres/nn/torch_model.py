@@ -39,7 +39,7 @@ class StepModel:
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
-    width_invariant = False  # whether sums have one order at every step width, so that no token depends on it
+    adaptive = False  # whether wider steps cost so much more that block sizes are chosen by their cost
     own_threads = False
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
     """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""

@@ -42,16 +42,16 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def fastest_exact(width_invariant: bool, network: ModelConfig) -> DecodeConfig:
+def fastest_exact(adaptive: bool, network: ModelConfig, heads: int | None = None) -> DecodeConfig:
     """Return the settings of a checkpoint without a saved default: exact acceptance, in the fastest block sizes.
 
-    In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size
-    (`width_invariant`). There the block size is adaptive. Elsewhere all heads propose: further proposals cost little,
-    or tokens could depend on the block size. Consistent pictures and the nucleus of samples are as the network's
-    settings ask.
+    Where every further proposal costs time (`StepModel.adaptive`), the block size is adaptive. Elsewhere all heads
+    propose, or as many `heads` as the engine has room for. Consistent pictures and the nucleus of samples are as the
+    network's settings ask.
     """
-    adaptive = width_invariant and network.prediction_heads > 1
-    return DecodeConfig(adaptive=adaptive, consistent=network.consistent, nucleus=network.nucleus)
+    most = network.prediction_heads
+    return DecodeConfig(heads if heads and heads < most else None, adaptive=adaptive and most > 1,
+                        consistent=network.consistent, nucleus=network.nucleus)
 
 
 def batch_steps(decoder: RefilledDecoder[ItemT]) -> Steps[list[Result[ItemT]]]:
@@ -117,7 +117,8 @@ class Pipeline:
         self.model = model.to(self.device).eval()
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
-        self.default = default or fastest_exact(self.scoring.width_invariant, model.config)
+        self.default = default or fastest_exact(self.scoring.adaptive, model.config,
+                                                self.scoring.prediction_heads)
         self.block_sizes = BlockSizes(self.scoring, revision, self.scoring.code, self.device)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 

@@ -78,7 +78,9 @@ class Proposers:
             require(content == self.files.get(file, content), f"the {file} of the draft model {name} differs from the "
                     "verifier's, so its tokens have other meanings; choose a draft that was trained with the same file")
         model = load_checkpoint(folder).to(self.device).requires_grad_(False)
-        return DraftProposer(step_model(model, self.end_token, self.engine))
+        # A draft decodes step by step, which no kernel of whole rows does.
+        engine = "plain" if self.device.type == "cuda" else self.engine
+        return DraftProposer(step_model(model, self.end_token, engine))
 
     def _ngrams(self, name: str) -> NgramProposer:
         proposer = NgramProposer(NgramTable.read(Path(name)))

@@ -179,7 +179,7 @@ class Translator(Pipeline):
         for first in range(0, max(len(lines), 1), size):
             segments = self._segments(cut[first : first + size], keyed[first : first + size])
             many = min(len(segments), batch_size) >= GREEDY_ROWS
-            sequential = given is None and many and self.scoring.width_invariant and self.default.is_exact
+            sequential = given is None and many and self.scoring.adaptive and self.default.is_exact
             done = calls = 0
             for finished, steps in self._all_translated(
                     segments, self.default.sequential() if sequential else options, batch_size, width):

@@ -212,7 +212,7 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
         upscaler = Upscaler.load(checkpoint_of(stage, stage.start))
         pairs = read_faces(stage.data, upscaler.face_task, "train", stage.own_images)
         pairs = mixed_inputs(pairs, [read_drawn(path, pairs) for path in stage.drawn])
-        exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
+        exact = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config, upscaler.scoring.prediction_heads)
         folder = stage.output / "own"
         done = decode_own_faces(upscaler, pairs, folder, exact, stage.decode_batch, stop, report)
         return dataclasses.replace(stage, own=folder / "faces.npz") if done else None
