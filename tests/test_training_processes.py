@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from ports import own_port
-from training_runs import ONE_HEAD, forked, train, train_and_die, train_together
+from training_runs import forked, train, train_alone, train_and_die, train_together
 
 from superres.checkpoint import load_checkpoint, read_tensors
 from superres.errors import ConfigError
@@ -21,17 +21,19 @@ from superres.training.data import ImageBatches
 def runs(tmp_path_factory):
     """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
     folder = tmp_path_factory.mktemp("runs")
-    train(folder / "alone")
-    train(folder / "begun alone", stop_at=4)
-    train(folder / "one head alone", settings=ONE_HEAD)
+    ended(forked(train_alone, folder))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    for member in members:
-        member.join(1800)
-    assert [member.exitcode for member in members] == [0, 0]
+    ended(*members)
     assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 4}
-    assert train(folder / "begun together").step == 8
+    ended(forked(train, folder / "begun together"))
     return folder
+
+
+def ended(*processes, exitcode=0):
+    for process in processes:
+        process.join(1800)
+    assert [process.exitcode for process in processes] == [exitcode] * len(processes)
 
 
 def curve(folder):
@@ -55,12 +57,11 @@ def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, a
 
 def test_a_run_killed_while_it_saves_equals_an_uninterrupted_one_to_the_bit(runs, tmp_path):
     # At the second save: while a file is written, and between the two renames.
-    for owner, name, call in ((saved_state.__name__, "save_file", 5), ("os", "replace", 3)):
-        process = forked(train_and_die, tmp_path, owner, name, call)
-        process.join(1800)
-        assert process.exitcode == -signal.SIGKILL
+    for owner, name, call in ((saved_state.__name__, "save_file", 5), ("os", "replace", 4)):
+        ended(forked(train_and_die, tmp_path, owner, name, call), exitcode=-signal.SIGKILL)
+    assert not (tmp_path / "state").exists()
     assert json.loads((next(tmp_path.glob("*state*/state.json"))).read_text())["step"] > 0
-    train(tmp_path)
+    ended(forked(train, tmp_path))
     for name in ("model", "averaged", "optimizer"):
         one, other = (read_tensors(folder / "state" / f"{name}.safetensors") for folder in (tmp_path, runs / "alone"))
         assert one.keys() == other.keys()

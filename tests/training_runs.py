@@ -42,7 +42,8 @@ def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) 
     """Train in `folder`, or go on there, up to a step.
 
     The optimiser scales gradients to one size: in float32, those that are nothing but rounding errors would become
-    steps. They depend on the number of threads, which earlier tests may have changed.
+    steps. They depend on the number of threads, which is one number for the process: a thread that an earlier test has
+    left behind may change it. Runs that are compared to the bit therefore have processes of their own.
     """
     torch.set_num_threads(1)
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
@@ -50,6 +51,13 @@ def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) 
     run = Trainer(build_model(TINY, settings).double(), settings, batches, folder, report_steps=2)
     run.run(stop=lambda: stop_at is not None and run.step >= stop_at)
     return run
+
+
+def train_alone(folder: Path) -> None:
+    """Train one run from beginning to end, begin another, and train one with another loss."""
+    train(folder / "alone")
+    train(folder / "begun alone", stop_at=4)
+    train(folder / "one head alone", settings=ONE_HEAD)
 
 
 def train_together(folder: Path, environment: dict[str, str]) -> None:
