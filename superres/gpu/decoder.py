@@ -30,7 +30,7 @@ def supports(plain: PlainDecoder) -> bool:
     return (type(plain) is PlainDecoder and isinstance(session, TritonSession)
             and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind == "heads"
             and getattr(plain.criterion, "rule", None) is not None
-            and plain.block_size <= session.config.prediction_heads and not plain.samplers.speculative
+            and plain.block_size <= session.config.prediction_heads
             and plain.block_costs is None and plain.end_token is None)
 
 
@@ -40,8 +40,8 @@ def compiled_for(model: EncoderDecoder, half: bool, capability: tuple[int, int] 
     weights = pack(model, kind, HALF if half else FLOAT)
     slots = KeyValueCache(model.config, 1, COLUMNS, torch.empty(0), weights.tuning.chunk).slots
     i32, i64, f32 = torch.int32, torch.int64, torch.float32
-    kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64]
-    constants = constants_of(weights, weights.tuning, slots) | {"SAMPLED": False, "FILTERED": False}
+    kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64, i32, i64]
+    constants = constants_of(weights, weights.tuning, slots)
     return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants, weights.tuning.warps,
                     capability)
 
@@ -50,7 +50,8 @@ def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]
     """Return the constants of the kernel, without limits and sampling, for rings of `slots`."""
     return weights.sizes | {
         "R": slots, "C": tuning.chunk, "E": 0, "ROWS": tuning.rows, "PRECISION": tuning.precision,
-        "STAGES": tuning.stages, "QUARTERS": weights.kind == torch.float32}
+        "STAGES": tuning.stages, "QUARTERS": weights.kind == torch.float32,
+        "SAMPLED": False, "FILTERED": False, "SPECULATIVE": False}
 
 
 class TritonDecoder(PlainRows):
@@ -63,6 +64,10 @@ class TritonDecoder(PlainRows):
             raise ValueError("these rows are not of a session of the kernel")
         # Fixed for the decoder's life: rows that end leave fewer, and another kernel would have to be compiled.
         self.tuning = session.weights.tuning.for_batch(session.batch, plain.state.store.device)
+        # Weights that the pending proposals were drawn from, and their sums, in speculative sampling.
+        shape = (session.batch, COLUMNS) if plain.samplers.speculative else (1, 1)
+        self.q_totals = plain.state.position.new_zeros(shape)
+        self.q = self.q_totals.new_zeros(*shape, plain.samplers.vocabulary, dtype=torch.int32)
         self._bind()
 
     def prepare(self) -> None:
@@ -74,6 +79,8 @@ class TritonDecoder(PlainRows):
 
     def keep(self, rows: Tensor, session: Session) -> None:
         self.plain.keep(rows, session)
+        if self.plain.samplers.speculative:
+            self.q, self.q_totals = self.q[rows], self.q_totals[rows]
         self._bind()
 
     def advance(self, count: int) -> Tensor:
@@ -122,8 +129,9 @@ class TritonDecoder(PlainRows):
         self.filters = len(temperatures), min(options.sample_top_k or vocabulary, vocabulary)
         sampled = samplers.noise is not None
         self.constants |= {"SAMPLED": sampled,
-                           "FILTERED": sampled and (self.filters[1] < vocabulary or options.nucleus < 1)}
+                           "FILTERED": sampled and (self.filters[1] < vocabulary or options.nucleus < 1),
+                           "SPECULATIVE": samplers.speculative}
         noise = [torch.tensor([options.seed], device=estimate.device), self.plain.keys, temperatures.float(),
-                 temperatures.new_tensor([options.nucleus])]
+                 temperatures.new_tensor([options.nucleus]), self.q, self.q_totals]
         self.tensors = [session.cache.store, session.deviation, rows(session.position_table), rows(session.head_table),
                         estimate, group, earlier, bounds, *noise, *weights.tensors]

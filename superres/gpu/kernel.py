@@ -15,25 +15,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from superres.gpu.noise import adjusted
+from superres.gpu.noise import gumbel, scaled
+from superres.gpu.rows import leading, of_row, repeated, row_sum, shifted
+from superres.gpu.speculative import propose_token, verify
 from superres.nn import image_priors
 
 RESIDUAL_SCALE = tl.constexpr(image_priors.RESIDUAL_SCALE)
 INITIAL_SHARPNESS = tl.constexpr(image_priors.INITIAL_SHARPNESS)
-
-
-@triton.jit
-def row_sum(x, ROWS: tl.constexpr, W: tl.constexpr):
-    """The sum of x [M] in each row, [M]."""
-    total = tl.sum(tl.reshape(x, (ROWS, W)), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], (ROWS, W)), (ROWS * W,))
-
-
-@triton.jit
-def row_min(x, ROWS: tl.constexpr, W: tl.constexpr):
-    """The least of x [M] in each row, [M]."""
-    least = tl.min(tl.reshape(x, (ROWS, W)), 1)
-    return tl.reshape(tl.broadcast_to(least[:, None], (ROWS, W)), (ROWS * W,))
 
 
 @triton.jit
@@ -78,8 +66,7 @@ def product(y, matrix, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 
 @triton.jit
 def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr,
-           H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
-           STAGES: tl.constexpr):
+           H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr):
     """Attention [M, H * S] of queries at `place` [M] to the positions from `start` [M] on, up to their own.
 
     `own` points to the first row's keys [HEADS, R + W, S]: a ring of R positions, then the queries of the W columns;
@@ -102,7 +89,7 @@ def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.con
     weight = tl.zeros([ROWS * H, W], tl.float32)
     part = tl.zeros([ROWS * H, W, S], tl.float32)
     chunks = (tl.max(place - first, 0) + C) // C
-    for chunk in tl.range(0, chunks, num_stages=STAGES):
+    for chunk in tl.range(0, chunks, num_stages=1):
         at = position + chunk * C
         places = offset[:, None] + ((at % R)[:, None] + slots[None, :]) * S  # [ROWS * H, C]; R is a multiple of C
         key = tl.load(own + places[:, None, :] + size[None, :, None], mask=exists, other=0.0)  # [ROWS * H, S, C]
@@ -144,14 +131,6 @@ def nearest(mu, V: tl.constexpr):
 
 
 @triton.jit
-def shifted(x, BY: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
-    """X [M] of the column BY further, in each row; 0 past the ends."""
-    other = tl.arange(0, W)[None, :] == tl.arange(0, W)[:, None] + BY
-    x = tl.where(other[None, :, :], tl.reshape(x, (ROWS, W))[:, None, :], 0)
-    return tl.reshape(tl.sum(x, 2), (ROWS * W,))
-
-
-@triton.jit
 def outputs(states, weights, D: tl.constexpr):
     """An output [M] of states [M, D]; the D weights are followed by a bias."""
     return tl.sum(states * tl.load(weights + tl.arange(0, D))[None, :], 1) + tl.load(weights + D)
@@ -170,18 +149,6 @@ def scores_around(mu, slope, d, V: tl.constexpr, HYPERBOLIC: tl.constexpr):
     if HYPERBOLIC:
         scores = d[:, None] - tl.sqrt_rn((d * d)[:, None] + scores * scores)
     return scores
-
-
-@triton.jit
-def of_row(x, column, number, ROWS: tl.constexpr, W: tl.constexpr):
-    """X [M] of the column of a `number`, [ROWS]."""
-    return tl.sum(tl.reshape(tl.where(column == number, x, 0), (ROWS, W)), 1)
-
-
-@triton.jit
-def leading(passed, column, most, ROWS: tl.constexpr, W: tl.constexpr):
-    """1 and the number of columns from the second on that passed before the first that did not, at most `most`; [M]."""
-    return row_min(tl.where((column > 0) & (column < most) & (passed == 0), column, most), ROWS, W)
 
 
 @triton.jit
@@ -207,10 +174,10 @@ def limited(token, low, high, V: tl.constexpr):
 def propose(
     block, states, here, following, size, tokens, deviations, head_positions, estimate, group, earlier, bounds, places,
     left, final, expand, contract, head_vectors, adapt, head_near, head_cell, seed, key, temperature, nucleus, colours,
-    top_k, T: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr,
+    top_k, q, q_totals, q_entries, exists, T: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr,
     WIDTH: tl.constexpr, D: tl.constexpr, N: tl.constexpr, P: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
     W: tl.constexpr, E: tl.constexpr, HYPERBOLIC: tl.constexpr, SAMPLED: tl.constexpr, FILTERED: tl.constexpr,
-    FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr, STAGES: tl.constexpr,
+    SPECULATIVE: tl.constexpr, FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr, STAGES: tl.constexpr,
 ):
     """The next block [M]: p1's tokens `following` [M] for targets `here` [M], and those of the prediction heads.
 
@@ -251,6 +218,10 @@ def propose(
     if SAMPLED:
         every, d = tl.arange(0, V)[None, :], mu
         key = of_row(key, head, 0, ROWS, W)
+        if SPECULATIVE:
+            tl.debug_barrier()  # other warps have read the last proposals' distributions
+            exists = of_row(exists.to(tl.int32), head, 0, ROWS, W) > 0
+            q_entries = of_row(q_entries, head, 0, ROWS, W)
         slope = bounded_exp(outputs(states, final + 3 * D + 1, D) + INITIAL_SHARPNESS)
         if HYPERBOLIC:
             d = bounded_exp(outputs(states, final + 4 * D + 2, D))
@@ -272,9 +243,13 @@ def propose(
                 most = of_row(tl.maximum(high, 0), head, number, ROWS, W)[:, None]
                 scores = tl.where((every >= least) & (every <= most), scores, float("-inf"))
             where = of_row(here + 1, head, 0, ROWS, W) + number
-            scores = adjusted(scores, seed, key, where.to(tl.int64), temperature, colours, top_k, nucleus, V, FILTERED)
-            token = tl.argmax(tl.where(scores == scores, scores, 0.0), 1, tie_break_left=True)
-            token = tl.reshape(tl.broadcast_to(token[:, None], (ROWS, W)), (M,))
+            scores = scaled(scores, where.to(tl.int64), temperature, colours, top_k, nucleus, V, FILTERED)
+            if SPECULATIVE:
+                token = propose_token(scores, where, number, exists, q, q_totals, q_entries, seed, key, V)
+            else:
+                scores += gumbel(seed, key, where.to(tl.int64), V)
+                token = tl.argmax(tl.where(scores == scores, scores, 0.0), 1, tie_break_left=True)
+            token = repeated(token, ROWS, W)
         else:
             chosen = nearest(mu, V).to(tl.int32)
             if E > 0:
@@ -287,15 +262,16 @@ def propose(
 @triton.jit
 def decode(
     store, positions_ptr, limit_ptr, proposals, record, status, cache, deviations, positions, head_positions, estimate,
-    group, earlier, bounds, seed_ptr, keys, temperature, nucleus, table, places, left, matrices, vectors, near_first,
-    cell_first, near_vectors, near_second, direct_near, direct_cell, final, expand, contract, head_vectors, adapt,
-    head_near, head_cell,
+    group, earlier, bounds, seed_ptr, keys, temperature, nucleus, q, q_totals, table, places, left, matrices, vectors,
+    near_first, cell_first, near_vectors, near_second, direct_near, direct_cell, final, expand, contract, head_vectors,
+    adapt, head_near, head_cell,
     batch, count, size, following_size, minimum, rule, bound, store_stride, capacity, colours, top_k,
     T: tl.constexpr, SOURCE: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, H: tl.constexpr, S: tl.constexpr, F: tl.constexpr,
     LAYERS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, G: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, E: tl.constexpr, HYPERBOLIC: tl.constexpr, SAMPLED: tl.constexpr, FILTERED: tl.constexpr,
-    ROWS: tl.constexpr, FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr, STAGES: tl.constexpr,
+    SPECULATIVE: tl.constexpr, ROWS: tl.constexpr, FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Do up to `count` iterations of each row that is not complete; see `superres.gpu.decoder` for the arguments."""
     M: tl.constexpr = ROWS * W
@@ -316,6 +292,7 @@ def decode(
     head_positions = head_positions + program_row * (T * WIDTH) + row * (T * WIDTH)
     estimate = estimate + program_row * T + row * T
     bounds = bounds + program_row * (2 * T + 2) + row * (2 * T + 2)
+    q_entries = (program_row + row) * W  # where the distributions of a row's proposals start
     cache += program_row * keys_of_row
     values = batch.to(tl.int64) * keys_of_row  # from keys to values
     position = tl.load(positions_ptr + program_row + row).to(tl.int32)
@@ -324,109 +301,120 @@ def decode(
     seed, key = tl.load(seed_ptr), tl.load(keys + program_row + row)
     made, bad = tl.full([], 0, tl.int32), tl.zeros([M], tl.int32)
     running = tl.max(end - position, 0)
-    while (running > 0) & (made < count):
-        active = position < end
-        # Embed: the token read at each place, its position, and what is known of the neighbourhood.
-        place = tl.minimum(position, T - 1) + 1 + column
-        inside = tl.minimum(place, T - 1)
-        expected = tl.load(estimate + place - 1, mask=(place > 0) & (place <= T), other=0.0)
-        tl.debug_barrier()  # other warps have read the last iteration's
-        tl.store(deviations + 1 + SOURCE + place, (block.to(tl.float32) - expected) / RESIDUAL_SCALE, mask=active)
-        tl.store(tokens + place - 1, block.to(tl.int64), mask=active & (column < size) & (place > 0))
-        embedded = block + (place + (CHANNELS - 1)) % CHANNELS * V
-        x = tl.load(table + embedded[:, None] * D + cols[None, :], mask=(place > 0)[:, None], other=0.0)
-        x += tl.load(positions[:, None] + inside[:, None] * WIDTH + cols[None, :], mask=cols[None, :] < WIDTH,
-                     other=0.0)
-        tl.debug_barrier()  # other warps read the deviations and the tokens
-        near = near_features(deviations, places, inside, N, P)  # [M, N]
-        cell = cell_features(deviations, places, left, inside, N, P)  # [M, P]
-        channel = inside % CHANNELS
-        straight = tl.sum(near * tl.load(direct_near + channel[:, None] * N + tl.arange(0, N)[None, :]), 1)
-        straight += tl.sum(cell * tl.load(direct_cell + channel[:, None] * P + tl.arange(0, P)[None, :]), 1)
-        total = tl.zeros([M, D], tl.float32) + tl.load(near_vectors + CHANNELS * F + cols)[None, :]
-        for first in tl.range(0, F, FC, num_stages=STAGES):
-            hidden = product(near, near_first + first * N, M, N, FC, PRECISION, QUARTERS)
-            hidden += product(cell, cell_first + first * P, M, P, FC, PRECISION, QUARTERS)
-            hidden += tl.load(near_vectors + channel[:, None] * F + first + inner[None, :])
-            total += product(tl.maximum(hidden, 0.0), near_second + first * D, M, FC, D, PRECISION, QUARTERS)
-        x += total
-        # The decoder's layers.
-        start = tl.maximum(inside // BLOCK - 1, 0) * BLOCK
-        first_key = tl.maximum((place - column) // BLOCK - 1, 0) * BLOCK // C * C
-        for layer in tl.range(0, LAYERS, num_stages=1):
-            w, v = matrices + layer * (4 * D * D + 2 * D * F), vectors + layer * (9 * D + F)
-            own = cache + values * (2 * layer)
-            y = norm(x, v, v + D, D, WIDTH)
-            here = own + (row * keys_of_row)[:, None] + (cols // S * ((R + W) * S) + cols % S)[None, :]
-            written = active[:, None] & (cols < WIDTH)[None, :]
-            for part in tl.range(0, 3, num_stages=STAGES):  # queries, keys and values
-                y_part = product(y, w + part * (D * D), M, D, D, PRECISION, QUARTERS)
-                y_part += tl.load(v + (4 + part) * D + cols)[None, :]
-                slot = tl.where(part == 0, R + column, place % R) * S
-                tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=written)
-            tl.debug_barrier()  # other warps read these slots
-            y = attend(own, values, batch - program_row, place, start, first_key, R, C, HEADS, H, S, ROWS, W, PRECISION,
-                       STAGES)
-            x += product(y, w + 3 * D * D, M, D, D, PRECISION, QUARTERS) + tl.load(v + 7 * D + cols)[None, :]
-            y = norm(x, v + 2 * D, v + 3 * D, D, WIDTH)
-            total = tl.zeros([M, D], tl.float32) + tl.load(v + 8 * D + cols)[None, :]
-            for first in tl.range(0, F, FC, num_stages=STAGES):
-                hidden = product(y, w + 4 * D * D + first * D, M, D, FC, PRECISION, QUARTERS)
-                hidden = tl.maximum(hidden + tl.load(v + 9 * D + first + inner)[None, :], 0.0)
-                total += product(hidden, w + 4 * D * D + D * F + first * D, M, FC, D, PRECISION, QUARTERS)
+    # Constants that a compiler moves out of the loop would take the registers of its tiles.
+    for _ in tl.range(0, count, num_stages=1, disable_licm=True):
+        if running > 0:
+            active = position < end
+            # Embed: the token read at each place, its position, and what is known of the neighbourhood.
+            place = tl.minimum(position, T - 1) + 1 + column
+            inside = tl.minimum(place, T - 1)
+            expected = tl.load(estimate + place - 1, mask=(place > 0) & (place <= T), other=0.0)
+            tl.debug_barrier()  # other warps have read the last iteration's
+            tl.store(deviations + 1 + SOURCE + place, (block.to(tl.float32) - expected) / RESIDUAL_SCALE, mask=active)
+            tl.store(tokens + place - 1, block.to(tl.int64), mask=active & (column < size) & (place > 0))
+            embedded = block + (place + (CHANNELS - 1)) % CHANNELS * V
+            x = tl.load(table + embedded[:, None] * D + cols[None, :], mask=(place > 0)[:, None], other=0.0)
+            x += tl.load(positions[:, None] + inside[:, None] * WIDTH + cols[None, :], mask=cols[None, :] < WIDTH,
+                         other=0.0)
+            tl.debug_barrier()  # other warps read the deviations and the tokens
+            near = near_features(deviations, places, inside, N, P)  # [M, N]
+            cell = cell_features(deviations, places, left, inside, N, P)  # [M, P]
+            channel = inside % CHANNELS
+            straight = tl.sum(near * tl.load(direct_near + channel[:, None] * N + tl.arange(0, N)[None, :]), 1)
+            straight += tl.sum(cell * tl.load(direct_cell + channel[:, None] * P + tl.arange(0, P)[None, :]), 1)
+            total = tl.zeros([M, D], tl.float32) + tl.load(near_vectors + CHANNELS * F + cols)[None, :]
+            for first in tl.range(0, F, FC, num_stages=1):
+                hidden = product(near, near_first + first * N, M, N, FC, PRECISION, QUARTERS)
+                hidden += product(cell, cell_first + first * P, M, P, FC, PRECISION, QUARTERS)
+                hidden += tl.load(near_vectors + channel[:, None] * F + first + inner[None, :])
+                total += product(tl.maximum(hidden, 0.0), near_second + first * D, M, FC, D, PRECISION, QUARTERS)
             x += total
-        # p1's choice after each column: of ordinal scores, the largest is that of the token nearest to the centre.
-        hidden = norm(x, final, final + D, D, WIDTH)
-        mu = tl.load(estimate + inside) + straight * RESIDUAL_SCALE
-        mu += outputs(hidden, final + 2 * D, D) * RESIDUAL_SCALE
-        slope = bounded_exp(outputs(hidden, final + 3 * D + 1, D) + INITIAL_SHARPNESS)
-        d = slope
-        if HYPERBOLIC:
-            d = bounded_exp(outputs(hidden, final + 4 * D + 2, D))
-        scores = scores_around(mu, slope, d, V, HYPERBOLIC)
-        bad += tl.where((mu - mu != 0.0) & (column < size) & active, 1, 0)
-        every = tl.arange(0, V)[None, :]
-        possible = block >= 0
-        if E > 0:
-            low, high = limits(earlier, bounds, tokens, place, place, T, V, E)
-            low, high = tl.minimum(low, V - 1), tl.maximum(high, 0)
-            scores = tl.where((every >= low[:, None]) & (every <= high[:, None]), scores, float("-inf"))
-        if SAMPLED:
-            scores = adjusted(scores, seed, key, place.to(tl.int64), temperature, colours, top_k, nucleus, V, FILTERED)
-        own = tl.sum(tl.where(every == shifted(block, 1, ROWS, W)[:, None], scores, 0.0), 1)  # of the next token
-        if E > 0 or SAMPLED:
-            possible = shifted((own > float("-inf")).to(tl.int32), -1, ROWS, W) > 0
-        choice = tl.argmax(tl.where(scores == scores, scores, 0.0), 1, tie_break_left=True)
-        # Verify and accept: the longest prefix of the block that passes.
-        if rule == 0:
-            passed = tl.abs(block - shifted(choice, -1, ROWS, W)) <= bound
-        else:  # fewer than `bound` tokens have a larger score
-            better = tl.sum(tl.where(scores > own[:, None], 1, 0), 1)
-            passed = shifted(better, -1, ROWS, W) < bound
-        accepted = leading(passed & possible, column, size, ROWS, W)
-        accepted = tl.maximum(accepted, leading(possible, column, tl.minimum(minimum, size), ROWS, W))
-        missing = tl.where(position < 0, tl.minimum(end + 1, 1), end - position)
-        accepted = tl.where(active, tl.minimum(accepted, missing), 0)
-        entry = record + made.to(tl.int64) * batch * (2 + capacity)
-        tl.store(entry + 2 + column, block.to(tl.int64), mask=real & (column < capacity))
-        tl.store(entry, position.to(tl.int64), mask=real & (column == 0))
-        tl.store(entry + 1, accepted.to(tl.int64), mask=real & (column == 0))
-        position += accepted
-        made += 1
-        following = row_sum(tl.where(column == accepted - 1, choice, 0), ROWS, W)
-        block = tl.where(active, following, block)
-        running = tl.max(end - position, 0)
-        size = following_size
-        if (size > 1) & (running > 0):
-            states = tl.where((column == accepted - 1)[:, None], hidden, 0.0)
-            states = tl.sum(tl.reshape(states, (ROWS, W, D)), 1)
-            states = tl.reshape(tl.broadcast_to(states[:, None, :], (ROWS, W, D)), (M, D))
-            proposed = propose(
-                block, states, tl.maximum(tl.minimum(position, T - 1), 0), following, size, tokens, deviations,
-                head_positions, estimate, group, earlier, bounds, places, left, final, expand, contract, head_vectors,
-                adapt, head_near, head_cell, seed, key, temperature, nucleus, colours, top_k, T, CHANNELS, V, WIDTH, D,
-                N, P, G, ROWS, W, E, HYPERBOLIC, SAMPLED, FILTERED, FC, PRECISION, QUARTERS, STAGES)
-            block = tl.where(active, proposed, block)
+            # The decoder's layers.
+            start = tl.maximum(inside // BLOCK - 1, 0) * BLOCK
+            first_key = tl.maximum((place - column) // BLOCK - 1, 0) * BLOCK // C * C
+            for layer in tl.range(0, LAYERS, num_stages=1):
+                w, v = matrices + layer * (4 * D * D + 2 * D * F), vectors + layer * (9 * D + F)
+                own = cache + values * (2 * layer)
+                y = norm(x, v, v + D, D, WIDTH)
+                here = own + (row * keys_of_row)[:, None] + (cols // S * ((R + W) * S) + cols % S)[None, :]
+                written = active[:, None] & (cols < WIDTH)[None, :]
+                for part in tl.range(0, 3, num_stages=1):  # queries, keys and values
+                    y_part = product(y, w + part * (D * D), M, D, D, PRECISION, QUARTERS)
+                    y_part += tl.load(v + (4 + part) * D + cols)[None, :]
+                    slot = tl.where(part == 0, R + column, place % R) * S
+                    tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=written)
+                tl.debug_barrier()  # other warps read these slots
+                y = attend(own, values, batch - program_row, place, start, first_key, R, C, HEADS, H, S, ROWS, W,
+                           PRECISION)
+                x += product(y, w + 3 * D * D, M, D, D, PRECISION, QUARTERS) + tl.load(v + 7 * D + cols)[None, :]
+                y = norm(x, v + 2 * D, v + 3 * D, D, WIDTH)
+                total = tl.zeros([M, D], tl.float32) + tl.load(v + 8 * D + cols)[None, :]
+                for first in tl.range(0, F, FC, num_stages=STAGES):
+                    hidden = product(y, w + 4 * D * D + first * D, M, D, FC, PRECISION, QUARTERS)
+                    hidden = tl.maximum(hidden + tl.load(v + 9 * D + first + inner)[None, :], 0.0)
+                    total += product(hidden, w + 4 * D * D + D * F + first * D, M, FC, D, PRECISION, QUARTERS)
+                x += total
+            # p1's choice after each column: of ordinal scores, the largest is that of the token nearest to the centre.
+            hidden = norm(x, final, final + D, D, WIDTH)
+            mu = tl.load(estimate + inside) + straight * RESIDUAL_SCALE
+            mu += outputs(hidden, final + 2 * D, D) * RESIDUAL_SCALE
+            slope = bounded_exp(outputs(hidden, final + 3 * D + 1, D) + INITIAL_SHARPNESS)
+            d = slope
+            if HYPERBOLIC:
+                d = bounded_exp(outputs(hidden, final + 4 * D + 2, D))
+            scores = scores_around(mu, slope, d, V, HYPERBOLIC)
+            bad += tl.where((mu - mu != 0.0) & (column < size) & active, 1, 0)
+            every = tl.arange(0, V)[None, :]
+            possible = block >= 0
+            if E > 0:
+                low, high = limits(earlier, bounds, tokens, place, place, T, V, E)
+                low, high = tl.minimum(low, V - 1), tl.maximum(high, 0)
+                scores = tl.where((every >= low[:, None]) & (every <= high[:, None]), scores, float("-inf"))
+            if SAMPLED:
+                scores = scaled(scores, place.to(tl.int64), temperature, colours, top_k, nucleus, V, FILTERED)
+            missing = tl.where(position < 0, tl.minimum(end + 1, 1), end - position)
+            if SPECULATIVE:
+                accepted, following = verify(
+                    scores, block, place, position, size, missing, column, real, q, q_totals, q_entries, seed, key, V,
+                    ROWS, W)
+            else:
+                if SAMPLED:
+                    scores += gumbel(seed, key, place.to(tl.int64), V)
+                own = tl.sum(tl.where(every == shifted(block, 1, ROWS, W)[:, None], scores, 0.0), 1)  # the next token's
+                if E > 0 or SAMPLED:
+                    possible = shifted((own > float("-inf")).to(tl.int32), -1, ROWS, W) > 0
+                choice = tl.argmax(tl.where(scores == scores, scores, 0.0), 1, tie_break_left=True)
+                # Verify and accept: the longest prefix of the block that passes.
+                if rule == 0:
+                    passed = tl.abs(block - shifted(choice, -1, ROWS, W)) <= bound
+                else:  # fewer than `bound` tokens have a larger score
+                    better = tl.sum(tl.where(scores > own[:, None], 1, 0), 1)
+                    passed = shifted(better, -1, ROWS, W) < bound
+                accepted = leading(passed & possible, column, size, ROWS, W)
+                accepted = tl.maximum(accepted, leading(possible, column, tl.minimum(minimum, size), ROWS, W))
+                accepted = tl.minimum(accepted, missing)
+                following = row_sum(tl.where(column == accepted - 1, choice, 0), ROWS, W)
+            accepted = tl.where(active, accepted, 0)
+            entry = record + made.to(tl.int64) * batch * (2 + capacity)
+            tl.store(entry + 2 + column, block.to(tl.int64), mask=real & (column < capacity))
+            tl.store(entry, position.to(tl.int64), mask=real & (column == 0))
+            tl.store(entry + 1, accepted.to(tl.int64), mask=real & (column == 0))
+            position += accepted
+            made += 1
+            block = tl.where(active, following, block)
+            running = tl.max(end - position, 0)
+            size = following_size
+            if (size > 1) & (running > 0):
+                states = tl.where((column == accepted - 1)[:, None], hidden, 0.0)
+                states = tl.sum(tl.reshape(states, (ROWS, W, D)), 1)
+                states = tl.reshape(tl.broadcast_to(states[:, None, :], (ROWS, W, D)), (M, D))
+                proposed = propose(
+                    block, states, tl.maximum(tl.minimum(position, T - 1), 0), following, size, tokens, deviations,
+                    head_positions, estimate, group, earlier, bounds, places, left, final, expand, contract,
+                    head_vectors, adapt, head_near, head_cell, seed, key, temperature, nucleus, colours, top_k, q,
+                    q_totals, q_entries, real, T, CHANNELS, V, WIDTH, D, N, P, G, ROWS, W, E, HYPERBOLIC, SAMPLED,
+                    FILTERED, SPECULATIVE, FC, PRECISION, QUARTERS, STAGES)
+                block = tl.where(active, proposed, block)
     tl.store(positions_ptr + program_row + row, position.to(tl.int64), mask=real & (column == 0))
     tl.store(proposals + column, block.to(tl.int64), mask=real & (column < capacity))
     bad = row_sum(bad, ROWS, W)

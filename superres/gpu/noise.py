@@ -35,14 +35,20 @@ def logarithm(x):
 @triton.jit
 def gumbel(seed, key, position, V: tl.constexpr):
     """Standard Gumbel noise [N, V] of keys and target positions, int64 [N] each."""
-    token = tl.arange(0, V)[None, :] + tl.zeros_like(position)[:, None].to(tl.int32)
-    block = (token // 64 * 16 + token % 16).to(tl.uint32)
-    zero = tl.zeros_like(block)
+    N: tl.constexpr = position.shape[0]
+    WIDE: tl.constexpr = V if V > 64 else 64
+    # One call gives the words of four tokens, 16 apart.
+    block = tl.arange(0, WIDE // 4).to(tl.uint32)[None, :]
+    zero = tl.zeros([N, WIDE // 4], tl.uint32)
     first, second, third, fourth = tl.philox(
-        seed, block, zero + position[:, None].to(tl.uint32), zero + key[:, None].to(tl.uint32),
+        seed, zero + block, zero + position[:, None].to(tl.uint32), zero + key[:, None].to(tl.uint32),
         zero + (key >> 32)[:, None].to(tl.uint32))
-    word = token // 16 % 4
-    bits = tl.where(word < 2, tl.where(word == 0, first, second), tl.where(word == 2, third, fourth))
+    bits = tl.join(tl.join(first, third), tl.join(second, fourth))  # [N, WIDE / 4, 2, 2]
+    bits = tl.permute(tl.reshape(bits, (N, WIDE // 64, 16, 4)), (0, 1, 3, 2))  # [N, WIDE / 64, 4, 16]
+    bits = tl.reshape(bits, (N, WIDE // V, V))
+    if V < WIDE:
+        bits = tl.where((tl.arange(0, WIDE // V) == 0)[None, :, None], bits, 0)
+    bits = tl.sum(bits, 1)
     v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
     rest = 1.0 - v
     return -logarithm(tl.div_rn((rest - 1.0) + v, rest) - logarithm(rest))
@@ -82,9 +88,8 @@ def best(scores, weight, wanted):
 
 
 @triton.jit
-def adjusted(scores, seed, key, position, temperature, colours, top_k, nucleus, V: tl.constexpr,
-             FILTERED: tl.constexpr):
-    """The scores [N, V] whose argmax is the sample at target positions int64 [N]: see `CoupledSampler.adjust`."""
+def scaled(scores, position, temperature, colours, top_k, nucleus, V: tl.constexpr, FILTERED: tl.constexpr):
+    """The scores [N, V] of target positions int64 [N] by temperature, filtered: see `superres.decoding.sampling`."""
     scores = tl.div_rn(scores, tl.load(temperature + position % colours)[:, None] + tl.zeros_like(scores))
     if FILTERED:
         one = tl.full(scores.shape, 1, tl.int32)
@@ -93,4 +98,13 @@ def adjusted(scores, seed, key, position, temperature, colours, top_k, nucleus, 
         if share < 1.0:
             weight = weights(scores)
             scores = best(scores, weight, tl.sum(weight.to(tl.int64), 1).to(tl.float64) * share)
-    return scores + gumbel(seed, key, position, V)
+    return scores
+
+
+@triton.jit
+def uniform(seed, key, position, number, PURPOSE: tl.constexpr):
+    """A number in (0, 1) of keys and target positions, int64 [N], and of offsets int32 [N]; float64 [N]."""
+    first, second, third, _ = tl.philox(seed, number.to(tl.uint32), position.to(tl.uint32), key.to(tl.uint32),
+                                        (key >> 32).to(tl.uint32))
+    bits = first if PURPOSE == 0 else (second if PURPOSE == 1 else third)
+    return (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
