@@ -64,8 +64,8 @@ class Variant:
 
 DEFAULT, FLOAT = Variant(tuning=weights.HALF), Variant(False, weights.FLOAT)
 VARIANTS = [DEFAULT, FLOAT, *(Variant(tuning=tuning) for tuning in (
-    Tuning(), Tuning(rows=2), Tuning(stages=3), Tuning(warps=4, part=64), Tuning(rows=2, warps=4, part=64),
-    Tuning(rows=4, warps=4, part=64))),
+    Tuning(), replace(weights.HALF, short_stages=3), Tuning(rows=2), Tuning(rows=2, warps=4, part=64),
+    Tuning(rows=2, warps=4, part=64, short_stages=2), Tuning(rows=4, warps=4, part=64))),
     Variant(False, Tuning(chunk=32, part=64, warps=16))]
 
 

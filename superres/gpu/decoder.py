@@ -50,7 +50,8 @@ def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]
     """Return the constants of the kernel, without limits and sampling, for rings of `slots`."""
     return weights.sizes | {
         "R": slots, "C": tuning.chunk, "E": 0, "ROWS": tuning.rows, "PRECISION": tuning.precision,
-        "STAGES": tuning.stages, "QUARTERS": weights.kind == torch.float32,
+        "STAGES": tuning.stages, "SHORT_STAGES": tuning.short_stages,
+        "QUARTERS": weights.kind == torch.float32,
         "SAMPLED": False, "FILTERED": False, "SPECULATIVE": False}
 
 

@@ -66,7 +66,8 @@ def product(y, matrix, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 
 @triton.jit
 def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr,
-           H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr):
+           H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
+           STAGES: tl.constexpr):
     """Attention [M, H * S] of queries at `place` [M] to the positions from `start` [M] on, up to their own.
 
     `own` points to the first row's keys [HEADS, R + W, S]: a ring of R positions, then the queries of the W columns;
@@ -89,7 +90,7 @@ def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.con
     weight = tl.zeros([ROWS * H, W], tl.float32)
     part = tl.zeros([ROWS * H, W, S], tl.float32)
     chunks = (tl.max(place - first, 0) + C) // C
-    for chunk in tl.range(0, chunks, num_stages=1):
+    for chunk in tl.range(0, chunks, num_stages=STAGES):
         at = position + chunk * C
         places = offset[:, None] + ((at % R)[:, None] + slots[None, :]) * S  # [ROWS * H, C]; R is a multiple of C
         key = tl.load(own + places[:, None, :] + size[None, :, None], mask=exists, other=0.0)  # [ROWS * H, S, C]
@@ -271,7 +272,7 @@ def decode(
     LAYERS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, G: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, E: tl.constexpr, HYPERBOLIC: tl.constexpr, SAMPLED: tl.constexpr, FILTERED: tl.constexpr,
     SPECULATIVE: tl.constexpr, ROWS: tl.constexpr, FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, SHORT_STAGES: tl.constexpr,
 ):
     """Do up to `count` iterations of each row that is not complete; see `superres.gpu.decoder` for the arguments."""
     M: tl.constexpr = ROWS * W
@@ -323,7 +324,7 @@ def decode(
             straight = tl.sum(near * tl.load(direct_near + channel[:, None] * N + tl.arange(0, N)[None, :]), 1)
             straight += tl.sum(cell * tl.load(direct_cell + channel[:, None] * P + tl.arange(0, P)[None, :]), 1)
             total = tl.zeros([M, D], tl.float32) + tl.load(near_vectors + CHANNELS * F + cols)[None, :]
-            for first in tl.range(0, F, FC, num_stages=1):
+            for first in tl.range(0, F, FC, num_stages=SHORT_STAGES):
                 hidden = product(near, near_first + first * N, M, N, FC, PRECISION, QUARTERS)
                 hidden += product(cell, cell_first + first * P, M, P, FC, PRECISION, QUARTERS)
                 hidden += tl.load(near_vectors + channel[:, None] * F + first + inner[None, :])
@@ -338,14 +339,14 @@ def decode(
                 y = norm(x, v, v + D, D, WIDTH)
                 here = own + (row * keys_of_row)[:, None] + (cols // S * ((R + W) * S) + cols % S)[None, :]
                 written = active[:, None] & (cols < WIDTH)[None, :]
-                for part in tl.range(0, 3, num_stages=1):  # queries, keys and values
+                for part in tl.range(0, 3, num_stages=SHORT_STAGES):  # queries, keys and values
                     y_part = product(y, w + part * (D * D), M, D, D, PRECISION, QUARTERS)
                     y_part += tl.load(v + (4 + part) * D + cols)[None, :]
                     slot = tl.where(part == 0, R + column, place % R) * S
                     tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=written)
                 tl.debug_barrier()  # other warps read these slots
                 y = attend(own, values, batch - program_row, place, start, first_key, R, C, HEADS, H, S, ROWS, W,
-                           PRECISION)
+                           PRECISION, SHORT_STAGES)
                 x += product(y, w + 3 * D * D, M, D, D, PRECISION, QUARTERS) + tl.load(v + 7 * D + cols)[None, :]
                 y = norm(x, v + 2 * D, v + 3 * D, D, WIDTH)
                 total = tl.zeros([M, D], tl.float32) + tl.load(v + 8 * D + cols)[None, :]

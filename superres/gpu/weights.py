@@ -55,6 +55,7 @@ class Tuning:
     chunk: int = 64  # positions whose keys are read together; a ring has a multiple of them
     part: int = 128  # hidden units computed together
     stages: int = 2  # parts that are being loaded or computed at a time
+    short_stages: int = 1  # the same of loops over keys and over few parts; more make registers spill
     precision: str = "tf32x3"  # of products in float32
 
     def for_batch(self, batch: int, device: torch.device) -> Tuning:
