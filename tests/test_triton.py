@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,8 +22,9 @@ from superres.decoding import reference
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
+from superres.gpu import model
 from superres.gpu.model import TritonModel
-from superres.gpu.weights import Tuning
+from superres.gpu.weights import Tuning, pack
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
 from superres.tasks.consistency import cell_limits
@@ -172,7 +174,28 @@ def test_the_engine_is_chosen_by_name_and_tested(monkeypatch, caplog):
     assert step_model(network, engine="triton").engine == "triton"
     monkeypatch.setattr(TritonModel, "decoder", lambda model, plain: None)
     assert step_model(network, engine="triton").engine == "plain"
-    assert "since triton does not work here: its test decoded" in caplog.text
+    assert "since triton does not work here: its kernel does not decode with this network" in caplog.text
+
+
+def test_a_kernel_whose_tokens_differ_is_not_used(monkeypatch, caplog):
+    def damaged(*arguments):
+        weights = pack(*arguments)
+        weights.tensors[3][: weights.sizes["D"] ** 2].zero_()  # the queries of the first layer
+        return weights
+
+    monkeypatch.setattr(model, "pack", damaged)
+    assert step_model(random_model(CONFIG, dtype=torch.float32).to(DEVICE), engine="triton").engine == "plain"
+    found = re.search(r"since triton does not work here: its test decoded (\[.*?\]), not (\[.*?\])", caplog.text)
+    assert found is not None
+    assert found[1] != found[2]
+
+
+def test_settings_that_the_kernel_does_not_do_are_named_once(caplog):
+    engine, _ = models()
+    for _ in range(2):
+        begun(engine, sources(CONFIG, 1), DecodeConfig(2, proposer="jacobi"), 2)
+    assert caplog.text.count("decoding with the engine plain, which is slower: triton does not decode with proposer "
+                             "jacobi") == 1
 
 
 def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypatch):

@@ -107,17 +107,28 @@ class BlockSizes:
                     **machine(self.device), "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
         if proposer.weight_bytes:
             settings["proposer_bytes"] = proposer.weight_bytes
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        path = cache_folder() / f"cost-{digest[:16]}.json"
-        with suppress(ConfigError):  # the file is missing or damaged
-            known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the costs"), ConfigError, "remove it")
-            costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
-            if len(costs) == largest and min(costs) > 0:
-                return costs
-        with Progress("measuring the cost of block sizes"):
-            costs, steady = self.measure(self.model, source, chosen, largest, padding, proposer)
-        if steady:
-            with suppress(OSError, OutputError):  # without a cache, the next process measures again
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
-        return costs
+        return cached_costs("measuring the cost of block sizes", settings, largest,
+                            lambda: self.measure(self.model, source, chosen, largest, padding, proposer))
+
+
+def cached_costs(
+    name: str, settings: dict[str, Any], count: int, measure: Callable[[], tuple[list[float], bool]],
+) -> list[float]:
+    """Return `count` positive numbers that belong to `settings`: those in the user's cache, or else measured ones.
+
+    `measure`, a phase of the `name`, also returns whether they are steady; others are not kept.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    path = cache_folder() / f"cost-{digest[:16]}.json"
+    with suppress(ConfigError):  # the file is missing or damaged
+        known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the costs"), ConfigError, "remove it")
+        costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
+        if len(costs) == count and min(costs) > 0:
+            return costs
+    with Progress(name):
+        costs, steady = measure()
+    if steady:
+        with suppress(OSError, OutputError):  # without a cache, the next process measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
+    return costs

@@ -16,19 +16,27 @@ from superres.nn.torch_model import StepModel
 LOG = logging.getLogger(__name__)
 
 
-def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
-    """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else the plain step."""
+def automatic(model: EncoderDecoder, end_token: int | None, warn: Callable[..., None] = LOG.warning) -> StepModel:
+    """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else the plain step.
+
+    `warn` is told why a slower engine serves.
+    """
     if model.signal.device.type == "cpu":
         try:
             return NativeModel(model, end_token)
         except NativeUnavailable as error:
-            LOG.warning("decoding with the engine plain, which takes ten times as long or more: %s", error)
-    if model.signal.device.type == "cuda" and refusal(model) is None:
-        return triton(model, end_token)
+            warn("decoding with the engine plain, which takes ten times as long or more: %s", error)
+    if model.signal.device.type == "cuda":
+        reason = refusal(model)
+        if reason is None:
+            return triton(model, end_token, warn=warn)
+        warn("decoding with the engine plain on the GPU, since triton does not decode with this network: %s", reason)
     return StepModel(model, end_token)
 
 
-def triton(model: EncoderDecoder, end_token: int | None, half: bool = False) -> StepModel:
+def triton(
+    model: EncoderDecoder, end_token: int | None, half: bool = False, warn: Callable[..., None] = LOG.warning,
+) -> StepModel:
     """Take the Triton kernel; the plain step, and a warning says why, if the kernel does not work here."""
     try:
         from superres.gpu.model import TritonModel  # Triton is imported where it is asked for only
@@ -38,8 +46,8 @@ def triton(model: EncoderDecoder, end_token: int | None, half: bool = False) -> 
     except ConfigError:
         raise
     except Exception as error:  # of Triton, the driver or the test
-        LOG.warning("decoding with the engine plain, which is slower, since triton does not work here: %s",
-                    (str(error).splitlines() or [repr(error)])[0])
+        warn("decoding with the engine plain, which is slower, since triton does not work here: %s",
+             (str(error).splitlines() or [repr(error)])[0])
         return StepModel(model, end_token)
     return made
 

@@ -19,6 +19,7 @@ from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.engines import step_model
+from superres.pipeline.fastest_device import fastest_device
 from superres.pipeline.resolved_options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
@@ -131,18 +132,21 @@ class Pipeline:
         Args:
             name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id; `bundled` if None.
             device: "auto", "cpu" or "cuda".
-            engine: a name in `superres.config.ENGINE_NAMES`.
+            engine: a name in `superres.config.ENGINE_NAMES`. If both are "auto" and there is a GPU, the device is the
+                faster one by a measurement: see `superres.pipeline.fastest_device`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
             ConfigError: the device is not available, or does not support the engine.
         """
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        default, confidence = read_decode_default(folder, pick_device(device).type), read_confidence(folder)
-        model, name = load_checkpoint(folder), folder.resolve().name
+        where, confidence = pick_device(device), read_confidence(folder)
+        model, name, revision = load_checkpoint(folder), folder.resolve().name, weights_digest(folder)
         cls._check_task(model.config, name)
-        pipeline = cls(model, name, weights_digest(folder), device, default, engine,
-                       **cls._task_arguments(folder, model))
+        arguments = cls._task_arguments(folder, model)
+        if where.type != "cpu" and device == engine == "auto":
+            where = fastest_device(model, cls.end_token, revision, where)
+        pipeline = cls(model, name, revision, where.type, read_decode_default(folder, where.type), engine, **arguments)
         pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
         pipeline.origin = str(folder.resolve()), device, engine
         return pipeline

@@ -1,0 +1,82 @@
+"""Whether the GPU or the CPU decodes, where a user leaves both the device and the engine open: measured once."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+
+import torch
+
+from superres.config import DecodeConfig
+from superres.decoding.block_size import check_options, fastest_size
+from superres.decoding.cost import measured_costs
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.block_sizes import cached_costs
+from superres.pipeline.engines import automatic
+from superres.system.machine import machine
+from superres.version import __version__
+
+LOG = logging.getLogger(__name__)
+
+FULL = {"cpu": 16, "cuda": 256}
+"""Rows of a full batch, by kind of device."""
+SENTENCE = 16
+"""Source tokens of a sentence to measure with."""
+
+CPU = torch.device("cpu")
+
+
+def fastest_device(
+    model: EncoderDecoder, end_token: int | None, revision: str, gpu: torch.device,
+    measure: Callable[[EncoderDecoder, int | None, torch.device], tuple[list[float], bool]] | None = None,
+) -> torch.device:
+    """Return the `gpu`, or the CPU, and a warning says so, if decoding on it is faster by a measurement.
+
+    The measurement takes some seconds. It is kept in the user's cache for the network's `revision`, this machine and
+    this release; `measure` is `seconds_per_token`, but for tests.
+    """
+    settings = {"choice": "device", "revision": revision, "version": __version__, **machine(gpu)}
+    try:
+        seconds = cached_costs("measuring whether the GPU or the CPU decodes faster", settings, 4,
+                               lambda: (measure or seconds_per_token)(model, end_token, gpu))
+    except RuntimeError as error:  # of the GPU, whose memory may be too small
+        LOG.warning("decoding on the CPU, since the GPU does not work: %s",
+                    (str(error).splitlines() or [repr(error)])[0])
+        return CPU
+    if gpu_pays(seconds):
+        return gpu
+    LOG.warning("decoding on the CPU, which is faster here: %.3g ms a token alone and %.3g ms in a full batch, on the "
+                "GPU %.3g and %.3g ms; --device cuda decodes on the GPU", *(1e3 * value for value in seconds))
+    return CPU
+
+
+def gpu_pays(seconds: list[float]) -> bool:
+    """Return whether the GPU decodes, by the seconds per token of a row alone and in a full batch: CPU's, then GPU's.
+
+    What will be decoded is not known when a checkpoint is loaded. So the GPU decodes if it gains as much in one of the
+    two cases as it loses in the other, or more.
+    """
+    alone, together, gpu_alone, gpu_together = seconds
+    return gpu_alone * gpu_together <= alone * together
+
+
+def seconds_per_token(
+    model: EncoderDecoder, end_token: int | None, gpu: torch.device,
+) -> tuple[list[float], bool]:
+    """Return the seconds per token of a row alone and in a full batch, on the CPU and on the GPU; and whether steady.
+
+    They are those of the block size that is the fastest if four of five proposals pass.
+    """
+    found, steady, config = list[float](), True, model.config
+    length = config.source_length if end_token is None else min(SENTENCE, config.source_length)
+    for device in (CPU, gpu):
+        engine = automatic(copy.deepcopy(model).to(device).eval(), end_token, LOG.debug)
+        largest = check_options(DecodeConfig(), engine.prediction_heads)
+        for rows in (1, FULL[device.type]):
+            source = (7 * torch.arange(rows * length, device=device) % (config.vocabulary - 4) + 4).view(rows, length)
+            costs, is_steady = measured_costs(engine, source, DecodeConfig(), largest)
+            size, tokens = fastest_size(costs)
+            found.append(costs[size - 1] / tokens / rows)
+            steady &= is_steady
+    return found, steady
