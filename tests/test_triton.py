@@ -22,7 +22,7 @@ from superres.decoding import reference
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
-from superres.gpu import model
+from superres.gpu import launch, model
 from superres.gpu.model import TritonModel
 from superres.gpu.weights import Tuning, pack
 from superres.nn.torch_model import StepModel
@@ -234,3 +234,63 @@ def test_the_kernel_of_the_bundled_network_fits_a_gpu(kind, most, tmp_path):
     assert shared <= 227 << 10
     assert not scratch
     assert spilled <= most  # bytes of a thread
+
+
+CACHED = """
+import sys, torch, triton
+import triton.language as tl
+from superres.gpu.launch import compiled, compiled_and_loaded
+
+@triton.jit
+def twice(x, y, COUNT: tl.constexpr):
+    place = tl.arange(0, COUNT)
+    tl.store(y + place, 2 * tl.load(x + place))
+
+def load(code):
+    if len(code.cubin) < 1000:
+        raise RuntimeError("the driver does not load it")
+    return code
+
+compiled_and_loaded(lambda: compiled(twice, [torch.float32] * 2, {"COUNT": int(sys.argv[1])}, 4, (9, 0)), load)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_kernel_is_kept_and_a_damaged_one_is_compiled_anew(tmp_path):
+    """In processes without the interpreter, for a GPU that this machine may lack."""
+    (tmp_path / "twice.py").write_text(CACHED)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
+
+    def made(count=64):
+        done = subprocess.run([sys.executable, tmp_path / "twice.py", str(count)], capture_output=True, text=True,
+                              env=environment | {"PYTHONPATH": os.getcwd(), "XDG_CACHE_HOME": str(tmp_path)})
+        assert done.returncode == 0, done.stderr[-2000:]
+        folder = tmp_path / "superres" / "triton"
+        return {path.suffix: path for path in folder.rglob("twice.*")}, len(list(folder.iterdir()))
+
+    files, count = made()
+    assert count == 1
+    content, time = files[".cubin"].read_bytes(), files[".cubin"].stat().st_mtime_ns
+    made()
+    assert files[".cubin"].stat().st_mtime_ns == time
+    for suffix in (".cubin", ".json"):
+        whole = files[suffix].read_bytes()
+        files[suffix].write_bytes(whole[:100])
+        made()
+        assert len(files[suffix].read_bytes()) == len(whole)
+    assert files[".cubin"].read_bytes() == content
+    assert made(128)[1] == 2
+
+
+def test_the_oldest_kernels_leave_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "superres" / "triton"
+    for number in range(launch.KEPT + 2):
+        (folder / str(number)).mkdir(parents=True)
+        os.utime(folder / str(number), (number, number))
+    with launch.cached():
+        assert os.environ["TRITON_CACHE_DIR"] == str(folder)
+    assert "TRITON_CACHE_DIR" not in os.environ
+    assert {path.name for path in folder.iterdir()} == {str(number) for number in range(2, launch.KEPT + 2)}

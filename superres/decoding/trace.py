@@ -73,6 +73,10 @@ def trace_entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
     return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
 
 
+LONGEST = 256
+"""Iterations from which on a part of the record is not joined with the next one."""
+
+
 class TraceRecorder:
     """Collects the records of iterations on the device, and reads them back on demand."""
 
@@ -87,8 +91,14 @@ class TraceRecorder:
 
     def extend(self, steps: Tensor, block_size: int) -> None:
         """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are valid."""
-        self._parts.append((steps, block_size))
         self._count += len(steps)
+        while self._parts:  # few long parts are read faster than many short ones
+            before, size = self._parts[-1]
+            if (size, before.shape[1:]) != (block_size, steps.shape[1:]) or not len(before) <= len(steps) < LONGEST:
+                break
+            self._parts.pop()
+            steps = torch.cat([before, steps])
+        self._parts.append((steps, block_size))
 
     def _from(self, first: int) -> list[tuple[Tensor, int]]:
         """Return the entries and block sizes of the iterations from number `first` on."""
@@ -128,13 +138,15 @@ class TraceRecorder:
             return []
         sizes = np.repeat([size for _, size in parts], [len(steps) for steps, _ in parts])
         first, widest = len(self) - len(sizes), int(sizes.max())
+        same = [steps for steps, _ in parts]
+        if chosen is not None and list(chosen) != list(range(same[0].shape[1])):
+            # Only these rows are copied, and leave the device.
+            index = torch.tensor(chosen, dtype=torch.int64, device=same[0].device)
+            same = [steps.index_select(1, index) for steps in same]
         # `pad` also cuts off columns, if the amount is negative.
         same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
-                for steps, _ in parts]
-        steps = torch.cat(same)
-        if chosen is not None:  # only these rows leave the device
-            steps = steps[:, torch.tensor(chosen, dtype=torch.int64, device=steps.device)]
-        read = steps.cpu().numpy()
+                for steps in same]
+        read = torch.cat(same).cpu().numpy()
         count = read.shape[1]
         began = np.array(since or [0] * count)
         positions, accepted = read[..., 0], read[..., 1]

@@ -1,20 +1,36 @@
-"""Compile a Triton kernel and launch it by the CUDA driver, which needs no C compiler on the machine."""
+"""Compile a Triton kernel and launch it by the CUDA driver, which needs no C compiler on the machine.
+
+Triton keeps what it has compiled, by a digest of source, constants and versions, in files that are written as a whole.
+They are in superres's cache folder, unless TRITON_CACHE_DIR or TRITON_HOME name another.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import triton
 from torch import Tensor
 
+from superres.system.output import cache_folder
+from superres.system.progress import Progress
+
+Loaded = TypeVar("Loaded")
+
 KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
          torch.float64: "*fp64"}
 LOCK = threading.Lock()
 """Held while a kernel is compiled or loaded, which is not safe in several threads at once."""
+KEPT = 48
+"""Compiled kernels that stay in the cache folder, of 3 to 6 MB each."""
 
 
 @dataclass
@@ -48,6 +64,49 @@ def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], w
     entry = made.asm["ptx"].split(f".entry {metadata.name}(", 1)[1].split(")", 1)[0]
     return Compiled(made.asm["cubin"], metadata.name, metadata.shared, warps, entry.count(".param"),
                     getattr(metadata, "global_scratch_size", 0) + getattr(metadata, "profile_scratch_size", 0))
+
+
+def kept() -> dict[str, float]:
+    """Return the kernels in superres's cache folder, and when they were compiled."""
+    found = dict[str, float]()
+    with suppress(OSError):
+        for path in (cache_folder() / "triton").iterdir():
+            with suppress(OSError):
+                found[path.name] = path.stat().st_mtime
+    return found
+
+
+@contextmanager
+def cached(anew: bool = False) -> Iterator[None]:
+    """Let Triton keep its kernels in superres's cache folder; `anew` compiles what is there, too. Held by LOCK."""
+    wanted = {"TRITON_ALWAYS_COMPILE": "1"} if anew else {}
+    if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & set(os.environ):
+        wanted["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+        times = kept()
+        for name in sorted(times, key=times.__getitem__)[:-KEPT]:
+            shutil.rmtree(cache_folder() / "triton" / name, ignore_errors=True)
+
+
+def compiled_and_loaded(compile_kernel: Callable[[], Compiled], load: Callable[[Compiled], Loaded]) -> Loaded:
+    """Return the loaded kernel; one that was in the cache and cannot be loaded is damaged, and compiled anew."""
+    before = kept()
+    try:
+        with Progress("compiling the kernel for the GPU"), cached():
+            return load(compile_kernel())
+    except Exception:
+        if kept() != before:  # it has just been compiled
+            raise
+    with Progress("compiling the kernel for the GPU anew"), cached(anew=True):
+        return load(compile_kernel())
 
 
 class Driver:
@@ -113,5 +172,6 @@ def loaded(kernel: Any, device: torch.device, kinds: list[torch.dtype], constant
     with LOCK, torch.cuda.device(device):
         if key not in KERNELS:
             capability = torch.cuda.get_device_capability(device)
-            KERNELS[key] = Kernel(compiled(kernel, kinds, constants, warps, capability, fused))
+            KERNELS[key] = compiled_and_loaded(
+                lambda: compiled(kernel, kinds, constants, warps, capability, fused), Kernel)
         return KERNELS[key]
