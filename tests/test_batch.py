@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from batch_tools import outputs, plan, rows_of, upscale, write_image
 from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
+from superres.batch import record, run
 from superres.batch.run_options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.pipeline.feed_queue import FeedQueue
 from superres.system.output import write_atomically, write_result
 from superres.system.places import version_of
 from superres.tasks.faces import image_key
@@ -235,6 +238,38 @@ def test_running_out_of_memory_lowers_the_batch(faces, out, capsys, most, batch_
     assert outputs(out) == NAMES
     assert "out of memory with a batch of" in capsys.readouterr().err
     assert failed == 0 or rows_of(out)[0]["error"] == "decoding failed: CUDA out of memory. Tried to allocate more"
+
+
+def test_decoding_waits_neither_for_pictures_to_be_encoded_nor_reading_for_decoding(tmp_path, out, monkeypatch):
+    """No picture is encoded before all are decoded, in several batches; none is decoded before more are read."""
+    for number in range(30):
+        write_image(tmp_path / "faces" / f"{number:02}.png", number)
+    decoded, read, encode, taken = threading.Event(), threading.Event(), record.encode, FeedQueue.take
+    monkeypatch.setattr(run, "QUEUE", 2)
+
+    class Watched(FakeUpscaler):
+        def __call__(self, sources, *more, **settings):
+            made = super().__call__(sources, *more, **settings)
+            if len(self.batches) == 3:
+                decoded.set()
+            return made
+
+    def waiting(*given):
+        assert decoded.wait(60)
+        return encode(*given)
+
+    def watched(feed, most, wait):
+        got = taken(feed, most, wait)
+        with feed._changed:  # while this batch is decoded, the next one is read
+            assert feed._changed.wait_for(lambda: len(feed.items) >= 10 or feed._ended, 60)
+        read.set()
+        return got
+
+    monkeypatch.setattr(record, "encode", waiting)
+    monkeypatch.setattr(FeedQueue, "take", watched)
+    summary = upscale(tmp_path / "faces", out, Watched(), batch_size=10)
+    assert (summary.done, summary.failed) == (30, 0)
+    assert read.is_set()
 
 
 def test_an_image_that_cannot_be_decoded_fails_alone_and_its_neighbours_are_done(faces, out, capsys):

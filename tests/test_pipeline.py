@@ -16,9 +16,11 @@ from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.errors import ConfigError, InvalidInputError, SuperresError
+from superres.pipeline import upscaler as module
 from superres.pipeline.auto import load
 from superres.pipeline.pipeline import at_intervals, pick_device
 from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import free_bytes
 
 FAST = replace(TINY, **NATIVE)
 WIDE_STEPS = DecodeConfig(accept="distance", epsilon=255)  # accepts everything: few calls
@@ -150,3 +152,20 @@ def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatc
     monkeypatch.setattr(RefilledDecoder, "so_far", lambda self: read.append(self))
     upscaler(np.zeros((1, *upscaler.face_task.source_shape), np.uint8))
     assert read == []
+
+
+def test_a_batch_has_the_rows_whose_bytes_fit_twice_into_the_free_memory(upscaler, monkeypatch):
+    options, width = DecodeConfig(), upscaler.model_config.prediction_heads
+    with torch.inference_mode():
+        session = upscaler.scoring.session(upscaler.source_tokens(np.zeros((1, 8, 8, 3), np.uint8)), width)
+    size = sum(tensor.nbytes for tensor in session.row_state()) + upscaler.scoring.row_bytes(width, options)
+    free = [0]
+    monkeypatch.setattr(module, "free_bytes", lambda device: free[0])
+    for free[0], rows in ((0, 1), (2 * size, 1), (10 * size, 5), (11 * size, 5), (1 << 50, module.USEFUL_ROWS["cpu"])):
+        assert upscaler.fitting_rows(options) == rows
+
+
+def test_memory_that_torch_keeps_of_a_gpu_is_free(monkeypatch):
+    for name, value in {"mem_get_info": (1000, 9000), "memory_reserved": 500, "memory_allocated": 200}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_bytes(torch.device("cuda")) == 1300

@@ -162,6 +162,24 @@ def test_what_the_kernel_does_not_do_is_left_to_the_plain_decoder(options):
     assert_same(decode(engine, source, options), decode(plain, source, options))
 
 
+@pytest.mark.parametrize("network", ["padded", "no conditioning"])
+def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
+    engine, _ = models(NETWORKS[network])
+    rows, size = 6, 8
+    with torch.inference_mode():
+        loop = BlockwiseLoop(engine, engine.session(sources(CONFIG, rows), size), DecodeConfig(size),
+                             torch.arange(rows, device=DEVICE), size)
+    held = [*loop.plain.session.row_state(), *loop.decoder.tensors[: -len(engine.weights.tensors)]]
+    found = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
+    record = engine.length * rows * 8 * (2 + size)  # of a decode that accepts one token at a time
+    with torch.inference_mode():
+        own = sum(tensor.nbytes for tensor in engine.session(sources(CONFIG, 1), size).row_state())
+    options = DecodeConfig(size)
+    assert found + record <= rows * (own + engine.row_bytes(size, options)) + 4096
+    assert engine.row_bytes(size, options) < StepModel.row_bytes(engine, size, options)
+    assert engine.row_bytes(size, DecodeConfig(proposer="jacobi")) == StepModel.row_bytes(engine, size, options)
+
+
 def test_scores_that_are_not_finite_are_an_error():
     engine, _ = models()
     engine.weights.tensors[0].fill_(float("nan"))  # the embedding

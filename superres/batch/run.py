@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 AHEAD = 4  # images that are read ahead per image that is being decoded
 PHOTO_LINES = 20  # number of photos whose crops are printed; the manifest records all of them
-QUEUE = 256  # number of finished outputs that may wait for the disk before decoding blocks
+QUEUE = 256  # number of messages that may wait for the writing thread before reading and decoding wait, ...
+QUEUED = AHEAD + 3  # ... and of further ones per row of a batch: all rows of a batch may end at the same time
 TURNS = 1 << 32  # turn n of part p of a run is p * TURNS + n
 
 
@@ -75,12 +76,13 @@ def upscale(
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings.of(upscaler, decode, options)
-    with (PartStore if options.in_parts else FolderStore)(plan, settings) as store, Run(plan, settings, store) as run:
+    most = 1 << 30 if plan.archives else plan.count * options.samples
+    rows = 1 if elsewhere is not None else min(options.batch_size or upscaler.fitting_rows(decode), most)
+    kind = PartStore if options.in_parts else FolderStore
+    with kind(plan, settings) as store, Run(plan, settings, store, rows) as run:
         if elsewhere is not None:
             elsewhere(run)
         else:
-            most = 1 << 30 if plan.archives else plan.count * options.samples
-            rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
             try:
                 decode_all(run.opened(), run, upscaler, rows)
             except (PlaceError, OutputError) as error:
@@ -189,13 +191,14 @@ class Run:
         error: the error after which nothing more is written, or None.
     """
 
-    def __init__(self, plan: Plan, settings: RunSettings, store: Store) -> None:
+    def __init__(self, plan: Plan, settings: RunSettings, store: Store, rows: int) -> None:
+        """Prepare to write what batches of `rows` images give."""
         self.plan, self.settings, self.store = plan, settings, store
         self.summary, self.inventory = Summary(), Inventory()
         self.error: BaseException | None = None
         self._received, self._photos = 0, 0
         self._moving = threading.Lock()
-        self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
+        self._queue: queue.Queue[Any] = queue.Queue(QUEUE + QUEUED * rows)
         self._open: dict[int, _OpenPart] = {}
 
     def __enter__(self) -> Run:

@@ -62,6 +62,13 @@ class TritonModel(StepModel):
         memory = self.encode(source, padding, copies)
         return TritonSession(self.model, self.layers, memory, width, self.weights)
 
+    def row_bytes(self, width: int, options: DecodeConfig) -> int:
+        """See `StepModel.row_bytes`; the kernel has no scores in memory, but tables of its own, and a record."""
+        if options.proposer != "heads" or options.sampling == "speculative":  # it may leave these to the plain decoder
+            return super().row_bytes(width, options)
+        config = self.model.config
+        return self.length * (2 * 4 * config.width + 8 * (2 + width))
+
     @torch.inference_mode()
     def test(self) -> None:
         """Decode TESTED tokens and compare them with those of the plain decoder; raise RuntimeError if they differ.

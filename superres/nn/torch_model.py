@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from superres.config import DecodeConfig
 from superres.interfaces import Decoder, Sources
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
@@ -65,6 +66,11 @@ class StepModel:
         They share the weights. There is only one if a decode on all threads is as fast as several on fewer.
         """
         return [self]
+
+    def row_bytes(self, width: int, options: DecodeConfig) -> int:
+        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's state."""
+        # The scores and the sampling noise of every column, and intermediate results.
+        return 16 * 8 * width * self.vocabulary
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""

@@ -41,7 +41,7 @@ from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike,
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 """Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""
-USEFUL_ROWS = {"cpu": 16, "cuda": 512}  # batch size beyond which a device hardly gets faster, by kind of device
+USEFUL_ROWS = {"cpu": 16, "cuda": 1024}  # batch size beyond which a device hardly gets faster, by kind of device
 
 
 @dataclass(frozen=True)
@@ -397,8 +397,7 @@ class Upscaler(Pipeline):
         with torch.inference_mode():
             session = kind.open_session(model, source, options, block_size)
         size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        # A row also needs the scores and the sampling noise of every column, and intermediate results.
-        size += 16 * 8 * session.width * self.model_config.vocabulary
+        size += self.scoring.row_bytes(session.width, options)
         rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
         return rows if self.first is None else min(rows, self.first.fitting_rows(self._options_of_first(options)))
 

@@ -174,9 +174,13 @@ class Timer:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device in bytes; for a CPU, within the limit of its control group."""
+    """Return the free memory of a device in bytes; for a CPU, within the limit of its control group.
+
+    What torch keeps of a GPU's memory for later tensors counts as free.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
         most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
