@@ -146,12 +146,14 @@ class TraceRecorder:
         # `pad` also cuts off columns, if the amount is negative.
         same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
                 for steps in same]
-        read = torch.cat(same).cpu().numpy()
-        count = read.shape[1]
-        began = np.array(since or [0] * count)
-        positions, accepted = read[..., 0], read[..., 1]
-        proposed = np.where(np.arange(widest) < sizes[:, None, None], read[..., 2:], -1)
+        read = torch.cat(same).transpose(0, 1).contiguous().cpu().numpy()  # [B, n, 2 + W]
+        began = np.array(since or [0] * len(read))
         # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
-        active = (accepted > 0) & (positions >= 0) & (np.arange(first, len(self))[:, None] >= began)
-        return [RowTrace(positions[active[:, row], row].tolist(), accepted[active[:, row], row].tolist(),
-                         proposed[active[:, row], row]) for row in range(count)]
+        active = (read[..., 1] > 0) & (read[..., 0] >= 0) & (np.arange(first, len(self)) >= began[:, None])  # [B, n]
+        found = read[active]  # of all rows, one row after another
+        positions, accepted = found[:, 0].tolist(), found[:, 1].tolist()
+        proposed = found[:, 2:]
+        proposed[np.arange(widest) >= np.broadcast_to(sizes, active.shape)[active][:, None]] = -1
+        ends = np.cumsum(active.sum(1)).tolist()
+        return [RowTrace(positions[start:end], accepted[start:end], proposed[start:end])
+                for start, end in zip([0, *ends], ends, strict=False)]
