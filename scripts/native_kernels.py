@@ -142,7 +142,7 @@ def step() -> None:
     import torch
 
     import superres
-    from superres.evaluation.benchmark import step_work
+    from superres.evaluation.workload import step_work
 
     torch.set_num_threads(1)
     found = []

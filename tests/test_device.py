@@ -103,12 +103,12 @@ def test_a_folder_that_would_not_travel_is_refused(prepared, tmp_path):
 def test_every_part_of_a_check_runs_and_reports(prepared):
     """The check's command lines are those of run.sh, whose Python only prints them; they run in this process."""
     code, output, out = on_device(prepared, "check", "--checkpoint", prepared / "small", "--engines", "plain",
-                                  "--batches", "1", "--images", 2, "--repeats", 1, python="echo")
+                                  "--batches", "1", "--images", 2, "--repeats", 1, "--seconds", 2, python="echo")
     assert code == 0, output
     # The first four run side by side, and end in any order.
     parts = list(parts_of(prepared, "check"))
     assert sorted(parts[:4]) == ["exact", "smoke", "tests", "threads"]
-    assert parts[4:] == ["probe", "kernel", "cost", "stream"]
+    assert parts[4:] == ["probe", "kernel", "benchmark", "stream"]
     for line in output.splitlines():
         words = line.split()
         if line.startswith("scripts/device/one_launch.py"):
@@ -125,11 +125,12 @@ def test_every_part_of_a_check_runs_and_reports(prepared):
         elif line.startswith("-m pytest "):
             assert all((ROOT / word).is_file() for word in words if word.startswith("tests/"))
     reports = {name: json.loads((out / f"{name}.json").read_text())
-               for name in ("smoke", "exact", "cost", "stream", "threads")}
+               for name in ("smoke", "exact", "benchmark", "stream", "threads")}
     assert not any("error" in report for report in reports.values())
     exact = reports["exact"]["plain"]
     assert {value for name, value in exact.items() if "must be 1" in name} == {1.0}
-    assert len(reports["cost"]["iterations"]) == 5  # decodings
+    (first, *_) = reports["benchmark"]["plain"]["beside"]
+    assert set(first) == {"batch", "engine", "greedy", "exact", "epsilon 2"}
     assert len(reports["stream"]["streams"]) == 2
     assert reports["threads"]["threads"] == {"errors": [], "equal (must be true)": [True] * 4}
     rows = json.loads((out / "probe.json").read_text())

@@ -158,7 +158,7 @@ def test_a_batch_has_the_rows_whose_bytes_fit_twice_into_the_free_memory(upscale
     options, width = DecodeConfig(), upscaler.model_config.prediction_heads
     with torch.inference_mode():
         session = upscaler.scoring.session(upscaler.source_tokens(np.zeros((1, 8, 8, 3), np.uint8)), width)
-    size = sum(tensor.nbytes for tensor in session.row_state()) + upscaler.scoring.row_bytes(width, options)
+    size = sum(tensor.nbytes for tensor in session.row_state()) + upscaler.scoring.row_bytes(width, True)
     free = [0]
     monkeypatch.setattr(module, "free_bytes", lambda device: free[0])
     for free[0], rows in ((0, 1), (2 * size, 1), (10 * size, 5), (11 * size, 5), (1 << 50, module.USEFUL_ROWS["cpu"])):

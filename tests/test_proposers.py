@@ -26,7 +26,7 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.evaluation.benchmark import text_workload
+from superres.evaluation.workload import text_workload
 from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession

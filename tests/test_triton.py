@@ -174,10 +174,8 @@ def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
     record = engine.length * rows * 8 * (2 + size)  # of a decode that accepts one token at a time
     with torch.inference_mode():
         own = sum(tensor.nbytes for tensor in engine.session(sources(CONFIG, 1), size).row_state())
-    options = DecodeConfig(size)
-    assert found + record <= rows * (own + engine.row_bytes(size, options)) + 4096
-    assert engine.row_bytes(size, options) < StepModel.row_bytes(engine, size, options)
-    assert engine.row_bytes(size, DecodeConfig(proposer="jacobi")) == StepModel.row_bytes(engine, size, options)
+    assert found + record <= rows * (own + engine.row_bytes(size, True)) + 4096
+    assert engine.row_bytes(size, True) < engine.row_bytes(size, False) == StepModel.row_bytes(engine, size, False)
 
 
 def test_scores_that_are_not_finite_are_an_error():

@@ -15,7 +15,7 @@ import dataclasses
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -40,15 +40,13 @@ from measurements import (
 )
 from superres.cli.benchmark import parse_batches
 from superres.config import DecodeConfig, ModelConfig
-from superres.errors import ConfigError
-from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
+from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
+from superres.evaluation.beside import gpt2
+from superres.evaluation.workload import image_workload
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, require_idle
 from superres.tasks.face_data import read_faces
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 M = {"width": 256, "decoder_layers": 6, "filter_size": 1024, "attention_heads": 8}
 """Settings of size M that differ from the measured checkpoint, which is size S."""
@@ -57,25 +55,12 @@ HEADS, FORCED = 6, 5
 NEW_TOKENS = 512
 UNCACHED_CALLS = 5
 
+
 def random_upscaler(config: ModelConfig, engine: str) -> Upscaler:
     """Return an upscaler of size M with random weights and `HEADS` heads, otherwise like `config`."""
     torch.manual_seed(0)
     model = EncoderDecoder(dataclasses.replace(config, prediction_heads=HEADS, **M))
     return Upscaler(model, "random M", engine=engine, device="cpu")
-
-
-def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
-    """Return transformers' GPT-2 with random weights and the layers, widths and vocabulary of our decoder."""
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel
-    except ImportError as error:
-        raise ConfigError("peers need transformers; install it with: pip install 'superres[peers]'") from error
-    torch.manual_seed(0)
-    same = GPT2Config(
-        vocab_size=config.vocabulary, n_positions=config.target_length, n_embd=config.width,
-        n_layer=layers or config.decoder_layers, n_head=config.attention_heads, n_inner=config.filter_size,
-        bos_token_id=0, eos_token_id=None, pad_token_id=0)
-    return GPT2LMHeadModel(same).eval()
 
 
 @torch.inference_mode()

@@ -39,7 +39,8 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.decoding.trace import TraceRecorder, mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
-from superres.evaluation.benchmark import run_record, step_weights
+from superres.evaluation.benchmark import run_record
+from superres.evaluation.workload import step_weights
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.pipeline import Pipeline

@@ -1,16 +1,15 @@
 """Check and measure decoding on a GPU, one part at a time, as JSON; scripts/device/run.sh runs all parts.
 
-    python scripts/device/measure.py cost --data dev.npz --output cost.json
+    python scripts/device/measure.py benchmark --data dev.npz --output benchmark.json
 
 Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per step; widths, batches,
-CPU), `cost` (time and kernels of an iteration), `stream` (images per second), `threads` (two threads decode at once).
+CPU), `benchmark` (that of `superres benchmark images`), `stream` (images per second), `threads` (two threads decode).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import statistics
 import sys
 import threading
 import traceback
@@ -21,21 +20,16 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from torch.profiler import ProfilerActivity, profile
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from decodes import iterations
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
-from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
+from superres.evaluation.benchmark import benchmark_markdown, run_benchmark
+from superres.evaluation.workload import image_workload
 from superres.pipeline.auto import face_task
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import read_faces
-
-TOGETHER = 16  # Iterations that are timed together
 
 Report = dict[str, Any]
 
@@ -52,29 +46,22 @@ class Run:
     """What every part needs: images, engines, sizes, and the report, which is written after every row."""
 
     def __init__(self, report: Report, output: Path, lr: np.ndarray, checkpoint: str, device: torch.device,
-                 engines: list[str], batches: list[int], images: int, repeats: int) -> None:
+                 engines: list[str], batches: list[int], images: int, repeats: int, seconds: float) -> None:
         self.report, self.output, self.lr, self.checkpoint, self.device = report, output, lr, checkpoint, device
         self.engines, self.batches, self.images, self.repeats = engines, batches, images, repeats
+        self.seconds = seconds
 
     def load(self, engine: str, device: str | None = None) -> Upscaler:
         return Upscaler.load(self.checkpoint, device or str(self.device), engine)
 
-    def write(self, name: str, value: object) -> None:
-        """Add a value to the report, or to a list in it, print it, and write the report."""
+    def write(self, name: str, value: object, shown: object = None) -> None:
+        """Add a value to the report, or to a list in it, print it or what is to be `shown`, and write the report."""
         if isinstance(self.report.get(name), list):
             self.report[name].append(value)
         else:
             self.report[name] = value
-        print(name, value, flush=True)
+        print(name, value if shown is None else shown, flush=True)
         write_result(self.output, json.dumps(self.report, indent=1).encode())
-
-
-def settings(heads: int) -> dict[str, DecodeConfig]:
-    """Return the decodings to time, by name."""
-    near = DecodeConfig(heads, accept="distance", epsilon=2)
-    return {"greedy": DecodeConfig(1), "exact": DecodeConfig(heads), "epsilon 2": near,
-            "sampled": DecodeConfig(heads, temperature=0.9),
-            "epsilon 2, consistent": DecodeConfig(heads, accept="distance", epsilon=2, consistent=True)}
 
 
 def smoke(run: Run) -> None:
@@ -126,46 +113,14 @@ def same(one: np.ndarray, other: np.ndarray) -> float:
     return float((one == other).all(1).mean())
 
 
-@torch.inference_mode()
-def cost(run: Run) -> None:
-    """Time an iteration by engine, decoding and batch, and count its kernels."""
-    run.report["iterations"] = []
-    timer = Timer(run.device)
-    for name in run.engines:
-        upscaler = run.load(name)
-        length = upscaler.model_config.target_length
-        for way, options in settings(upscaler.model_config.prediction_heads).items():
-            accepted = mean_accepted_block_size(upscaler(run.lr[: run.images], options).traces)
-            for batch in run.batches:
-                tokens = upscaler.source_tokens(run.lr[np.arange(batch) % len(run.lr)])
-                loop = next(iterations(upscaler.scoring_for(options), tokens, options))
-                loop.run(TOGETHER)
-                seconds = [timer.once(lambda loop=loop: loop.run(TOGETHER)) / TOGETHER for _ in range(run.repeats)]
-                row = {"engine": name, "decoding": way, "batch": batch, "us": 1e6 * statistics.median(seconds),
-                       "least_us": 1e6 * min(seconds), "mean_accepted_block_size": accepted,
-                       "images_per_second": batch * accepted / length / statistics.median(seconds)}
-                if batch in (run.batches[0], run.batches[-1]):
-                    row |= kernels(run, loop)
-                run.write("iterations", row)
-                del loop
-        del upscaler
+def benchmark(run: Run) -> None:
+    """Do what `superres benchmark images` does, by every engine but `plain`, which it measures beside them."""
+    for name in [one for one in reversed(run.engines) if one != "plain"] or ["plain"]:
+        work = image_workload(run.load(name), run.lr)
+        report = run_benchmark(work, run.batches, run.repeats, seconds=run.seconds)
+        run.write(name, report, benchmark_markdown(report))
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def kernels(run: Run, loop: Any) -> Report:  # noqa: ANN401 -- what `iterations` yields
-    """Return the number of kernels of an iteration of `loop`, their time, and the slowest."""
-    cuda = run.device.type == "cuda"
-    count = TOGETHER if cuda else 1
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
-        loop.run(count)
-        Timer(run.device).now()
-    found = [event for event in profiler.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
-    slowest = sorted(found, key=lambda event: -event.self_device_time_total)[:8]
-    return {"kernels": sum(event.count for event in found) / count,
-            "kernel_us": sum(event.self_device_time_total for event in found) / count,
-            "slowest": [[event.key[:70], event.count / count, event.self_device_time_total / count]
-                        for event in slowest]}
 
 
 def stream(run: Run) -> None:
@@ -173,8 +128,9 @@ def stream(run: Run) -> None:
     run.report["streams"] = []
     for name in run.engines:
         upscaler = run.load(name)
-        for way in ("exact", "epsilon 2"):
-            options = settings(upscaler.model_config.prediction_heads)[way]
+        heads = upscaler.model_config.prediction_heads
+        for way, options in {"exact": DecodeConfig(heads),
+                             "epsilon 2": DecodeConfig(heads, accept="distance", epsilon=2)}.items():
             for batch in run.batches:
                 images, seconds = run.lr[np.arange(4 * batch) % len(run.lr)], list[float]()
 
@@ -216,7 +172,7 @@ def threads(run: Run) -> None:
         number in found and bool((found[number] == images).all()) for number, images in enumerate(expected)]})
 
 
-PARTS = {"smoke": smoke, "exact": exact, "cost": cost, "stream": stream, "threads": threads}
+PARTS = {"smoke": smoke, "exact": exact, "benchmark": benchmark, "stream": stream, "threads": threads}
 
 
 class Warnings(logging.Handler):
@@ -239,9 +195,10 @@ def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain,triton,triton-bf16",
-    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,256,1024",
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,1024",
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
-    repeats: Annotated[int, typer.Option(min=1, help="Timings per median.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds per median.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0, help="Time of an engine's benchmark.")] = 50,
 ) -> None:
     """Run a part, and write its report after every row, with the error that ended it if there was one."""
     where = torch.device(device)
@@ -254,7 +211,7 @@ def main(
     logging.getLogger("superres").addHandler(Warnings(report["warnings"]))
     lr = read_faces(data, face_task(checkpoint), "valid").lr
     run = Run(report, output, lr, checkpoint, where, engines.split(","), [int(size) for size in batches.split(",")],
-              images, repeats)
+              images, repeats, seconds)
     started = Timer(where).now()
     try:
         PARTS[part](run)

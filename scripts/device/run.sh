@@ -80,8 +80,8 @@ case $what in
       "${probe[@]}"
     part kernel 130 "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" --seconds 120 \
       --output "$OUT/kernel.json" "${kernel[@]}"
-    measure cost 120 "$@"   # microseconds and kernels of an iteration by engine, settings and batch
-    measure stream 60 "$@"  # images per second of a refilled stream
+    measure benchmark 130 "$@" # superres benchmark images: block sizes and batches, beside other ways, and limits
+    measure stream 60 "$@"     # images per second of a refilled stream
     ;;
   train)
     # 35 s are left for imports, pictures and the checkpoint, and 10 for packing.

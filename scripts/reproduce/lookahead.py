@@ -33,7 +33,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.lookahead.iteration import Layout, LookaheadDecoder
-from superres.evaluation.benchmark import step_work
+from superres.evaluation.workload import step_work
 from superres.native.model import ROUNDS
 from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.translator import Translator

@@ -41,7 +41,8 @@ from superres.decoding.proposers.draft import READ, DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.benchmark import Workload, run_record, step_weights
+from superres.evaluation.benchmark import run_record
+from superres.evaluation.workload import Workload, step_weights
 from superres.system.machine import Timer
 from superres.system.output import markdown_table
 

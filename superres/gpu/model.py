@@ -62,10 +62,10 @@ class TritonModel(StepModel):
         memory = self.encode(source, padding, copies)
         return TritonSession(self.model, self.layers, memory, width, self.weights)
 
-    def row_bytes(self, width: int, options: DecodeConfig) -> int:
+    def row_bytes(self, width: int, by_heads: bool) -> int:
         """See `StepModel.row_bytes`; the kernel has no scores in memory, but tables of its own, and a record."""
-        if options.proposer != "heads" or options.sampling == "speculative":  # it may leave these to the plain decoder
-            return super().row_bytes(width, options)
+        if not by_heads:  # the plain decoder may serve
+            return super().row_bytes(width, by_heads)
         config = self.model.config
         return self.length * (2 * 4 * config.width + 8 * (2 + width))
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from superres.config import DecodeConfig
 from superres.interfaces import Decoder, Sources
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
@@ -67,8 +66,11 @@ class StepModel:
         """
         return [self]
 
-    def row_bytes(self, width: int, options: DecodeConfig) -> int:
-        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's state."""
+    def row_bytes(self, width: int, by_heads: bool) -> int:
+        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's state.
+
+        `by_heads` says that the heads propose, and that each token is verified by itself.
+        """
         # The scores and the sampling noise of every column, and intermediate results.
         return 16 * 8 * width * self.vocabulary
 
