@@ -255,6 +255,19 @@ def test_peers_have_our_size_and_are_timed_beside_us(upscaler, sources, monkeypa
     assert all(row["tokens_per_second"] * row["seconds"] == pytest.approx(row["tokens"]) for row in rows)
 
 
+def test_engines_are_in_one_table_with_what_is_beside_them(upscaler, sources):
+    reports = [run_benchmark(image_workload(one, sources), (1, 2), 1, QUICK) for one in (
+        upscaler, Upscaler(random_model(TINY, dtype=torch.float32), "tiny", "0123", "cpu", engine="plain"))]
+    document = {"rows": {f"engine {report['engine']}": {"values": report} for report in reports}}
+    views = engines.views(document)
+    rows = [line.split(" | ")[:2] for line in views["pictures-per-second"].splitlines()[2:]]
+    names = [report["engine"] for report in reports]
+    assert [name for batch, name in rows if name in names] == names * 2
+    assert len(rows) == len({tuple(row) for row in rows})
+    assert views["speed-ups"].count("| exact, k = 2 |") == 4
+    assert set(engines.plots(document)) == {f"{plot}-{name}.png" for plot in ("speed", "step") for name in names}
+
+
 def test_random_networks_accept_what_they_are_forced_to(sources):
     drawn = random_upscaler(replace(PRESETS["base"], encoder_layers=1, **SHAPES), "auto")
     assert (drawn.model_config.width, drawn.model_config.decoder_layers) == (256, 6)

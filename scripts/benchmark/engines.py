@@ -1,9 +1,10 @@
 """Measure the speed of upscaling by every engine of this machine, and by other implementations, in one process.
 
     python scripts/benchmark/engines.py --data dev.npz --output benchmark
-    python scripts/benchmark/engines.py --data dev.npz --output benchmark --no-peers --device cuda
+    python scripts/benchmark/engines.py --data dev.npz --output benchmark --no-peers --device cuda --engines triton
 
-The output has the report and plots of `superres benchmark images` for each engine, and a table of peers: Hugging Face
+The output has tables of all engines (pictures per second by batch; speed-ups by block size, as in the paper's Figure
+4), the report and plots of `superres benchmark images` for each of them, and a table of peers: Hugging Face
 transformers' GPT-2 of the same size (greedy with its cache, and assisted), and our network without a cache, like the
 implementation of the paper. Peers need the `peers` extra. Size M is a network with random weights, whose blocks always
 accept at least five of six tokens.
@@ -12,6 +13,7 @@ accept at least five of six tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -31,6 +33,7 @@ from measurements import (
     Document,
     Faces,
     Output,
+    Page,
     Row,
     Table,
     Values,
@@ -40,7 +43,7 @@ from measurements import (
 )
 from superres.cli.benchmark import parse_batches
 from superres.config import DecodeConfig, ModelConfig
-from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
+from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, speed_plot, step_plot
 from superres.evaluation.beside import gpt2
 from superres.evaluation.workload import image_workload
 from superres.nn.model import EncoderDecoder
@@ -124,41 +127,63 @@ def compare_with_peers(
 
 
 def views(document: Document) -> dict[str, str]:
-    """Return a table of peers per size of the network."""
-    columns: Columns = {"variant": ("way", 0), "tokens per second": ("tokens_per_second", 0), "s": ("seconds", 3),
-                        "tokens": ("tokens", 0), "times transformers' greedy": ("over_generate", 2)}
-    return {size: columns_table(found["rows"], columns) for size, found in values(document, "size ").items()}
+    """Return the pictures per second and the speed-ups of all engines, and a table of peers per size of the network."""
+    reports = values(document, "engine ")
+    beside, speed_ups = list[Values](), list[Values]()
+    for engine, report in reports.items():
+        # An engine of its own is measured by whole decodes, and not by what is beside another.
+        beside += [row for row in report["beside"] if row["engine"] == engine or row["engine"] not in {
+            *reports, *(one["engine"] for one in beside if one["batch"] == row["batch"])}]
+        speed_ups += [{"engine": engine, **row} for row in report["ways"]]
+    rates: Columns = {f"{way}, pictures per second": (way, 2) for way in (beside[0] if beside else {})
+                      if way not in ("batch", "engine")}
+    peers: Columns = {"variant": ("way", 0), "tokens per second": ("tokens_per_second", 0), "s": ("seconds", 3),
+                      "tokens": ("tokens", 0), "times transformers' greedy": ("over_generate", 2)}
+    return {
+        "pictures-per-second": columns_table(sorted(beside, key=lambda row: int(row["batch"])), {
+            "batch": ("batch", 0), "engine": ("engine", 0), **rates}),
+        "speed-ups": columns_table(speed_ups, {
+            "engine": ("engine", 0), "batch": ("batch", 0), "variant": ("way", 0),
+            "accepted tokens per iteration": ("mean_accepted_block_size", 2), "speed-up in time": ("speed_up", 2)}),
+        **{engine: benchmark_markdown(report) for engine, report in reports.items()},
+        **{size: columns_table(found["rows"], peers) for size, found in values(document, "size ").items()}}
+
+
+def plots(document: Document) -> dict[str, bytes]:
+    """Return the plots of every engine, by file name."""
+    return {f"{name}-{engine}.png": plot(report) for engine, report in values(document, "engine ").items()
+            for name, plot in (("speed", speed_plot), ("step", step_plot))}
 
 
 def main(
     data: Faces, output: Output, checkpoint: Checkpoint = "celeba-8to32",
     batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,64",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the report has medians over rounds.")] = 3,
+    engines: Annotated[str, typer.Option(help="Engines, separated by commas; auto is the fastest.")] = "plain,auto",
+    images: Annotated[int, typer.Option(min=1, help="Images to decode; larger batches repeat them.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for an engine; leave out what does not fit.")] = math.inf,
     device: Device = "auto",
     peers: Annotated[bool, typer.Option(help="Measure other implementations, too.")] = True, busy: Busy = False,
+    page: Page = None,
 ) -> None:
     """Write the reports of all engines and the table of peers."""
     sizes = parse_batches(batches)
     if not busy:
         require_idle()
-    # "auto" is the fastest engine on this machine; the plain engine is always available.
-    loaded = [Upscaler.load(checkpoint, device, engine) for engine in ("plain", "auto")]
-    table = Table("engines", output, {"checkpoint": f"{loaded[0].name}@{loaded[0].revision}", "repeats": repeats},
-                  loaded[0].device, "peers")
-    sources = read_faces(data, loaded[0].face_task, "valid", max(sizes)).lr
-    upscalers = {upscaler.engine: upscaler for upscaler in loaded}
-    for engine, upscaler in upscalers.items():
-        report = run_benchmark(image_workload(upscaler, sources), sizes, repeats)
-        write_benchmark(report, output / engine)
-        print(benchmark_markdown(report))
-    if not peers:
-        return
-    random = {engine: random_upscaler(loaded[0].model_config, engine) for engine in upscalers}
-    table.measure(Row(f"size {size}", lambda given=given: {"rows": compare_with_peers(*given, repeats)})
-                  for size, given in {
-                      "S": (upscalers, sources[:1], DecodeConfig(accept="distance", epsilon=2)),
-                      "M": (random, sources[:1], DecodeConfig(HEADS, min_block=FORCED))}.items())
-    table.finish()
+    loaded = [Upscaler.load(checkpoint, device, engine) for engine in engines.split(",")]
+    first, upscalers = loaded[0], {upscaler.engine: upscaler for upscaler in loaded}
+    table = Table("engines", output, {"checkpoint": f"{first.name}@{first.revision}", "repeats": repeats}, first.device)
+    sources = read_faces(data, first.face_task, "valid", images).lr
+    table.measure(Row(f"engine {engine}", lambda upscaler=upscaler: run_benchmark(
+        image_workload(upscaler, sources), sizes, repeats, seconds=seconds), {"batches": batches, "images": images})
+        for engine, upscaler in upscalers.items())
+    if peers:
+        random = {engine: random_upscaler(first.model_config, engine) for engine in upscalers}
+        table.measure(Row(f"size {size}", lambda given=given: {"rows": compare_with_peers(*given, repeats)})
+                      for size, given in {
+                          "S": (upscalers, sources[:1], DecodeConfig(accept="distance", epsilon=2)),
+                          "M": (random, sources[:1], DecodeConfig(HEADS, min_block=FORCED))}.items())
+    table.finish(page)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Check and measure decoding on a GPU, one part at a time, as JSON; scripts/device/run.sh runs all parts.
 
-    python scripts/device/measure.py benchmark --data dev.npz --output benchmark.json
+    python scripts/device/measure.py stream --data dev.npz --output stream.json
 
 Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per step; widths, batches,
-CPU), `benchmark` (that of `superres benchmark images`), `stream` (images per second), `threads` (two threads decode).
+CPU), `stream` (images per second), `threads` (two threads decode at once).
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import typer
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
 from superres.errors import ConfigError
-from superres.evaluation.benchmark import benchmark_markdown, run_benchmark
-from superres.evaluation.workload import image_workload
 from superres.pipeline.auto import face_task
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
@@ -46,21 +44,20 @@ class Run:
     """What every part needs: images, engines, sizes, and the report, which is written after every row."""
 
     def __init__(self, report: Report, output: Path, lr: np.ndarray, checkpoint: str, device: torch.device,
-                 engines: list[str], batches: list[int], images: int, repeats: int, seconds: float) -> None:
+                 engines: list[str], batches: list[int], images: int) -> None:
         self.report, self.output, self.lr, self.checkpoint, self.device = report, output, lr, checkpoint, device
-        self.engines, self.batches, self.images, self.repeats = engines, batches, images, repeats
-        self.seconds = seconds
+        self.engines, self.batches, self.images = engines, batches, images
 
     def load(self, engine: str, device: str | None = None) -> Upscaler:
         return Upscaler.load(self.checkpoint, device or str(self.device), engine)
 
-    def write(self, name: str, value: object, shown: object = None) -> None:
-        """Add a value to the report, or to a list in it, print it or what is to be `shown`, and write the report."""
+    def write(self, name: str, value: object) -> None:
+        """Add a value to the report, or to a list in it, print it, and write the report."""
         if isinstance(self.report.get(name), list):
             self.report[name].append(value)
         else:
             self.report[name] = value
-        print(name, value if shown is None else shown, flush=True)
+        print(name, value, flush=True)
         write_result(self.output, json.dumps(self.report, indent=1).encode())
 
 
@@ -113,16 +110,6 @@ def same(one: np.ndarray, other: np.ndarray) -> float:
     return float((one == other).all(1).mean())
 
 
-def benchmark(run: Run) -> None:
-    """Do what `superres benchmark images` does, by every engine but `plain`, which it measures beside them."""
-    for name in [one for one in reversed(run.engines) if one != "plain"] or ["plain"]:
-        work = image_workload(run.load(name), run.lr)
-        report = run_benchmark(work, run.batches, run.repeats, seconds=run.seconds)
-        run.write(name, report, benchmark_markdown(report))
-        if run.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
 def stream(run: Run) -> None:
     """Decode a stream of four images per row, and report images per second and the peak memory."""
     run.report["streams"] = []
@@ -172,7 +159,7 @@ def threads(run: Run) -> None:
         number in found and bool((found[number] == images).all()) for number, images in enumerate(expected)]})
 
 
-PARTS = {"smoke": smoke, "exact": exact, "benchmark": benchmark, "stream": stream, "threads": threads}
+PARTS = {"smoke": smoke, "exact": exact, "stream": stream, "threads": threads}
 
 
 class Warnings(logging.Handler):
@@ -197,8 +184,6 @@ def main(
     engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain,triton,triton-bf16",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,1024",
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds per median.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0, help="Time of an engine's benchmark.")] = 50,
 ) -> None:
     """Run a part, and write its report after every row, with the error that ended it if there was one."""
     where = torch.device(device)
@@ -211,7 +196,7 @@ def main(
     logging.getLogger("superres").addHandler(Warnings(report["warnings"]))
     lr = read_faces(data, face_task(checkpoint), "valid").lr
     run = Run(report, output, lr, checkpoint, where, engines.split(","), [int(size) for size in batches.split(",")],
-              images, repeats, seconds)
+              images)
     started = Timer(where).now()
     try:
         PARTS[part](run)

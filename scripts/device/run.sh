@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check superres on a GPU, or train there, within a time limit:
 #
-#   bash scripts/device/run.sh check SECONDS [options of measure.py]
+#   bash scripts/device/run.sh check SECONDS [options of both measure.py and scripts/benchmark/engines.py]
 #   bash scripts/device/run.sh train SECONDS [options of train.py]
 #
 # Run it in the repository's root, after scripts/device/prepare.py. Each part has its own process and time limit, so one
@@ -18,8 +18,9 @@ shift 2
 python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
 work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
 slower=1 probe=() kernel=()
+benchmark=(--engines triton-bf16,triton --batches 1,64,1024 --seconds 50)
 if [[ $device == cpu ]]; then
-  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1)
+  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1 --seconds 1200) benchmark=(--engines auto --batches 1)
   export TRITON_INTERPRET=1
 fi
 export OUT=${OUT:-$here/out} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -80,8 +81,12 @@ case $what in
       "${probe[@]}"
     part kernel 130 "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" --seconds 120 \
       --output "$OUT/kernel.json" "${kernel[@]}"
-    measure benchmark 130 "$@" # superres benchmark images: block sizes and batches, beside other ways, and limits
-    measure stream 60 "$@"     # images per second of a refilled stream
+    # superres benchmark images by block size and batch, beside other ways, and the limits
+    rm -rf "$work/benchmark"
+    part benchmark 130 "$python" scripts/benchmark/engines.py --device "$device" --data "$here/dev.npz" --busy \
+      --no-peers --output "$work/benchmark" "${benchmark[@]}" "$@"
+    if [[ -f $work/benchmark/engines.json ]]; then cp "$work/benchmark/engines.json" "$OUT/benchmark.json"; fi
+    measure stream 60 "$@" # images per second of a refilled stream
     ;;
   train)
     # 35 s are left for imports, pictures and the checkpoint, and 10 for packing.
