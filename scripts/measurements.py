@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -153,10 +154,12 @@ def command_text(words: Sequence[str]) -> str:
 
 
 def commit() -> str | None:
-    """Return the short hash of the checkout's commit; None outside of a repository."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                           check=False)
-    return found.stdout.strip() or None
+    """Return the short hash of the checkout's commit; None outside of a repository, or without git."""
+    with suppress(OSError):  # git is not installed
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               check=False)
+        return found.stdout.strip() or None
+    return None
 
 
 def conditions_text(document: Document) -> str:

@@ -120,7 +120,7 @@ def option_of(
 
 
 Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
-Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto uses a GPU if there is one.")]
+Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto is a GPU if it is faster.")]
 Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding step is "
                                "computed: plain by torch, native by code compiled for this CPU on first use, triton by "
                                "one kernel for GPUs; int8 and bf16 round the weights.")]
