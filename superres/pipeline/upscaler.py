@@ -397,8 +397,7 @@ class Upscaler(Pipeline):
         with torch.inference_mode():
             session = kind.open_session(model, source, options, block_size)
         size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        by_heads = options.proposer == "heads" and options.sampling != "speculative"
-        size += self.scoring.row_bytes(session.width, by_heads)
+        size += self.scoring.row_bytes(session.width, options.proposer == "heads")
         rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
         return rows if self.first is None else min(rows, self.first.fitting_rows(self._options_of_first(options)))
 
