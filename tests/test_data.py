@@ -8,8 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superres.tasks.faces import area_reduce
-from superres.training.data import DistilBatches, ImageBatches, TextBatches, changed_pair
+from superres.tasks.faces import area_reduce, random_squares
+from superres.training.data import DistilBatches, ImageBatches, TextBatches
+from superres.training.picture_operations import (
+    CHANGE_UNIT,
+    LARGEST_CHANGE,
+    WEIGHT_UNIT,
+    changed_pairs,
+    enlargement,
+    reduce_squares,
+)
 
 
 def batches(count=7, batch_size=4, seed=0, flip=False):
@@ -97,17 +105,17 @@ def test_distil_batches_hold_true_pictures_first_and_own_ones_after_them():
     assert set(numbers((source[50:], target[50:]))) == set(range(20))
 
 
-def crop_batches(share, flip=True):
+def crop_batches(share, flip=True, **more):
     large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
     high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
-    return ImageBatches(low, high, 90, 4, flip, large, share)
+    return ImageBatches(low, high, 90, 4, flip, large, share, **more)
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 30, 60), (1.0, 85, 90)])
 def test_a_share_of_the_images_are_random_crops(share, least, most):
     whole = crop_batches(share, flip=False)
     source, target = (images(tokens, size).numpy() for tokens, size in zip(whole.batch(2)[:2], (8, 32), strict=True))
-    standard = [any(np.array_equal(image, one) for one in whole.high) for image in target]
+    standard = [any(np.array_equal(image, one) for one in whole.high.numpy()) for image in target]
     assert least <= standard.count(False) <= most
     assert np.abs(area_reduce(target.astype(np.uint8), 8, 8).astype(int) - source).max() <= 1
 
@@ -133,7 +141,7 @@ def test_half_of_the_inputs_look_drawn_and_remain_reductions(drawn, noise, least
     whole = augmented(drawn, noise)
     low, high = (images(part, size).numpy().astype(np.uint8) for part, size in zip(
         whole.batch(1)[:2], (8, 16), strict=True))
-    changed = [not any(np.array_equal(one, true) for true in whole.high) for one in high]
+    changed = [not any(np.array_equal(one, true) for true in whole.high.numpy()) for one in high]
     assert least <= sum(changed) <= most
     np.testing.assert_array_equal(area_reduce(high, 8, 8, is_reduced=True), low)
     assert_independent(lambda: augmented(drawn, noise), 2)
@@ -143,9 +151,15 @@ def test_an_input_lies_between_the_true_one_and_the_drawn_one():
     whole = augmented(9)  # batch 0 is epochs 0 to 19
     order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9) for epoch in range(20)])
     means = images(whole.batch(0).source, 8).double().mean((1, 2, 3)).numpy()
-    darker = whole.low.mean((1, 2, 3))[order] - means
+    darker = whole.low.numpy().mean((1, 2, 3))[order] - means
     assert -1 < darker.min() < 1
     assert 25 < darker.max() < 31
+
+
+def changed_pair(high, change):
+    """Change one picture by `change` grey levels."""
+    return (one[0].numpy() for one in changed_pairs(torch.from_numpy(high)[None],
+                                                    torch.from_numpy(change / CHANGE_UNIT)[None]))
 
 
 def test_a_changed_picture_keeps_the_detail_that_its_reduction_lacks():
@@ -156,7 +170,73 @@ def test_a_changed_picture_keeps_the_detail_that_its_reduction_lacks():
     reduced, changed = changed_pair(high, np.full((8, 8, 3), 25.0))
     np.testing.assert_array_equal(changed, high + 25)
     np.testing.assert_array_equal(reduced, low + 25)
-    assert changed_pair(high, np.full((8, 8, 3), 500.0))[1].min() == 255
+    assert list(changed_pair(high, np.full((8, 8, 3), 500.0)))[1].min() == 255
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_changes_are_enlarged_as_torch_does_in_float64(factor):
+    rng = np.random.default_rng(factor)
+    high = torch.from_numpy(rng.integers(0, 256, (5, 8 * factor, 8 * factor, 3)).astype(np.uint8))
+    change = torch.from_numpy(rng.integers(-20_000, 20_000, (5, 8, 8, 3)).astype(float))
+    wide = torch.nn.functional.interpolate(change.permute(0, 3, 1, 2) * CHANGE_UNIT, high.shape[1:3], mode="bicubic")
+    expected = (high + wide.permute(0, 2, 3, 1)).round().clamp(0, 255)
+    low, found = changed_pairs(high, change)
+    different = (expected - found).abs()
+    assert float(different.max()) <= (factor == 3)  # whose weights are rounded
+    assert float(different.mean()) < 1e-3
+    np.testing.assert_array_equal(low, area_reduce(found.numpy(), 8, 8, is_reduced=True))
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_changed_pictures_are_exact_so_that_every_device_gives_the_same(factor):
+    rng = np.random.default_rng(factor)
+    high = torch.from_numpy(rng.integers(0, 256, (5, 8 * factor, 8 * factor, 3)).astype(np.uint8))
+    largest = int(LARGEST_CHANGE / CHANGE_UNIT)
+    change = torch.from_numpy(rng.integers(-largest, largest + 1, (5, 8, 8, 3)))
+    weights = (enlargement(8, 8 * factor, torch.device("cpu")) / WEIGHT_UNIT).long()
+    wide = weights @ change.permute(0, 3, 1, 2) @ weights.T  # whole numbers, whose sums have no rounding errors
+    expected = (high + (wide.double() * WEIGHT_UNIT**2 * CHANGE_UNIT).permute(0, 2, 3, 1)).round().clamp(0, 255)
+    assert torch.equal(changed_pairs(high, change.double())[1], expected.to(torch.uint8))
+    assert int(wide.abs().max()) < 2**52
+
+
+@given(st.integers(8, 70), st.integers(1, 8), st.integers(0, 9))
+def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed):
+    rng = np.random.default_rng(seed)
+    pictures = rng.integers(0, 256, (6, whole, whole, 3)).astype(np.uint8)
+    squares = random_squares(whole, 6, rng)
+    found = reduce_squares(torch.from_numpy(pictures), *torch.from_numpy(squares), min(size, squares[0].min()))
+    for picture, (side, top, left), one in zip(pictures, squares.T, found.numpy(), strict=True):
+        square = picture[top : top + side, left : left + side]
+        np.testing.assert_array_equal(one, area_reduce(square, *one.shape[:2], is_reduced=True))
+
+
+def test_a_batch_is_what_its_random_numbers_say_picture_by_picture():
+    """The formulas of one picture, in NumPy, from the same numbers."""
+    large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
+    drawn = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3), np.uint8)
+    whole = crop_batches(0.3, drawn=[drawn], input_noise=6.0)
+    low, high, rng = whole.low.numpy(), whole.high.numpy(), np.random.default_rng((4, 3, 2))
+    mirrored, cropped, squares = rng.random(90) < 0.5, rng.random(90) < 0.3, random_squares(64, 90, rng)
+    changed = ~cropped & (rng.random(90) < 0.5)
+    level, weight, _ = 6 * rng.random(90), np.rint(256 * rng.random(90)) / 256, rng.random(90)
+    noise = iter(rng.standard_normal((changed.sum(), 8, 8, 3), np.float32))
+    order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9) for epoch in range(30, 40)])
+    batch = whole.batch(3)
+    for row, index in enumerate(order):
+        source, target = low[index], high[index]
+        if cropped[row]:
+            side, top, left = squares[:, row]
+            square = large[index, top : top + side, left : left + side]
+            source, target = (area_reduce(square, size, size, is_reduced=True) for size in (8, 32))
+        elif changed[row]:
+            change = np.rint(next(noise) * np.float32(level[row] * 256)) / 256
+            if index < len(drawn):
+                change = change + weight[row] * (drawn[index] - source.astype(float))
+            source, target = changed_pair(target, change.astype(float))
+        for name, picture in (("source", source), ("target", target)):
+            found = getattr(batch, name)[row].reshape(picture.shape)
+            np.testing.assert_array_equal(found, picture[:, ::-1] if mirrored[row] else picture)
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))

@@ -203,13 +203,20 @@ class FaceTask:
     def random_crop(self, picture: Pixels, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
         """Cut a random square from a truncated average, uint8 [side, side, 3], and return it at `both_sizes`.
 
-        The picture's side is at least `large`. The square's side is uniform between SMALLEST_CROP and 1 of it, and its
-        place is uniform inside the picture, so the mean centre is the picture's centre.
+        The picture's side is at least `large`; the square is one of `random_squares`.
         """
-        whole = len(picture)
-        side = int(rng.integers(math.ceil(SMALLEST_CROP * whole), whole, endpoint=True))
-        top, left = rng.integers(0, whole - side, 2, endpoint=True)
+        (side, top, left), = random_squares(len(picture), 1, rng).T.tolist()
         return self.both_sizes(picture[top : top + side, left : left + side])
+
+
+def random_squares(whole: int, count: int, rng: np.random.Generator) -> Int64:
+    """Return sides, tops and lefts, int64 [3, count], of random squares in a picture with the side `whole`.
+
+    The side is uniform between SMALLEST_CROP and 1 of the picture's, and the place is uniform inside the picture, so
+    the mean centre is the picture's centre.
+    """
+    side = rng.integers(math.ceil(SMALLEST_CROP * whole), whole, count, endpoint=True)
+    return np.stack([side, *rng.integers(0, whole - side, (2, count), endpoint=True)])
 
 
 def image_key(source: Pixels, sample: int) -> int:

@@ -13,6 +13,7 @@ from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.machine import free_bytes
+from superres.training.muon import Muon
 from superres.training.stage import Stage
 
 
@@ -104,5 +105,5 @@ def build_optimizers(model: nn.Module, settings: Stage) -> list[torch.optim.Opti
               {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98))]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(matrices, rate, settings.weight_decay))
     return optimizers

@@ -16,11 +16,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from superres.config import require
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.system.machine import free_bytes
+from superres.tasks.faces import random_squares
+from superres.training.picture_operations import CHANGE_UNIT, LARGEST_CHANGE, changed_pairs, reduce_squares
 
+CPU = torch.device("cpu")
 AUGMENTED_SHARE = 0.5
 """Share of the inputs that conditioning augmentation changes."""
 
@@ -40,35 +42,57 @@ class TokenBatch(NamedTuple):
     lengths: Tensor | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
-        """Return the batch on `device`."""
-        padding, lengths = (part if part is None else part.to(device) for part in (self.padding, self.lengths))
-        return TokenBatch(self.source.to(device), self.target.to(device), self.true_count, padding, lengths)
+        """Return the batch on `device`; a GPU goes on computing meanwhile."""
+        padding, lengths = (part if part is None else part.to(device, non_blocking=True)
+                            for part in (self.padding, self.lengths))
+        source, target = (part.to(device, non_blocking=True) for part in (self.source, self.target))
+        return TokenBatch(source, target, self.true_count, padding, lengths)
 
 
-@dataclass
 class ImageBatches:
-    """Random batches of pairs of images, uint8 [N, h, w, C] and [N, H, W, C], as tokens.
+    """Random batches of pairs of images as tokens; the images are kept as uint8 on the device that gets the batches.
 
-    `flip` mirrors half of the images. `crop_share`, in [0, 1], is the share of random crops (`FaceTask.random_crop`) of
-    the pictures `large`, uint8 [M, S, S, 3].
-
-    With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
-    (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation", section
-    3): they lie between the true input and one of the pictures `drawn`, and have noise. An array of `drawn`, uint8
-    [M, h, w, C], has the pictures that were drawn for the first M images. `input_noise` is the noise's largest standard
-    deviation in grey levels.
+    Every random number is drawn on the CPU, and every operation on the device is exact: seed and step determine a
+    batch on every device.
     """
 
-    low: np.ndarray
-    high: np.ndarray
-    batch_size: int
-    seed: int
-    flip: bool = True
-    large: np.ndarray | None = None
-    crop_share: float = 0.0
-    drawn: Sequence[np.ndarray] = ()
-    input_noise: float = 0.0
-    unit: str = "images"
+    unit = "images"
+
+    def __init__(
+        self, low: np.ndarray, high: np.ndarray, batch_size: int, seed: int, flip: bool = True,
+        large: np.ndarray | None = None, crop_share: float = 0.0, drawn: Sequence[np.ndarray] = (),
+        input_noise: float = 0.0, device: torch.device = CPU,
+    ) -> None:
+        """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are not copied.
+
+        `flip` mirrors half of the images. `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of
+        the pictures `large`, uint8 [M, S, S, 3].
+
+        With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
+        (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation",
+        section 3): they lie between the true input and one of the pictures `drawn`, and have noise. An array of
+        `drawn`, uint8 [M, h, w, C], has the pictures that were drawn for the first M images. `input_noise` is the
+        noise's largest standard deviation in grey levels.
+
+        Raises:
+            ConfigError: the images do not fit into the memory of a GPU.
+        """
+        arrays = [array for array in (low, high, large, *drawn) if array is not None]
+        if device.type == "cuda":
+            needed, free = sum(array.nbytes for array in arrays), free_bytes(device)
+            require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of the GPU's "
+                    "memory are free; choose fewer with --limit, or --device cpu")
+        self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
+        self.crop_share, self.input_noise = crop_share, input_noise
+        self.content = digest_of(np.ascontiguousarray(array) for array in arrays)
+        self.low, self.high = self._put(low), self._put(high)
+        self.large = None if large is None else self._put(large)
+        # The longest first: those that have a picture of an image are then the first ones.
+        self.drawn = [self._put(array) for array in sorted(drawn, key=len, reverse=True)]
+
+    def digest(self) -> str:
+        """Return a digest of the images."""
+        return self.content
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`.
@@ -80,49 +104,66 @@ class ImageBatches:
         """
         require(self.batch_size % parts == 0, f"{self.batch_size} images a batch cannot be shared equally among "
                 f"{parts} processes; choose a multiple with --batch-size")
-        count = len(self.low)
-        numbers = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[part::parts]
-        pairs = [self._pair(int(number) // count, int(number) % count) for number in numbers]
-        low, high = (np.stack(images).reshape(len(pairs), -1) for images in zip(*pairs, strict=True))
-        return TokenBatch(torch.from_numpy(low).long(), torch.from_numpy(high).long(), len(pairs))
+        # Every process draws the numbers of the whole batch, and uses those of its share.
+        share, rng = slice(part, None, parts), np.random.default_rng((self.seed, step, 2))
+        index = self._indices(step)[share]
+        mirrored = (rng.random(self.batch_size) < (0.5 if self.flip else 0.0))[share]
+        cropped = rng.random(self.batch_size) < (0.0 if self.large is None else self.crop_share)
+        rows = self._put(index)
+        low, high = self.low[rows], self.high[rows]
+        if self.large is not None and cropped.any():
+            squares = random_squares(self.large.shape[1], self.batch_size, rng)[:, share]
+            self._crop(low, high, self.large, np.flatnonzero(cropped[share]), index, squares)
+        if self.drawn or self.input_noise:
+            changed = ~cropped & (rng.random(self.batch_size) < AUGMENTED_SHARE)
+            self._change(low, high, index, changed, share, rng)
+        flip = self._put(mirrored).view(-1, 1, 1, 1)
+        low, high = (torch.where(flip, images.flip(2), images) for images in (low, high))
+        return TokenBatch(low.flatten(1).long(), high.flatten(1).long(), len(index))
 
-    def digest(self) -> str:
-        """Return a digest of the images."""
-        arrays = [array for array in (self.low, self.high, self.large, *self.drawn) if array is not None]
-        return digest_of(np.ascontiguousarray(array) for array in arrays)
+    def _put(self, array: np.ndarray) -> Tensor:
+        """Return an array as a tensor on the device; a GPU goes on computing meanwhile."""
+        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device, non_blocking=True)
 
-    def _pair(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
-        index = _permutation(self.seed, epoch, len(self.low))[place]
-        low, high = self.low[index], self.high[index]
-        rng = np.random.default_rng((self.seed, epoch, place))
-        mirrored = self.flip and rng.random() < 0.5
-        if self.large is not None and rng.random() < self.crop_share:
-            high, low = FaceTask(len(low), len(high)).random_crop(self.large[index % len(self.large)], rng)
-        elif (self.drawn or self.input_noise) and rng.random() < AUGMENTED_SHARE:
-            low, high = self._augmented(low, high, index, rng)
-        return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
+    def _indices(self, step: int) -> np.ndarray:
+        """Return the numbers of the images of batch `step`, int64 [batch_size]."""
+        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), len(self.low))
+        return np.concatenate([_permutation(self.seed, epoch, len(self.low))[places[epochs == epoch]]
+                               for epoch in range(epochs[0], epochs[-1] + 1)])
 
-    def _augmented(
-        self, low: np.ndarray, high: np.ndarray, index: int, rng: np.random.Generator,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        change = rng.normal(0, self.input_noise * rng.random(), low.shape)
-        pictures = [array[index] for array in self.drawn if index < len(array)]
-        if pictures:
-            change += rng.random() * (pictures[rng.integers(len(pictures))] - low.astype(float))
-        return changed_pair(high, change)
+    def _crop(
+        self, low: Tensor, high: Tensor, large: Tensor, rows: np.ndarray, index: np.ndarray, squares: np.ndarray,
+    ) -> None:
+        """Replace the rows `rows` of a batch by squares, int64 [3, batch]: sides and places, of the larger pictures."""
+        pictures = large[self._put(index[rows] % len(large))]
+        side, top, left = self._put(squares[:, rows])
+        for images in (low, high):
+            images[self._put(rows)] = reduce_squares(pictures, side, top, left, images.shape[1])
 
-
-def changed_pair(high: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Change an image, uint8 [H, W, C], by float64 [h, w, C], enlarged; return it reduced to [h, w, C], and itself.
-
-    The finest detail of the image, which its reduction lacks, remains. The enlargement is smooth, since the edges of
-    cells would be new detail.
-    """
-    wide = functional.interpolate(
-        torch.from_numpy(change).permute(2, 0, 1).unsqueeze(0), high.shape[:2], mode="bicubic", align_corners=False)
-    changed = high + wide[0].permute(1, 2, 0).numpy()  # [H, W, C]
-    changed = np.clip(np.rint(changed), 0, 255).astype(np.uint8)
-    return area_reduce(changed, *change.shape[:2], is_reduced=True), changed
+    def _change(
+        self, low: Tensor, high: Tensor, index: np.ndarray, changed: np.ndarray, share: slice, rng: np.random.Generator,
+    ) -> None:
+        """Let the inputs `changed`, bool [batch_size], look drawn; `low`, `high` and `index` are a share's."""
+        levels = self.input_noise * rng.random(self.batch_size) / CHANGE_UNIT
+        weights, which = np.rint(rng.random(self.batch_size) / CHANGE_UNIT), rng.random(self.batch_size)
+        noise = np.zeros((self.batch_size, *low.shape[1:]), np.float32)
+        if self.input_noise:
+            noise[changed] = rng.standard_normal((int(changed.sum()), *low.shape[1:]), np.float32)
+            noise *= levels.astype(np.float32).reshape(-1, 1, 1, 1)
+        rows = np.flatnonzero(changed[share])
+        if not len(rows):
+            return
+        largest = LARGEST_CHANGE / CHANGE_UNIT
+        change = self._put(np.rint(noise[share][rows]).clip(-largest, largest)).double()  # [R, h, w, C]
+        known = np.array([len(array) for array in self.drawn], np.int64) > index[rows, None]  # [R, arrays]
+        chosen = np.floor(which[share][rows] * known.sum(1)).astype(np.int64)
+        for number, array in enumerate(self.drawn):
+            ours = np.flatnonzero(known[:, number] & (chosen == number))
+            here, place = self._put(ours), self._put(index[rows[ours]])
+            weight = self._put(weights[share][rows[ours]]).view(-1, 1, 1, 1)
+            change[here] += weight * (array[place].double() - self.low[place].double())
+        there = self._put(rows)
+        low[there], high[there] = changed_pairs(high[there], change)
 
 
 class FaceBatches(Protocol):
@@ -220,7 +261,7 @@ def digest_of(arrays: Iterable[np.ndarray]) -> str:
     return found.hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=2)  # a batch can contain the end of an epoch and the start of the next one
+@functools.lru_cache(maxsize=4)  # of true and own images, each of the epoch that ends in a batch and of the next one
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     """Return the order of `count` examples in `epoch`."""
     return np.random.default_rng((seed, epoch)).permutation(count)

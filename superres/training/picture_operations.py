@@ -1,0 +1,72 @@
+"""Reductions and enlargements of batches of uint8 pictures, which give the same pictures on every device.
+
+Every sum is a whole number, or a whole multiple of a power of two, that float64 holds exactly. So the order of a sum,
+which depends on the device, does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+CHANGE_UNIT = 2.0**-8
+"""Changes of pictures are whole multiples of this, in grey levels."""
+LARGEST_CHANGE = 1024
+"""Largest change of a pixel in grey levels, so that enlarged changes have at most 53 bits."""
+WEIGHT_UNIT = 2.0**-16
+"""Weights of an enlargement are rounded to whole multiples of this; those of factors 2, 4 and 8 already are."""
+
+
+def box_weights(start: Tensor, side: Tensor, size: int, length: int) -> Tensor:
+    """Return how much of each of `length` pixels lies in each of `size` equal boxes, in units of 1/`size` pixel.
+
+    The boxes divide the pixels `start` to `start` + `side`; both are int64 [B], the weights float64 [B, size, length].
+    """
+    pixel = size * torch.arange(length, device=side.device)
+    edge = size * start.unsqueeze(1) + side.unsqueeze(1) * torch.arange(size + 1, device=side.device)  # [B, size + 1]
+    first, last = edge[:, :-1, None], edge[:, 1:, None]
+    return (torch.minimum(last, pixel + size) - torch.maximum(first, pixel)).clamp_(min=0).double()
+
+
+def reduce_squares(pictures: Tensor, side: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
+    """Cut a square from each picture, uint8 [B, H, W, C], and reduce it to [B, size, size, C] by area averages.
+
+    The averages are rounded, as those of `superres.tasks.faces.area_reduce` with `is_reduced`. `side`, `top` and `left`
+    of the squares are int64 [B], or [1] for all pictures.
+    """
+    rows, columns = (box_weights(start, side, size, length)
+                     for start, length in ((top, pictures.shape[1]), (left, pictures.shape[2])))
+    total, area = resized(pictures.double(), rows, columns), side.square().view(-1, 1, 1, 1)
+    return ((total.long() + area // 2) // area).to(torch.uint8)
+
+
+def resized(pictures: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the weighted sums [B, h, w, C] of pixels [B, H, W, C] by weights [h, H] and [w, W], or by B of each."""
+    batch, height, width, channels = pictures.shape
+    high = (rows @ pictures.reshape(batch, height, -1)).view(batch, -1, width, channels)  # [B, h, W, C]
+    wide = columns @ high.transpose(1, 2).reshape(batch, width, -1)  # [B, w, h * C]
+    return wide.view(batch, wide.shape[1], -1, channels).transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=8)
+def enlargement(source: int, target: int, device: torch.device) -> Tensor:
+    """Return the weights, float64 [target, source], of the bicubic enlargement of a row of pixels."""
+    every = torch.eye(source, dtype=torch.float64).view(1, source, source, 1)
+    weights = functional.interpolate(every, (target, 1), mode="bicubic", align_corners=False)[0, :, :, 0].T
+    return (torch.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT).contiguous().to(device)
+
+
+def changed_pairs(high: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    """Change pictures, uint8 [B, H, W, C], by `change`, enlarged; return them reduced to [B, h, w, C], and themselves.
+
+    `change`, float64 [B, h, w, C], is in units of CHANGE_UNIT, whole numbers of up to LARGEST_CHANGE grey levels. The
+    finest detail of a picture, which its reduction lacks, remains. The enlargement is smooth, since the edges of cells
+    would be new detail.
+    """
+    rows, columns = (enlargement(*sides, high.device) for sides in zip(change.shape[1:3], high.shape[1:3], strict=True))
+    changed = (high + resized(change, rows, columns) * CHANGE_UNIT).round_().clamp_(0, 255).to(torch.uint8)
+    whole = torch.full((1,), high.shape[1], device=high.device)
+    return reduce_squares(changed, whole, whole - whole, whole - whole, change.shape[1]), changed
