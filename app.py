@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superres.cli.options import DEVICES, Checkpoint, Device
+from superres.cli.options import Checkpoint, Device
 from superres.cli.survey import StoreLocation, results_line
-from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, require
+from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
 from superres.errors import ConfigError, SuperresError
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address

@@ -147,7 +147,7 @@ def test_every_part_of_a_check_runs_and_reports(prepared):
 def test_a_trained_run_comes_back_and_is_scored_beside_its_start(prepared):
     code, output, out = on_device(prepared, "train", "--steps", 3, "--batch-size", 4)
     assert code == 0, output
-    assert "before:" in output
+    assert '"step": 0' in output  # the start's score
     assert "3 steps, 12 images" in output
     code, output = script("receive", *out.glob("run.tar.gz.*"), "--dev", prepared / "dev.npz", "--output",
                           prepared / "received", "--reference", prepared / "start")
@@ -169,8 +169,8 @@ def test_half_of_a_batch_can_be_pictures_that_the_start_drew(prepared, tmp_path)
 def test_a_run_that_is_stopped_leaves_its_checkpoint(prepared, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "scripts/device/train.py", "--prepared", prepared / "prepared", "--output", tmp_path / "run",
-         "--device", "cpu", "--steps", "1000000", "--batch-size", "2"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert next(line for line in process.stdout if "before" in line)
+         "--device", "cpu", "--seconds", "100000", "--batch-size", "2"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert next(line for line in process.stdout if '"step": 0' in line)
     process.terminate()
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0
@@ -183,4 +183,4 @@ def test_without_a_gpu_a_line_says_so(prepared, tmp_path):
                       ["train", "--prepared", prepared / "prepared"]):
         code, output = script(*arguments)
         assert (code, output.strip().splitlines()[-1].split(": ", 1)[1]) == (
-            1, "there is no GPU on this machine; give --device cpu")
+            1, "device cuda is not available: torch finds no GPU; choose cpu or auto")

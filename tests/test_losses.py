@@ -20,7 +20,8 @@ HEADS = Stage(stage="heads", steps=10, head_positions=48, head_target="tokens")
 def test_a_head_whose_intensity_is_off_costs_more_with_a_distance_weight():
     value = torch.arange(256.0)
     wide = [-(value - centre).abs() / 20 for centre in (100.0, 101.0, 104.0)]  # p1, and heads that are 1 and 4 off
-    position, inside = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+    position = torch.zeros(1, 1, dtype=torch.int64)
+    inside = (position[0], position[0])
     losses = {weight: [float(mean_loss(head[None], position, inside, wide[0][None, None], weight))
                        for head in wide] for weight in (0, 0.5)}
     assert losses[0][0] == losses[0.5][0] == 0

@@ -25,6 +25,7 @@ from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
 from superres.errors import ConfigError
 from superres.pipeline.auto import face_task
+from superres.pipeline.pipeline import pick_device
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import read_faces
@@ -186,11 +187,9 @@ def main(
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
 ) -> None:
     """Run a part, and write its report after every row, with the error that ended it if there was one."""
-    where = torch.device(device)
+    where = pick_device(device)
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; choose one of {', '.join(PARTS)}")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no GPU on this machine; give --device cpu")
     prepare_folder(output.parent)
     report: Report = {"part": part, "machine": machine(where), "warnings": []}
     logging.getLogger("superres").addHandler(Warnings(report["warnings"]))

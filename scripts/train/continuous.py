@@ -43,7 +43,7 @@ from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
 from superres.training.corpora import network_of
-from superres.training.recipes import build_trainer
+from superres.training.recipes import build_trainer, stage_of
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
@@ -192,7 +192,7 @@ def train_rounds(trainer: Trainer, rounds: Rounds, round_seconds: float) -> None
 
 
 NAMES = ("data", "dev", "output", "start", "own", "crops", "crop_share", "drawn", "input_noise", "limit", "batch_size",
-         "learning_rate", "optimizer", "precision", "gradient_checkpointing", "seed")
+         "learning_rate", "optimizer", "precision", "device", "compiled", "gradient_checkpointing", "seed")
 """Settings of `Stage` that are options."""
 DEFAULTS = {"data": ..., "dev": ..., "output": ..., "start": DEFAULT_CHECKPOINT, "learning_rate": 3e-4,
             "optimizer": "muon"}
@@ -206,7 +206,7 @@ def train(round_minutes: float, **options: Any) -> None:  # noqa: ANN401 -- sett
     # On its own pictures no token is true, and without a teacher the heads' loss would change p1. The averaged weights,
     # a mean over about 2,000 steps, take the place of the decay of the learning rate.
     own = {"stage": "heads"} if values.get("own") is None else {"stage": "distil", "teacher": values["start"]}
-    stage = Stage.from_dict({**values, **own, "endless": True, "ema_decay": 0.9995})
+    stage = stage_of({**values, **own, "endless": True, "ema_decay": 0.9995})
     task = FaceTask.of(network_of(stage))
     with signals.handled(), signals.deferred(), run_folder(stage.output):
         trainer = build_trainer(stage)
@@ -226,7 +226,8 @@ def command(
 
 ABOUT = settings_of(Stage)
 main = with_options(command, [option_of(name, replace(ABOUT[name], panel="Options"),
-                                        DEFAULTS.get(name, getattr(Stage, name))) for name in NAMES])
+                                        DEFAULTS.get(name, None if ABOUT[name].unset else getattr(Stage, name)))
+                              for name in NAMES])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from superres.config import (
     DECODING,
+    DEVICES,
     ENGINE_NAMES,
     EXPERTS,
     FACES,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
 DEFAULTS = DecodeConfig()
-DEVICES = ("auto", "cpu", "cuda")
 FACE_DATA = "A prepared .npz, a folder of images, or a CelebA root."
 TEXT_DATA = "Parallel text PATH.en and PATH.de, or the name of a test set of sacrebleu."
 FILES = "Many files"  # section of the help for the options of long runs

@@ -29,8 +29,8 @@ from superres.training.stage import Stage
 
 BEAM = BeamConfig()
 # Settings of training that get an option: in all stages, and in those that train heads.
-STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size",
-         "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share", "input_noise",
+STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size", "learning_rate",
+         "optimizer", "precision", "device", "compiled", "seed", "gradient_checkpointing", "crop_share", "input_noise",
          "warmup_steps", "schedule")
 HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
 REQUIRED = ("data", "own", "output")
@@ -70,7 +70,8 @@ def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
 
     def register(function: opt.Command) -> opt.Command:
         options = [opt.option_of(name, replace(about[name], panel="Options"),
-                                 ... if name in REQUIRED else getattr(Stage, name)) for name in names]
+                                 ... if name in REQUIRED else None if about[name].unset else getattr(Stage, name))
+                   for name in names]
         options.sort(key=lambda option: option.name not in REQUIRED)
         train_app.command(cls=opt.HelpfulCommand)(opt.with_options(function, options))
         return function
@@ -79,8 +80,8 @@ def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
 
 
 def given_settings(context: typer.Context) -> dict[str, Any]:
-    """Return the settings of `Stage` that a command has options for, without those that are left out."""
-    return {name: value for name in settings_of(Stage) if (value := context.params.get(name)) is not None}
+    """Return the settings of `Stage` whose option is on the command line."""
+    return {name: context.params[name] for name in settings_of(Stage) if opt.is_given(context, name)}
 
 
 @training_command(*STAGE, "preset", "languages", "vocabulary", "label_smoothing", "teacher")
@@ -191,7 +192,7 @@ def shortlist(
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
-@training_command("data", "output", "dev", "more", "start", "crops", "drawn")
+@training_command("data", "output", "dev", "more", "start", "crops", "drawn", "device", "compiled")
 def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinutes = None) -> None:
     """Train all stages of a recipe.
 
@@ -207,8 +208,10 @@ def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinut
 
 def _train(context: typer.Context) -> None:
     """Train the stage that has the name of the command."""
+    from superres.training.recipes import stage_of
+
     name = str(context.info_name)
-    stage = Stage.from_dict({"stage": name, "keep_heads": True, **given_settings(context)})
+    stage = stage_of({"stage": name, "keep_heads": True, **given_settings(context)})
     limit = None if stage.minutes is None else Budget(60 * stage.minutes, f"--minutes {stage.minutes:g}")
     _train_recipe((stage,), {"": _length(stage)}, limit)
 

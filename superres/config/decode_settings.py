@@ -26,6 +26,9 @@ from superres.errors import ConfigError, shown
 DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeba-8to64", "multi30k-en-de"
 """Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
 
+DEVICES = ("auto", "cpu", "cuda")
+"""Devices to compute on; "auto" is a GPU if there is one."""
+
 ENGINE_NAMES = ["auto", "plain", "native", "native-int8", "triton", "triton-bf16"]
 """Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
 

@@ -1,7 +1,7 @@
 """Multi-head attention and the functions that weigh values: over whole sequences here, over a cache in `engines`.
 
 Attention is written as separate products, since on a CPU the backward pass of torch's fused kernel dominates a training
-step.
+step. Training on a GPU uses the fused kernel (`fused_attend`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 AttentionFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps query [B, H, T, size], key [B, H, S, size] and value [B, H, S, size] to [B, H, T, size]."""
+MaskedAttention: TypeAlias = Callable[..., Tensor]
+"""Computes `attend`."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -26,6 +28,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
     return torch.matmul(scores.softmax(-1), value)  # [..., Q, size]
+
+
+def fused_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute `attend` by torch's fused kernel, which does not store the scores.
+
+    Queries may be those of local attention, [B, H, blocks, L, size], with a mask [blocks, L, N].
+    """
+    mask = None if mask is None else mask.to(query.dtype)
+    if query.dim() == 4 or mask is None:
+        return F.scaled_dot_product_attention(query, key, value, mask)
+    together = mask.repeat(query.shape[1], 1, 1).unsqueeze(0)  # [1, H * blocks, L, N]
+    found = F.scaled_dot_product_attention(query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2), together)
+    return found.reshape(query.shape)
 
 
 def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -47,8 +62,13 @@ def reach(query: Tensor, block_length: int) -> Tensor:
     return query - ((query // block_length - 1) * block_length).clamp(min=0)
 
 
-def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int) -> Tensor:
-    """Compute blocked local 1-D attention (Tensor2Tensor's "masked local attention 1d") over whole [B, H, T, size]."""
+def local_attention(
+    query: Tensor, key: Tensor, value: Tensor, block_length: int, function: MaskedAttention = attend,
+) -> Tensor:
+    """Compute blocked local 1-D attention (Tensor2Tensor's "masked local attention 1d") over whole [B, H, T, size].
+
+    `function` computes the attention of the blocks.
+    """
     length = query.shape[2]
     padding = -length % block_length
     if padding:
@@ -60,14 +80,14 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     key_position = position[:, :1] + torch.arange(-block_length, block_length, device=query.device)  # [blocks, 2 * L]
     visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)  # [blocks, L, 2 * L]
-    out = attend(query, key, value, hidden_mask(visible, query.dtype))  # [B, H, blocks, L, size]
+    out = function(query, key, value, hidden_mask(visible, query.dtype))  # [B, H, blocks, L, size]
     return out.flatten(2, 3)[:, :, :length]
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute full causal attention over whole sequences [B, H, T, size]."""
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, function: MaskedAttention = attend) -> Tensor:
+    """Compute full causal attention over whole sequences [B, H, T, size] by `function`."""
     position = torch.arange(query.shape[2], device=query.device)
-    return attend(query, key, value, hidden_mask(position[:, None] >= position, query.dtype))
+    return function(query, key, value, hidden_mask(position[:, None] >= position, query.dtype))
 
 
 class Attention(nn.Module):

@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.attention import Attention, AttentionFunction, attend, causal_attention, local_attention
+from superres.nn.attention import (
+    Attention,
+    AttentionFunction,
+    MaskedAttention,
+    attend,
+    causal_attention,
+    fused_attend,
+    local_attention,
+)
 
 
 @functools.cache  # source and target often have the same
@@ -103,7 +111,8 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, cross_attention: bool = False) -> None:
         super().__init__()
         width, heads = config.width, config.attention_heads
-        self.function: AttentionFunction = causal_attention
+        self.masked: MaskedAttention = attend
+        self.function: Callable[..., Tensor] = causal_attention
         if config.attention == "local_1d":
             self.function = partial(local_attention, block_length=config.attention_block_length)
         self.attention = Attention(width, heads)
@@ -113,6 +122,10 @@ class Layer(nn.Module):
         self.feed_forward = nn.Sequential(
             nn.Linear(width, config.filter_size), nn.ReLU(), nn.Linear(config.filter_size, width))
         self.feed_forward_residual = Residual(config)
+
+    def fuse_attention(self) -> None:
+        """Compute attention by torch's fused kernel."""
+        self.masked = fused_attend
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the keys and values [B, H, S, size] of `memory` [B, S, D]; None without cross-attention."""
@@ -128,7 +141,7 @@ class Layer(nn.Module):
         attention, cross = self.attention, self.cross_attention
         x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
         if cross is not None and self.cross_residual is not None and source is not None:
-            x = self.cross_residual(x, lambda y: cross(y, source, partial(attend, mask=mask)))
+            x = self.cross_residual(x, lambda y: cross(y, source, partial(self.masked, mask=mask)))
         return x
 
     def transform(self, x: Tensor) -> Tensor:
@@ -142,5 +155,6 @@ class Layer(nn.Module):
         Without memory, `x` [B, S, D] are whole sources: every position sees all that `mask` does not hide.
         """
         if memory is None:
-            return self.transform(self.attend(x, partial(attend, mask=mask), None))
-        return self.transform(self.attend(x, self.function, self.keys_and_values(memory), mask))
+            return self.transform(self.attend(x, partial(self.masked, mask=mask), None))
+        own = partial(self.function, function=self.masked)
+        return self.transform(self.attend(x, own, self.keys_and_values(memory), mask))

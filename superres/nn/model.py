@@ -131,6 +131,11 @@ class EncoderDecoder(nn.Module):
         layer = RecurrentHeads if config.head_layer == "recurrent" else PredictionHeads
         self.heads: PredictionHeads | RecurrentHeads | None = layer(config) if has_layer else None
 
+    def fuse_attention(self) -> None:
+        """Compute the attention of whole sequences by torch's fused kernel, for training on a GPU."""
+        for layer in (*self.encoder, *self.decoder):
+            layer.fuse_attention()
+
     @property
     def has_estimate(self) -> bool:
         """Whether the enlarged source estimates the target: both are images with the same number of channels."""
@@ -231,11 +236,13 @@ class EncoderDecoder(nn.Module):
             deviation = image_priors.extrapolate(self.neighbourhood.direct, neighbours, position)
         return self._finish(hidden, estimate, position, deviation)
 
-    def block_scores(self, decoded: DecoderOutput, position: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def block_scores(
+        self, decoded: DecoderOutput, position: Tensor, chosen: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
         """Return the scores [B, P, heads, V] of all heads in the head layer: p2..pk, and p1 unless it is the identity.
 
-        They equal `head_scores` of each head at `position` [B, P]. With `chosen`, bool [B, P, heads], only the N chosen
-        scores are computed and returned in order, [N, V]. Raises ValueError if the model has no head layer.
+        They equal `head_scores` of each head at `position` [B, P]. With `chosen`, indices [N] of rows, places and
+        heads, only these scores are computed and returned, [N, V]. Raises ValueError if the model has no head layer.
         """
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
@@ -244,7 +251,8 @@ class EncoderDecoder(nn.Module):
         return self._layer_scores(self.heads, decoded, position, self.heads.first, self.heads.count, chosen)
 
     def _recurrent_scores(
-        self, heads: RecurrentHeads, decoded: DecoderOutput, position: Tensor, count: int, chosen: Tensor | None = None,
+        self, heads: RecurrentHeads, decoded: DecoderOutput, position: Tensor, count: int,
+        chosen: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """Return the scores [B, P, count, V] of the first `count` recurrent heads, or [N, V] of the chosen targets."""
         place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
@@ -256,7 +264,7 @@ class EncoderDecoder(nn.Module):
 
     def _layer_scores(
         self, heads: PredictionHeads, decoded: DecoderOutput, position: Tensor, head: int, count: int,
-        chosen: Tensor | None = None,
+        chosen: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """Return the scores [B, P, count, V] of `count` heads from `head` on, or [N, V] of the chosen targets."""
         target = position.unsqueeze(-1) + torch.arange(head, head + count, device=position.device)  # [B, P, count]
@@ -284,12 +292,12 @@ class EncoderDecoder(nn.Module):
 
     def _finish(
         self, states: Tensor, estimate: Tensor | None, target: Tensor, deviation: Tensor | None,
-        chosen: Tensor | None = None,
+        chosen: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
-        """Return the scores [B, ..., V] of states [B, ..., D], or [N, V] of the N `chosen` states, bool [B, ...].
+        """Return the scores [B, ..., V] of states [B, ..., D], or [N, V] of the N `chosen` states.
 
-        The states score positions `target`; `deviation` shifts the ordinal term from the estimate, in units of
-        RESIDUAL_SCALE. Both are [B, ...].
+        `chosen` has their indices [N]. The states score positions `target`; `deviation` shifts the ordinal term from
+        the estimate, in units of RESIDUAL_SCALE. Both are [B, ...].
         """
         projected: Tensor = self.project(states if chosen is None else states[chosen])
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import torch
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
-from superres.config import DecodeConfig, ModelConfig, is_number, require, require_choice
+from superres.config import DEVICES, DecodeConfig, ModelConfig, is_number, require, require_choice
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.block_size import check_options
 from superres.errors import CheckpointError, ConfigError, shown
@@ -37,7 +37,7 @@ Steps: TypeAlias = Iterator[tuple[bool, Callable[[], T]]]
 
 def pick_device(name: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda". Raises ConfigError if the device is unknown or not available."""
-    require_choice("device", name, ("auto", "cpu", "cuda"))
+    require_choice("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -6,15 +6,23 @@ import math
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from torch import nn
 
 from superres.checkpoint import load_checkpoint, load_weights
 from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.pipeline.pipeline import pick_device
 from superres.system.machine import free_bytes
 from superres.training.muon import Muon
 from superres.training.stage import Stage
+
+
+def training_device(settings: Stage) -> torch.device:
+    """Return the device of this process, one of several GPUs maybe; raise ConfigError if it is not available."""
+    device: torch.device = PartialState(cpu=pick_device(settings.device).type == "cpu").device
+    return device
 
 
 def build_model(config: ModelConfig, settings: Stage, start: str | Path | None = None) -> EncoderDecoder:
@@ -26,13 +34,13 @@ def build_model(config: ModelConfig, settings: Stage, start: str | Path | None =
     Raises:
         CheckpointError: the warm start belongs to another network.
         ConfigError: the stage trains heads that the network lacks, a frozen p1 has no target to learn, or the network
-            is too large for the machine's memory.
+            is too large for the memory of the machine or its GPU.
     """
     require(not settings.trains_heads or config.prediction_heads > 1,
             f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
     require(settings.trains_base or config.identity_p1 or settings.head_target == "tokens", "on a frozen base, a p1 "
             "with a layer of its own has only tokens to learn from; set head_target tokens")
-    _require_memory(config)
+    _require_memory(config, training_device(settings))
     torch.manual_seed(settings.seed)
     model = EncoderDecoder(config)
     model.gradient_checkpointing = settings.gradient_checkpointing
@@ -45,13 +53,16 @@ def build_model(config: ModelConfig, settings: Stage, start: str | Path | None =
     return model
 
 
-def _require_memory(config: ModelConfig) -> None:
+def _require_memory(config: ModelConfig, device: torch.device) -> None:
     """Raise ConfigError unless the weights to train fit into free memory, before any of them is made."""
-    # Float32 weights and their average; on a CPU, the gradients and both moments of the optimiser, too.
-    needed = (8 if torch.cuda.is_available() else 20) * sum(one.numel() for one in meta_network(config).parameters())
-    free = free_bytes(torch.device("cpu"))
-    require(needed <= free, f"training this network takes {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB "
-                            "are free; choose a smaller preset, fewer heads or layers, or a smaller width")
+    weights = sum(one.numel() for one in meta_network(config).parameters())
+    # In float32: weights, their average, gradients and both moments of the optimiser. A network for a GPU is made on
+    # the CPU, beside its start.
+    for where, copies in {device: 5, torch.device("cpu"): 5 if device.type == "cpu" else 2}.items():
+        needed, free = 4 * copies * weights, free_bytes(where)
+        memory = "memory" if where.type == "cpu" else "the GPU's memory"
+        require(needed <= free, f"training this network takes {needed / 1e9:,.1f} GB of {memory}, and {free / 1e9:,.1f}"
+                " GB are free; choose a smaller preset, fewer heads or layers, or a smaller width")
 
 
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
@@ -92,18 +103,33 @@ def learning_rate_factor(settings: Stage, step: int, seconds: float) -> float:
     return warm * 0.5 * (1 + math.cos(math.pi * min(schedule_share(settings, step, seconds), 1.0)))
 
 
+def speed_up(model: EncoderDecoder, compiled: bool) -> None:
+    """Let `model` use fused attention on a GPU, and compile its layers, whose batches must have one shape.
+
+    A layer that would have to be compiled for too many shapes raises an error, instead of becoming slow.
+    """
+    if model.signal.is_cuda:
+        model.fuse_attention()
+    if compiled:
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        for part in (*model.encoder, *model.decoder, model.neighbourhood):
+            if part is not None:
+                part.compile(dynamic=False)
+
+
 def build_optimizers(model: nn.Module, settings: Stage) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the trained weights, which share none; weight decay excludes vectors (biases, norms)."""
     trained, rate = [p for p in model.parameters() if p.requires_grad], settings.learning_rate
+    fused = True if trained[0].is_cuda else None  # one kernel for all weights
     if settings.optimizer == "adam":
-        return [torch.optim.Adam(trained, rate, betas=(0.9, 0.98), eps=1e-9)]
+        return [torch.optim.Adam(trained, rate, betas=(0.9, 0.98), eps=1e-9, fused=fused)]
     # The rows of the output layer belong to different quantities, such as tokens, as those of an embedding do.
     matrices = [layer.weight for name, layer in model.named_modules() if settings.optimizer == "muon"
                 and isinstance(layer, nn.Linear) and name != "project" and layer.weight.requires_grad]
     others = [p for p in trained if not any(p is matrix for matrix in matrices)]
     groups = [{"params": [p for p in others if p.dim() > 1], "weight_decay": settings.weight_decay},
               {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98))]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98), fused=fused)]
     if matrices:
         optimizers.append(Muon(matrices, rate, settings.weight_decay))
     return optimizers

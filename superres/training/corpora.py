@@ -23,6 +23,7 @@ from superres.tasks import translation
 from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces, require_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs, parse_languages
+from superres.training.construction import training_device
 from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
 from superres.training.stage import Stage
 
@@ -134,14 +135,15 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(not share or large is not None, f"--crop-share {share} needs larger pictures than "
             f"{stage.crops or stage.data} has; prepare them with {PREPARE} and --size {2 * task.target}, and name them "
             "with --crops")
+    device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
     drawn = [read_drawn(path, pairs) for path in stage.drawn]
     true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, stage.flip, large, share, drawn,
-                        stage.input_noise)
+                        stage.input_noise, device)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
-    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False)
+    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False, device=device)
     return Corpus(network, DistilBatches(true, own_batches), evaluate)
 
 
@@ -171,6 +173,8 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "--input-noise out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
+    require(not stage.compiled, "compiled layers need batches of one shape, and sentences differ in length; leave "
+            "--compiled out")
     codec = _vocabulary(stage, pairs, network)
     network = dataclasses.replace(network, vocabulary=codec.size)
     evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev, languages), codec)

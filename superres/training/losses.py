@@ -88,44 +88,56 @@ class TeacherForcingLoss(nn.Module):
         lengths: Tensor | None,
     ) -> Tensor:
         """Return p1's loss: the cross-entropy, or the divergence from the teacher's distributions."""
-        position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
-        inside = is_inside(position, target.shape[1], lengths)
         if teacher is not None:
+            position, inside = inside_rows(torch.arange(target.shape[1]), target, lengths)
             with torch.no_grad():
                 wanted = teacher.scores(teacher(source, target, padding))
             return mean_loss(scores[inside], position, inside, wanted)
-        return F.cross_entropy(scores.flatten(0, 1), target.masked_fill(~inside, IGNORED).flatten(),
-                               ignore_index=IGNORED, label_smoothing=self.settings.label_smoothing)
+        if lengths is not None:
+            place = torch.arange(target.shape[1], device=target.device)
+            target = target.masked_fill(place >= lengths.unsqueeze(1), IGNORED)
+        return F.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=IGNORED,
+                               label_smoothing=self.settings.label_smoothing)
 
     def _all_heads(self, decoded: DecoderOutput, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
         """Return the mean loss of all proposal heads at a random subset of positions; `wanted` as in `mean_loss`."""
-        batch, length = wanted.shape[:2]
-        position = torch.arange(length, device=wanted.device)
+        length = wanted.shape[1]
+        position = torch.arange(length)
         if self.settings.head_positions < length:
             order = torch.randperm(length, generator=torch.Generator().manual_seed(draw))
-            position = order[: self.settings.head_positions].to(wanted.device)
-        position = position.expand(batch, -1)
+            position = order[: self.settings.head_positions]
         first = 1 if self.model.config.identity_p1 else 0  # p1 may be a head of the layer
-        target = position.unsqueeze(-1) + torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
-        inside = is_inside(target, length, lengths)
-        scores = self.model.block_scores(decoded, position, inside)
+        target = position.unsqueeze(-1) + torch.arange(first, self.model.config.prediction_heads)
+        target, inside = inside_rows(target, wanted, lengths)
+        scores = self.model.block_scores(decoded, target[:, :, 0] - first, inside)
         return mean_loss(scores, target, inside, wanted, self.distance_weight, self.head_smoothing)
 
     def _one_head(self, decoded: DecoderOutput, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
-        position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
-        inside = is_inside(position + head, wanted.shape[1], lengths)
-        scores = self.model.head_scores(decoded, position, head)
-        return mean_loss(scores[inside], position + head, inside, wanted, self.distance_weight, self.head_smoothing)
+        target, inside = inside_rows(torch.arange(wanted.shape[1]) + head, wanted, lengths)
+        scores = self.model.head_scores(decoded, target - head, head)
+        return mean_loss(scores[inside], target, inside, wanted, self.distance_weight, self.head_smoothing)
 
 
-def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
-    """Return which target positions [B, ...] lie before the ends of their rows: `lengths` [B], or `length` if None."""
-    return position < (length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1)))
+def inside_rows(
+    position: Tensor, wanted: Tensor, lengths: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return target positions for the rows of `wanted` [B, T, ...], and indices [N] of those before the rows' ends.
+
+    `position` [...] on the CPU has the positions of one row; the result [B, ...] is on the device of `wanted`. The rows
+    end at `lengths` [B], or at T. In the latter case no value is read from a GPU, which would have to be waited for.
+    """
+    device, (batch, length) = wanted.device, wanted.shape[:2]
+    every = position.to(device, non_blocking=True).expand(batch, *position.shape)
+    if lengths is not None:
+        return every, (every < lengths.view(-1, *[1] * position.dim())).nonzero(as_tuple=True)
+    inside = [index.to(device, non_blocking=True) for index in (position < length).nonzero(as_tuple=True)]
+    row = torch.arange(batch, device=device).unsqueeze(1).expand(-1, len(inside[0]))  # [B, N / B]
+    return every, (row.flatten(), *(index.expand(batch, -1).flatten() for index in inside))
 
 
 def mean_loss(
-    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, distance_weight: float = 0.0,
+    scores: Tensor, position: Tensor, inside: tuple[Tensor, ...], wanted: Tensor, distance_weight: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the mean loss over targets; 0 without any target.
@@ -133,14 +145,13 @@ def mean_loss(
     Args:
         scores: scores of the N targets inside their rows, in order [N, V].
         position: target positions [B, ...].
-        inside: whether a target is scored, bool [B, ...], N of them True.
+        inside: indices [N] of the scored targets.
         wanted: tokens [B, T] for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
         distance_weight: weight of log(1 + |difference of the expected intensities|) beside the divergence.
         label_smoothing: share of a token that is spread over all tokens, in [0, 1).
     """
-    row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
-    found = wanted[row[inside], position[inside]]
+    found = wanted[inside[0], position[inside]]
     if wanted.dim() == 2:
         loss = F.cross_entropy(scores, found, reduction="none", label_smoothing=label_smoothing)
     else:

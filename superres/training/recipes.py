@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 
 from superres.checkpoint import (
@@ -23,7 +22,7 @@ from superres.checkpoint import (
 from superres.config import BeamConfig, DecodeConfig, file_name, reader_of, require
 from superres.errors import ConfigError, shown
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.pipeline import fastest_exact
+from superres.pipeline.pipeline import fastest_exact, pick_device
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
@@ -42,7 +41,7 @@ from superres.training.corpora import (
     network_of,
 )
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
-from superres.training.stage import Stage
+from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
 
 TEXTS = ("translated_by", "reverse", "back_translated_by", "back_translations", "copies")
@@ -52,6 +51,12 @@ BACK_TRANSLATION = DecodeConfig(block_size=1, temperature=0.9, nucleus=0.9)
 
 Recipe = tuple[Stage, ...]
 """Stages in the order of training."""
+
+
+def stage_of(settings: Mapping[str, Any]) -> Stage:
+    """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting that is not valid."""
+    on_gpu = pick_device(settings.get("device", Stage.device)).type == "cuda"
+    return Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
 
 
 def read_recipe(path: Path, **common: Any) -> Recipe:  # noqa: ANN401 -- settings of stages
@@ -75,7 +80,7 @@ def _parse_recipe(document: object, **common: Any) -> Recipe:  # noqa: ANN401 --
     for entry in entries:
         where = f"stage {shown(entry.get('name'))}"
         try:
-            stage = Stage.from_dict({**shared, **common, **entry})
+            stage = stage_of({**shared, **common, **entry})
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         _check_stage(stage, stages, where)
@@ -132,7 +137,7 @@ def train_recipe(
     if given.name:
         check_data(network, given.data, given.dev, given.crops, *given.more, *given.drawn)
         check_folder(given.output)
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = PartialState(cpu=pick_device(given.device).type == "cpu")
     backward = {stage.name for stage in recipe if stage.reverse}
     rows, trained = list[dict[str, Any]](), dict[str, Path]()
     for stage in recipe:
@@ -209,7 +214,7 @@ def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
 def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
     """Return `stage` with the data that earlier stages decode for it; None if `stop()` returned true."""
     if stage.own_images and stage.start is not None:
-        upscaler = Upscaler.load(checkpoint_of(stage, stage.start))
+        upscaler = Upscaler.load(checkpoint_of(stage, stage.start), stage.device)
         pairs = read_faces(stage.data, upscaler.face_task, "train", stage.own_images)
         pairs = mixed_inputs(pairs, [read_drawn(path, pairs) for path in stage.drawn])
         exact = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config, upscaler.scoring.prediction_heads)
@@ -219,7 +224,7 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
 
     def translated(by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]]) -> list[Path] | None:
         """Translate texts by an earlier stage; a job has the text, the name of the result's folder, and settings."""
-        translator, folder = Translator.load(stage.earlier[by]), stage.earlier[by].parent
+        translator, folder = Translator.load(stage.earlier[by], stage.device), stage.earlier[by].parent
         for text, name, search in jobs:
             pairs = translation.read_pairs(text, translator.languages)
             if not translate_pairs(translator, pairs, folder / name, search, stage.decode_batch, stop, report):

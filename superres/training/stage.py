@@ -6,13 +6,15 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from superres.config import HEAD_LAYERS, PRESETS, Config, documented, require, setting
+from superres.config import DEVICES, HEAD_LAYERS, PRESETS, Config, documented, require, setting
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
 OPTIMIZERS = ("adamw", "adam", "muon")
 PRECISIONS = ("auto", "bf16", "no")
 SCHEDULES = ("cosine", "noam")
+GPU_DEFAULTS = {"batch_size": 128, "learning_rate": 2e-3}
+"""Defaults of settings on a GPU, which is hardly faster for fewer images per step."""
 
 
 @documented
@@ -64,8 +66,10 @@ class Stage(Config):
     minutes: float | None = setting(None, "Minutes of training in all, over all resumed runs.", "M")
     steps: int | None = setting(None, "Steps of training in all.", "N", least=1, most=10**12)
     batch_size: int = setting(4, "Images or sentence pairs per step, over all processes; even in distil. For text, it "
-                              "is the mean, since batches have similar numbers of tokens.", "N", least=1)
-    learning_rate: float = setting(1.5e-3, "Peak learning rate.", "R")
+                              "is the mean, since batches have similar numbers of tokens.", "N", least=1,
+                              unset=f"4, or {GPU_DEFAULTS['batch_size']} on a GPU")
+    learning_rate: float = setting(1.5e-3, "Peak learning rate.", "R",
+                                   unset=f"0.0015, or {GPU_DEFAULTS['learning_rate']} on a GPU")
     optimizer: str = setting(
         "adamw", "AdamW; Adam, as in the paper; or Muon for the matrices of the layers and AdamW for all else.",
         choices=OPTIMIZERS)
@@ -117,6 +121,8 @@ class Stage(Config):
                                            least=1, most=2**10)
     head_layer: str | None = setting(None, "Layer of the prediction heads.", f"[{'|'.join(HEAD_LAYERS)}]",
                                      unset="as in --start")
+    device: str = setting("auto", "Device to train on; auto uses a GPU if there is one.", choices=DEVICES)
+    compiled: bool = setting(False, "Compile the layers, for faces: steps on a GPU are faster, after a minute or two.")
     limit: int | None = setting(None, "Use only the first N images or sentence pairs of --data.", "N")
     languages: str | None = setting(None, "Text: languages, such as en-de.", "SOURCE-TARGET",
                                     unset="those of the preset")

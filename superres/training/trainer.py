@@ -25,7 +25,13 @@ from superres.errors import BudgetError, CheckpointError
 from superres.nn.model import EncoderDecoder
 from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.signals import deferred
-from superres.training.construction import build_optimizers, learning_rate_factor, schedule_share
+from superres.training.construction import (
+    build_optimizers,
+    learning_rate_factor,
+    schedule_share,
+    speed_up,
+    training_device,
+)
 from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
@@ -83,7 +89,7 @@ class Trainer:
         self.began, self.limit = None if limit is None else limit.started, limit
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
-        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
+        self.accelerator = Accelerator(mixed_precision="no", cpu=training_device(settings).type == "cpu",
                                        kwargs_handlers=[parallel])
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
         self.ending, self.pace = 0.0, 0.0  # seconds that the final score and saving take, and those of the latest step
@@ -95,8 +101,11 @@ class Trainer:
         recover_folder(self.folder / "state")
         if (self.folder / "state").is_dir():
             self._resume()
+        for network in (self.model, self.averaged):
+            speed_up(network, settings.compiled and network is self.model)
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
+            speed_up(teacher, compiled=False)
         loss = TeacherForcingLoss(self.model, settings, teacher)
         self.gauge = TeacherForcingLoss(self.averaged, settings, teacher)
         self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
