@@ -1,4 +1,4 @@
-"""What only a GPU can show: the plain engine decodes there as it does on a CPU, and blocks have one token's tokens."""
+"""What only a GPU can show: decoding and training are what they are on a CPU, and blocks have one token's tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import VARIANTS, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
+from fakes import TINY, VARIANTS, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
 from test_refill import ScriptedFeed
+from training_runs import image_batches, training_steps
 
 from decodes import decode
 from superres.config import DecodeConfig
@@ -17,6 +18,8 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
+from superres.training.construction import build_model, speed_up
+from superres.training.stage import Stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 
@@ -95,3 +98,28 @@ def test_the_estimate_is_that_of_a_cpu_and_the_setting_of_convolutions_stays():
     found = model.to(CUDA).encode(source.to(CUDA)).estimate.cpu()
     assert (found - expected).abs().max() < 1e-3  # with TF32, 0.04 in a bundled checkpoint
     assert torch.backends.cudnn.conv.fp32_precision == before
+
+
+def test_training_batches_are_those_of_a_cpu():
+    here, there = (image_batches(device, Stage(steps=1, batch_size=32)) for device in (torch.device("cpu"), CUDA))
+    for step in range(4):
+        for one, other in zip(here.batch(step)[:2], there.batch(step)[:2], strict=True):
+            assert torch.equal(one, other.cpu())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_steps_learn_what_those_of_a_cpu_do_and_wait_for_no_value(optimizer):
+    settings = Stage(steps=9, batch_size=8, stage="heads", optimizer=optimizer)
+    totals = []
+    for device in (torch.device("cpu"), CUDA):
+        model = build_model(replace(TINY, dropout=0.0, prediction_heads=4), settings).to(device)
+        speed_up(model, compiled=False)
+        take = training_steps(model, settings)
+        first = take(0)  # makes tables and states
+        torch.cuda.set_sync_debug_mode("error" if device == CUDA else "default")
+        try:
+            later = [take(step) for step in range(1, 4)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        totals.append([float(total) for total in (first, *later)])
+    assert totals[1] == pytest.approx(totals[0], rel=0.02)  # Muon's products are in bfloat16 on a GPU

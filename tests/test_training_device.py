@@ -11,6 +11,7 @@ import torch
 from fakes import SMALL, TINY, VARIANTS, changed, random_model, random_tokens
 from textual import CONFIG as TEXT
 from torch import nn
+from training_runs import image_batches, training_steps
 from typer.testing import CliRunner
 
 from superres.cli import train as commands
@@ -18,23 +19,12 @@ from superres.errors import ConfigError
 from superres.nn.attention import attend, fused_attend
 from superres.pipeline import pipeline
 from superres.training import construction
-from superres.training.construction import build_model, build_optimizers, speed_up
-from superres.training.data import DistilBatches, ImageBatches
-from superres.training.losses import TeacherForcingLoss
+from superres.training.construction import build_model, speed_up
 from superres.training.recipes import read_recipe, stage_of
 from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
 
 META = torch.device("meta")
-
-
-def image_batches(device, settings, own=False):
-    random = np.random.default_rng(0)
-    large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
-    high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
-    size = settings.batch_size // (2 if own else 1)
-    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device)
-    return DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own else true
 
 
 @pytest.mark.parametrize("change", [
@@ -47,20 +37,10 @@ def test_a_step_reads_no_value_from_the_device(change):
     config = replace(TINY, prediction_heads=4 if settings.trains_heads else 1)
     model, teacher = (build_model(config, settings).to(META) for _ in range(2))
     model.fuse_attention()
-    loss = TeacherForcingLoss(model, settings, teacher.eval() if settings.teacher else None).train()
-    optimizers, averaged = build_optimizers(model, settings), [p.detach().clone() for p in model.parameters()]
-    batches = image_batches(META, settings, own=settings.stage == "distil")
-    for step in range(2):
-        batch = batches.batch(step).to(META)
-        total = loss(batch.source, batch.target, step, batch.true_count)["total"]
-        total.backward()
-        nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        torch._foreach_lerp_(averaged, [p.detach() for p in model.parameters()], 0.1)
+    take = training_steps(model, settings, teacher.eval() if settings.teacher else None)
+    totals = [take(step) for step in range(2)]
     with pytest.raises(RuntimeError, match="meta"):
-        total.item()
+        totals[1].item()
 
 
 @pytest.mark.parametrize("network", [*VARIANTS.values(), TEXT], ids=[*VARIANTS, "text"])
@@ -96,7 +76,10 @@ def compiled_and_not(folder):
     settings = Stage(steps=2, batch_size=2, precision="no", optimizer="muon", stage="heads", clip=None)
     config, losses = replace(TINY, dropout=0.0, prediction_heads=3), []
     for compiled in (False, True):
-        run = Trainer(build_model(config, settings), replace(settings, compiled=compiled),
+        model = build_model(config, settings)
+        if compiled:
+            model.fuse_attention()  # as on a GPU
+        run = Trainer(model, replace(settings, compiled=compiled),
                       image_batches(torch.device("cpu"), settings), folder / str(compiled), report_steps=1)
         assert [layer._compiled_call_impl is not None for layer in (*run.model.decoder, *run.averaged.decoder)] == [
             *[compiled] * len(run.model.decoder), *[False] * len(run.model.decoder)]

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from fakes import SMALL
 
+from superres.nn.model import EncoderDecoder
 from superres.training import trainer
-from superres.training.construction import build_model
-from superres.training.data import ImageBatches
+from superres.training.construction import build_model, build_optimizers
+from superres.training.data import DistilBatches, FaceBatches, ImageBatches
+from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
@@ -27,6 +29,38 @@ TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
 TOGETHER = Stage(stage="heads", steps=8, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
 ONE_HEAD = replace(TOGETHER, head_loss="random-head")
+
+
+def image_batches(device: torch.device, settings: Stage) -> FaceBatches:
+    """Return batches of noise, 8x8 to 32x32, with crops, drawn inputs and noise; for the distil stage, own ones too."""
+    random, own = np.random.default_rng(0), settings.stage == "distil"
+    large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
+    high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
+    size = settings.batch_size // (2 if own else 1)
+    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device)
+    return DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own else true
+
+
+def training_steps(
+    model: EncoderDecoder, settings: Stage, teacher: EncoderDecoder | None = None,
+) -> Callable[[int], torch.Tensor]:
+    """Return a function that takes a training step with everything that a GPU computes in it, and returns the loss."""
+    device = model.signal.device
+    loss, batches = TeacherForcingLoss(model, settings, teacher).train(), image_batches(device, settings)
+    optimizers, averaged = build_optimizers(model, settings), [p.detach().clone() for p in model.parameters()]
+
+    def take(step: int) -> torch.Tensor:
+        batch = batches.batch(step).to(device)
+        total = loss(batch.source, batch.target, step, batch.true_count)["total"]
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch._foreach_lerp_(averaged, [p.detach() for p in model.parameters()], 0.1)
+        return total.detach()
+
+    return take
 
 
 def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
