@@ -18,7 +18,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
-from superres.training.construction import build_model, speed_up
+from superres.training.construction import build_model
 from superres.training.stage import Stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
@@ -113,7 +113,8 @@ def test_training_steps_learn_what_those_of_a_cpu_do_and_wait_for_no_value(optim
     totals = []
     for device in (torch.device("cpu"), CUDA):
         model = build_model(replace(TINY, dropout=0.0, prediction_heads=4), settings).to(device)
-        speed_up(model, compiled=False)
+        if device == CUDA:
+            model.fuse_attention()
         take = training_steps(model, settings)
         first = take(0)  # makes tables and states
         torch.cuda.set_sync_debug_mode("error" if device == CUDA else "default")

@@ -19,7 +19,7 @@ from superres.errors import ConfigError
 from superres.nn.attention import attend, fused_attend
 from superres.pipeline import pipeline
 from superres.training import construction
-from superres.training.construction import build_model, speed_up
+from superres.training.construction import build_model, compile_layers
 from superres.training.recipes import read_recipe, stage_of
 from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
@@ -81,9 +81,9 @@ def compiled_and_not(folder):
             model.fuse_attention()  # as on a GPU
         run = Trainer(model, replace(settings, compiled=compiled),
                       image_batches(torch.device("cpu"), settings), folder / str(compiled), report_steps=1)
+        assert run.run()
         assert [layer._compiled_call_impl is not None for layer in (*run.model.decoder, *run.averaged.decoder)] == [
             *[compiled] * len(run.model.decoder), *[False] * len(run.model.decoder)]
-        assert run.run()
         losses.append([record["total"] for record in json.loads((folder / f"{compiled}/history.json").read_text())])
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
@@ -101,7 +101,7 @@ def test_layers_of_generated_code_learn_what_others_do(tmp_path):
 @pytest.mark.usefixtures("traced")
 def test_compiled_layers_that_get_too_many_shapes_raise_an_error_instead_of_becoming_slow():
     model = build_model(replace(TINY, dropout=0.0), Stage(steps=1))
-    speed_up(model, compiled=True)
+    compile_layers(model)
 
     def score(counts):
         for count in counts:

@@ -103,18 +103,15 @@ def learning_rate_factor(settings: Stage, step: int, seconds: float) -> float:
     return warm * 0.5 * (1 + math.cos(math.pi * min(schedule_share(settings, step, seconds), 1.0)))
 
 
-def speed_up(model: EncoderDecoder, compiled: bool) -> None:
-    """Let `model` use fused attention on a GPU, and compile its layers, whose batches must have one shape.
+def compile_layers(model: EncoderDecoder) -> None:
+    """Compile the layers of a network that are not compiled yet; its batches must have one shape.
 
     A layer that would have to be compiled for too many shapes raises an error, instead of becoming slow.
     """
-    if model.signal.is_cuda:
-        model.fuse_attention()
-    if compiled:
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        for part in (*model.encoder, *model.decoder, model.neighbourhood):
-            if part is not None:
-                part.compile(dynamic=False)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for part in (*model.encoder, *model.decoder, model.neighbourhood):
+        if part is not None and part._compiled_call_impl is None:
+            part.compile(dynamic=False)
 
 
 def build_optimizers(model: nn.Module, settings: Stage) -> list[torch.optim.Optimizer]:

@@ -27,9 +27,9 @@ from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.signals import deferred
 from superres.training.construction import (
     build_optimizers,
+    compile_layers,
     learning_rate_factor,
     schedule_share,
-    speed_up,
     training_device,
 )
 from superres.training.data import Batches
@@ -101,11 +101,11 @@ class Trainer:
         recover_folder(self.folder / "state")
         if (self.folder / "state").is_dir():
             self._resume()
-        for network in (self.model, self.averaged):
-            speed_up(network, settings.compiled and network is self.model)
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
-            speed_up(teacher, compiled=False)
+        for network in (self.model, self.averaged, teacher):
+            if network is not None and network.signal.is_cuda:
+                network.fuse_attention()
         loss = TeacherForcingLoss(self.model, settings, teacher)
         self.gauge = TeacherForcingLoss(self.averaged, settings, teacher)
         self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
@@ -143,6 +143,8 @@ class Trainer:
     ) -> bool:
         """Train from the clock's time `started`, with `before` seconds of training so far: see `run`."""
         self._choose_precision()
+        if self.settings.compiled:  # for one precision, the one that is chosen
+            compile_layers(self.model)
         if not self.step and not self.settings.endless:
             scoring = self.clock()
             self._score_start(report)
