@@ -45,7 +45,7 @@ from superres.config.setting import (
 
 __all__ = [
     "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
-    "DEVICES",     "ENGINE_NAMES", "EXPERTS", "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST",
+    "DEVICES", "ENGINE_NAMES", "EXPERTS", "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST",
     "LEAST_TEMPERATURE", "LONGEST", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING",
     "TRANSLATION", "BeamConfig", "Confidence", "Config", "DecodeConfig", "DecodeOptions", "ModelConfig",
     "QualityBound", "Registry", "Setting", "documented", "file_name", "is_number", "is_whole", "parse_temperature",
