@@ -83,6 +83,15 @@ def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
     assert_same(*(load_checkpoint(tmp_path / name / "checkpoint").state_dict() for name in ("whole", "parts")))
 
 
+def test_moments_are_read_in_the_layout_of_their_weights(tmp_path):
+    """Fused steps on a GPU need that; weights of convolutions have their channels last."""
+    begun(tmp_path, 2)
+    moments = [(weight, value) for optimizer in trainer(tmp_path).optimizers
+               for weight, state in optimizer.state.items() for value in state.values() if value.dim()]
+    assert not all(weight.is_contiguous() for weight, _ in moments)
+    assert all(value.stride() == weight.stride() for weight, value in moments)
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"settings": replace(SETTINGS, learning_rate=0.5)}, "0.5"), ({"settings": replace(SETTINGS, seed=3)}, "seed"),
     ({"start": "0123"}, r"started with other --start \(SHA-256 None there, 0123 now\)"),

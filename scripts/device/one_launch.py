@@ -44,7 +44,8 @@ Report = dict[str, Any]
 NEAR = DecodeConfig(10, accept="distance", epsilon=2)
 WAYS = {"greedy": DecodeConfig(1), "exact": DecodeConfig(10), "epsilon 2": NEAR,
         "epsilon 2, consistent": replace(NEAR, consistent=True),
-        "sampled": DecodeConfig(10, temperature=0.9, nucleus=0.9)}
+        "sampled": DecodeConfig(10, temperature=0.9, nucleus=0.9),
+        "speculative": DecodeConfig(10, temperature=0.9, sampling="speculative")}
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def correct(bench: Bench, variant: Variant) -> Report:
         many = bench.decode(variant, 264, DecodeConfig(1))[0]
         found["alone = in two rows a program (must be 1)"] = same(greedy, many[:batch])
     if variant == FLOAT:
-        for name in ("greedy", "epsilon 2, consistent", "sampled"):
+        for name in ("greedy", "epsilon 2, consistent", "sampled", "speculative"):
             tokens = [bench.decode(one, batch, WAYS[name])[0] for one in (variant, None)]
             found[f"tokens of the engine plain, {name}"] = same(*tokens)
     if variant not in (DEFAULT, FLOAT):
@@ -185,18 +186,25 @@ def timed(bench: Bench, variant: Variant, batch: int, way: str) -> Report:
             "mean_accepted_block_size": traces[0].mean_accepted_block_size}
 
 
-def compile_all(variants: list[Variant], arguments: list[str], seconds: float) -> Iterator[Report]:
-    """Compile the variants in processes of their own, at the same time; their results are in Triton's cache."""
+JOBS: list[tuple[Variant, tuple[str, ...]]] = [
+    *((variant, ("exact", "epsilon 2, consistent")) for variant in VARIANTS),
+    *((variant, (way,)) for variant in (DEFAULT, FLOAT) for way in ("sampled", "speculative"))]
+"""What is compiled at the same time: a variant for ways of decoding; first, what all variants need."""
+
+
+def compile_all(arguments: list[str], seconds: float) -> Iterator[Report]:
+    """Do JOBS in processes of their own, at the same time; their results are in Triton's cache."""
     started = time.monotonic()
     processes = [subprocess.Popen([sys.executable, __file__, "--compile", str(number), *arguments], text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for number in range(len(variants))]
-    for variant, process in zip(variants, processes, strict=True):
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for number in range(len(JOBS))]
+    for (variant, ways), process in zip(JOBS, processes, strict=True):
         try:
             printed = process.communicate(timeout=max(1, seconds - (time.monotonic() - started)))[0]
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
             printed = "it took too long"
-        yield {"variant": variant.name, "code": process.returncode, "seconds": time.monotonic() - started,
+        yield {"variant": variant.name, "ways": ways, "code": process.returncode, "seconds": time.monotonic() - started,
                "printed": printed[-800:]}
 
 
@@ -209,7 +217,7 @@ def main(
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16,132,264,1024,2048",
     limit: Annotated[int, typer.Option(help="Tokens to decode; 0 for all.")] = 0,
     seconds: Annotated[float, typer.Option(help="Time for everything.")] = 120,
-    compile_one: Annotated[int, typer.Option("--compile", help="Only compile the variant of this number.")] = -1,
+    compile_one: Annotated[int, typer.Option("--compile", help="Only compile the job of this number.")] = -1,
 ) -> None:
     """Check the kernel, then time it, until the time is over."""
     deadline, where = time.monotonic() + seconds, torch.device(device)
@@ -220,7 +228,7 @@ def main(
     if where.type == "cpu":
         variants = [FLOAT, Variant(False, Tuning(rows=2, chunk=16, part=32))]
     elif compile_one < 0:
-        compiled = list(compile_all(variants, ["--checkpoint", checkpoint, "--data", str(data)], seconds / 2))
+        compiled = list(compile_all(["--checkpoint", checkpoint, "--data", str(data)], seconds / 2))
     folder = Path(checkpoint) if Path(checkpoint).is_dir() else bundled_folder() / checkpoint
     model = load_checkpoint(folder).to(where).float().eval()
     sizes = [int(batch) for batch in batches.split(",")]
@@ -228,14 +236,15 @@ def main(
     bench = Bench(report, output if compile_one < 0 else None, model, sources, limit, deadline, max(sizes))
     if compile_one >= 0:
         bench.limit, started = 2, time.monotonic()
-        for options in (DecodeConfig(4), DecodeConfig(4, consistent=True)):
-            bench.decode(variants[compile_one], 1, options)
+        variant, ways = JOBS[compile_one]
+        for way in ways:
+            bench.decode(variant, 1, WAYS[way])
         print("compiled in", time.monotonic() - started, "s; shared memory, bytes:",
               [kernel.code.shared for kernel in KERNELS.values()])
         return
     bench.each("compiled", compiled, lambda row: row)
-    measure(bench, [one for one, row in zip(variants, compiled or [{"code": 0}] * len(variants), strict=True)
-                    if not row["code"]], sizes)
+    failed = {row["variant"] for row in compiled[: len(VARIANTS)] if row["code"] != 0}
+    measure(bench, [one for one in variants if one.name not in failed], sizes)
     bench.write("done", seconds - (deadline - time.monotonic()))
 
 

@@ -17,10 +17,12 @@ what=$1 seconds=$2 began=$(date +%s)
 shift 2
 python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
 work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
-slower=1 probe=() kernel=()
-benchmark=(--engines triton-bf16,triton --batches 1,64,1024 --seconds 50)
+slower=1 probe=(--probe-batches 64,128) kernel=()
+benchmark=(--engines triton-bf16 --batches 1,64,1024 --seconds 35)
+exact=(--engines triton-bf16,triton) fast=(--engines triton-bf16) # plain alone would take the whole time
 if [[ $device == cpu ]]; then
-  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1 --seconds 1200) benchmark=(--engines auto --batches 1)
+  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1)
+  benchmark=(--engines auto --batches 1) exact=() fast=()
   export TRITON_INTERPRET=1
 fi
 export OUT=${OUT:-$here/out} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -37,6 +39,7 @@ fi
 mkdir -p "$work/faces"
 cp "$here"/faces/* "$work/faces"/
 
+export XDG_CACHE_HOME=$work/cache # all parts share the kernels that one has compiled
 export PYTHONPATH=$PWD:$work/packages${PYTHONPATH:+:$PYTHONPATH}
 
 left() { echo $((seconds - ($(date +%s) - began))); }
@@ -69,24 +72,26 @@ measure() {
 git rev-parse HEAD 2>/dev/null
 case $what in
   check)
+    # One decode per engine, TF32, which attention kernel; what follows reads the kernels that it compiles.
+    measure smoke 60 "${exact[@]}" "$@"
     # What compares tokens runs side by side, before what is timed, which runs alone.
     pids=()
-    measure smoke 60 "$@" & pids+=($!)   # imports, one decode per engine, TF32, which attention kernel
-    measure exact 110 "$@" & pids+=($!)  # blocks = greedy, widths, batches, CPU = GPU
-    measure threads 60 "$@" & pids+=($!) # two threads decode at the same time
-    part tests 110 "$python" -m pytest -q --maxfail=20 -p no:cacheprovider tests/test_gpu.py tests/test_triton.py \
-      -k "not fits_a_gpu" -n "${WORKERS:-8}" & pids+=($!)
+    measure exact 110 "${exact[@]}" "$@" & pids+=($!)  # blocks = greedy, widths, batches, CPU = GPU
+    measure threads 60 "${fast[@]}" "$@" & pids+=($!) # two threads decode at the same time
+    part tests 110 "$python" -m pytest -v --tb=short --maxfail=20 -p no:cacheprovider tests/test_gpu.py tests/test_triton.py \
+      -k "not fits_a_gpu and not compiled_anew" -n "${WORKERS:-8}" & pids+=($!)
     wait "${pids[@]}"
-    part probe 90 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
+    part probe 60 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
       "${probe[@]}"
-    part kernel 130 "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" --seconds 120 \
-      --output "$OUT/kernel.json" "${kernel[@]}"
     # superres benchmark images by block size and batch, beside other ways, and the limits
     rm -rf "$work/benchmark"
-    part benchmark 130 "$python" scripts/benchmark/engines.py --device "$device" --data "$here/dev.npz" --busy \
+    part benchmark 90 "$python" scripts/benchmark/engines.py --device "$device" --data "$here/dev.npz" --busy \
       --no-peers --output "$work/benchmark" "${benchmark[@]}" "$@"
     if [[ -f $work/benchmark/engines.json ]]; then cp "$work/benchmark/engines.json" "$OUT/benchmark.json"; fi
-    measure stream 60 "$@" # images per second of a refilled stream
+    measure stream 30 "${fast[@]}" "$@" # images per second of a refilled stream
+    # Variants of the kernel: compiled side by side, compared and timed in the time that is left.
+    part kernel "$(left)" "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" \
+      --seconds "$(($(left) - 10))" --output "$OUT/kernel.json" "${kernel[@]}"
     ;;
   train)
     # 35 s are left for imports, pictures and the checkpoint, and 10 for packing.

@@ -9,6 +9,7 @@ The run's folder is that of `superres train`: `checkpoint/`, `history.json`, `cu
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 import time
@@ -73,6 +74,7 @@ def probe(stage: Stage, batches: list[int], steps: int, output: Path) -> None:
             print(row, flush=True)
             write_result(output, json.dumps(rows, indent=1).encode())
             if torch.cuda.is_available():
+                gc.collect()
                 torch.cuda.empty_cache()
 
 

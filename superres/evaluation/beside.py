@@ -64,9 +64,13 @@ def beside(work: Workload, ways: list[Report], batches: Sequence[int]) -> list[R
                      **{short: row[f"{unit}s_per_second"] for short, row in measured.items()}})
         if pipeline.engine != "plain":
             say(f"timing plain, batch {batch}")
-            rows.append({"batch": batch, "engine": "plain", **{
-                short: batch * (row["mean_accepted_block_size"] or 1) / plain_iteration(work, names[short], batch)
-                * row[f"{unit}s_per_second"] / row["tokens_per_second"] for short, row in measured.items()}})
+            try:
+                rows.append({"batch": batch, "engine": "plain", **{
+                    short: batch * (row["mean_accepted_block_size"] or 1) / plain_iteration(work, names[short], batch)
+                    * row[f"{unit}s_per_second"] / row["tokens_per_second"] for short, row in measured.items()}})
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                say(f"no times of plain, batch {batch}: the memory is too small")
         if unit == "image":
             say(f"timing transformers, batch {batch}")
             try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -75,12 +77,22 @@ def kept() -> dict[str, float]:
     return found
 
 
+def writable_folder() -> Path:
+    """Return superres's cache folder for kernels, or a temporary one if it cannot be written."""
+    folder = cache_folder() / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir()) / f"superres-triton-{os.getuid()}"
+    return folder
+
+
 @contextmanager
 def cached(anew: bool = False) -> Iterator[None]:
     """Let Triton keep its kernels in superres's cache folder; `anew` compiles what is there, too. Held by LOCK."""
     wanted = {"TRITON_ALWAYS_COMPILE": "1"} if anew else {}
     if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & set(os.environ):
-        wanted["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
+        wanted["TRITON_CACHE_DIR"] = str(writable_folder())
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -168,6 +180,8 @@ def loaded(kernel: Any, device: torch.device, kinds: list[torch.dtype], constant
            warps: int, fused: bool = True) -> Kernel:
     """Return a kernel for tensors of `kinds` on a GPU; compile and load it if it is new."""
     key = kernel, device.index, warps, fused, *kinds, *constants.items()
+    if (known := KERNELS.get(key)) is not None:  # while another thread may compile, for minutes
+        return known
     with LOCK, torch.cuda.device(device):
         if key not in KERNELS:
             capability = torch.cuda.get_device_capability(device)

@@ -11,6 +11,7 @@ import torch
 from superres.config import DecodeConfig
 from superres.decoding.block_size import check_options, fastest_size
 from superres.decoding.cost import measured_costs
+from superres.gpu.weights import refusal
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import cached_costs
 from superres.pipeline.engines import automatic
@@ -21,6 +22,8 @@ LOG = logging.getLogger(__name__)
 
 FULL = {"cpu": 16, "cuda": 256}
 """Rows of a full batch, by kind of device."""
+CLEAR = 1.5
+"""Smallest ratio, of the products of both seconds, by which a device is kept as the faster one."""
 SENTENCE = 16
 """Source tokens of a sentence to measure with."""
 
@@ -64,19 +67,22 @@ def gpu_pays(seconds: list[float]) -> bool:
 def seconds_per_token(
     model: EncoderDecoder, end_token: int | None, gpu: torch.device,
 ) -> tuple[list[float], bool]:
-    """Return the seconds per token of a row alone and in a full batch, on the CPU and on the GPU; and whether steady.
+    """Return the seconds per token of a row alone and in a full batch, on CPU and GPU, and whether to keep them.
 
-    They are those of the block size that is the fastest if four of five proposals pass.
+    They are those of the block size that is the fastest if four of five proposals pass. They are not kept if the kernel
+    did not work, which may have passing reasons, or if both devices are so close that other work may have decided.
     """
-    found, steady, config = list[float](), True, model.config
+    found, works, config = list[float](), True, model.config
     length = config.source_length if end_token is None else min(SENTENCE, config.source_length)
     for device in (CPU, gpu):
-        engine = automatic(copy.deepcopy(model).to(device).eval(), end_token, LOG.debug)
+        warn = LOG.debug if device == CPU else LOG.warning
+        engine = automatic(copy.deepcopy(model).to(device).eval(), end_token, warn)
+        works &= device == CPU or engine.engine != "plain" or refusal(model) is not None
         largest = check_options(DecodeConfig(), engine.prediction_heads)
         for rows in (1, FULL[device.type]):
             source = (7 * torch.arange(rows * length, device=device) % (config.vocabulary - 4) + 4).view(rows, length)
-            costs, is_steady = measured_costs(engine, source, DecodeConfig(), largest)
+            costs, _ = measured_costs(engine, source, DecodeConfig(), largest)
             size, tokens = fastest_size(costs)
             found.append(costs[size - 1] / tokens / rows)
-            steady &= is_steady
-    return found, steady
+    gain = found[0] * found[1] / (found[2] * found[3])
+    return found, works and max(gain, 1 / gain) > CLEAR

@@ -68,7 +68,11 @@ def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder, 
         number, name = key.split(".", 1)
         moments.setdefault(int(number), {})[name] = value
     for numbers, optimizer in _numbered(optimizers):
-        known = {index: moments[number] for index, number in enumerate(numbers) if number in moments}
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        # Fused steps on a GPU need moments whose layout is that of their weights.
+        known = {index: {name: torch.empty_like(weight, dtype=value.dtype).copy_(value) if value.dim() else value
+                         for name, value in moments[number].items()}
+                 for index, (number, weight) in enumerate(zip(numbers, weights, strict=True)) if number in moments}
         optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
