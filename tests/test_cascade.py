@@ -87,8 +87,10 @@ def test_every_picture_within_the_limits_reduces_to_both_sources(kind, rng):
     source = source.astype(np.uint8)
     middle = draw(source, 9, None)
     large = draw(middle, 18, source.shape[1:])
+    largest = draw(large, 36, source.shape[1:])
     assert (reduced(large, 9) == middle).all()
-    assert (reduced(large, 3) == source).all()
+    assert (reduced(largest, 18) == large).all()
+    assert all((reduced(picture, 3) == source).all() for picture in (middle, large, largest))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -140,12 +142,22 @@ def test_the_stages_from_a_size_on_are_the_cascade_of_them_alone(cascade, folder
     write(folder.parent, ["small", "large", "huge"], "three")
     write(folder.parent, ["large", "huge"], "two")
     three, two = (Upscaler.load(folder.parent / name, "cpu") for name in ("three", "two"))
-    inputs, later = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (4, 8))
+    first, inputs, later = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (2, 4, 8))
     for options in (DecodeConfig(3, consistent=True), DecodeConfig(3, temperature=0.9)):
         assert (three.from_size(4)(inputs, options).images == two(inputs, options).images).all()
         alone = Upscaler.load(folder.parent / "huge", "cpu")(later, options).images
         assert (three.from_size(8)(later, options).images == alone).all()
         assert (two.from_size(8)(later, options).images == alone).all()
+        given = (first, inputs, later)
+        faces = [Face(pictures[row], row) for row in range(2) for pictures in given]
+        done = [one for some in three.refilled(feed_of(faces), options, 2).run() for one in some]
+        drawn = {id(one.item): (three.face_task.decode(one.tokens[None].numpy())[0], stage_traces(one)) for one in done}
+        for number, pictures in enumerate(given):
+            expected = three(pictures, options)  # keys 0 and 1
+            for row in range(2):
+                image, traces = drawn[id(faces[3 * row + number])]
+                assert (image == expected.images[row]).all()
+                assert len(traces) == len(expected.stages) == 3 - number
     assert three.from_size(2) is three
     assert three.from_size(4).face_task == two.face_task == FaceTask(4, 16, (8,))
     assert three.from_size(4).revision == two.revision

@@ -64,7 +64,7 @@ class CascadeDecoder:
     """A `StreamDecoder` of two stages that decode in turns, each with all threads of the machine.
 
     Two stages at the same time would share the threads, and need different shares in the course of a batch. Whenever no
-    picture waits for the last stage, the first stage draws the next ones.
+    picture waits for the last stage, the first stage draws the next ones. It may be a cascade itself.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class CascadeDecoder:
             if items is None:
                 self._more = False
                 break
-            small = [item for item in items if item.source.shape == self.task.source_shape]
+            small = [item for item in items if item.source.shape != self.task.target_shape]
             self._waiting.extend(Enlarging(item.source, item.key, item, None) for item in items
-                                 if item.source.shape != self.task.source_shape)
+                                 if item.source.shape == self.task.target_shape)
             if small or not wait:
                 return small
         return None

@@ -35,7 +35,7 @@ from superres.pipeline.display import images_html, images_png
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.system.machine import free_bytes
 from superres.system.output import counted, write_result
-from superres.tasks.faces import INTENSITIES, FaceTask, encode
+from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode
 from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 
@@ -364,7 +364,7 @@ class Upscaler(Pipeline):
 
         An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
         of `Face`, and `face_task.decode` converts the decoder's tokens to images. The stages of a cascade take turns,
-        and it also takes images of the size of its last stage's input. `options` are as for a call; raises ConfigError
+        and it also takes images of the size of a later stage's input. `options` are as for a call; raises ConfigError
         if the checkpoint does not support them.
         """
         options = self.default if options is None else options
@@ -406,7 +406,7 @@ class Upscaler(Pipeline):
     ) -> tuple[PhotoSources, list[Face]]:
         """Check the arguments of a call, and return the inputs."""
         self.block_size(options)
-        shapes = self.face_task.source_shape, self.network_task.source_shape
+        shapes = [(side, side, CHANNELS) for side in self.face_task.starts]
         if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] in shapes:
             given = PhotoSources(sources, [], list(range(len(sources))), [])
             encode(sources)  # refuses other types
