@@ -223,6 +223,7 @@ VARIANTS = {
     "own layer for p1": replace(SMALL, identity_p1=False),
     "as published": replace(SMALL, **PLAIN, norm="post", head_layer="dense", identity_p1=False),
     "causal attention": replace(SMALL, attention="causal"),
+    "keys per pixel": replace(SMALL, attention_keys="pixels"),
     "text": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,)),
     "recurrent heads": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,), head_layer="recurrent"),
 }

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 
 KNOWN = {name: replace(VARIANTS[name], **NATIVE) for name in (
     "text", "recurrent heads", "plain", "base aids", "no remainder", "no neighbourhood", "neighbourhood alone",
-    "hyperbolic")}
+    "hyperbolic", "keys per pixel")}
 SIZES = [{"window": 1, "block_size": 2, "candidates": 1}, {"window": 5, "block_size": 2, "candidates": 4},
          {"window": 4, "block_size": 3, "candidates": 3}, {"window": 6, "block_size": 5, "candidates": 2}]
 SENTENCES = replace(CONFIG, **NATIVE)

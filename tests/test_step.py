@@ -25,7 +25,8 @@ def test_cached_step_equals_uncached_forward(variant):
 
 @pytest.mark.parametrize("most", [2, None])
 @pytest.mark.parametrize("width", [2, 7, 10])
-@pytest.mark.parametrize("config", [WIDE, LONG, replace(WIDE, **PLAIN, norm="post")], ids=["aids", "long", "plain"])
+@pytest.mark.parametrize("config", [WIDE, LONG, replace(WIDE, **PLAIN, norm="post"), replace(
+    LONG, attention_keys="pixels", attention_block_length=4)], ids=["aids", "long", "plain", "keys per pixel"])
 def test_cached_step_equals_uncached_forward_when_steps_straddle_attention_blocks(config, width, most):
     assert LONG.target_length > 7 * slot_count(LONG, 10)  # the ring wraps as many times
     check_steps(random_model(config), width, rows=2, most=most)

@@ -39,6 +39,7 @@ NETWORKS = {
     "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48, decoder_layers=2),
     "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace", cell_remainder=False),
     "no conditioning": replace(CONFIG, aligned_conditioning=False),
+    "keys per pixel": replace(CONFIG, attention_keys="pixels", attention_block_length=1),
     "one head": replace(CONFIG, prediction_heads=1),
 }
 WAYS = {

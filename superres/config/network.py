@@ -49,7 +49,9 @@ class ModelConfig(Config):
         encoder_layers: number of encoder layers; 0 for an image of over MOST_ATTENDED source positions.
         attention: decoder self-attention: "causal", or "local_1d" (causal within the attention block, and all of the
             previous block).
-        attention_block_length: length of the blocks of local attention (not the decoding block size).
+        attention_block_length: keys per block of local attention (not the decoding block size).
+        attention_keys: "tokens", every position has a key, as in the paper; or "pixels", the first colour of each pixel
+            has one, which knows all tokens of the pixels before. The same keys then reach three times as far.
         cross_attention: whether decoder layers attend to the memory.
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as in the paper).
         dropout: of a sub-layer's output while training.
@@ -88,6 +90,7 @@ class ModelConfig(Config):
     decoder_layers: int = setting(2, least=1, most=2**8)
     attention: Literal["local_1d", "causal"] = "local_1d"
     attention_block_length: int = setting(128, least=1, most=2**20)
+    attention_keys: Literal["tokens", "pixels"] = "tokens"
     cross_attention: bool = True
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
@@ -127,6 +130,8 @@ class ModelConfig(Config):
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output or self.consistent:
             self._check_image_priors()
         self._check_text()
+        require(self.attention_keys == "tokens" or (self.attention == "local_1d" and not is_text),
+                "attention_keys pixels needs attention local_1d and a target_shape of (rows, columns, channels)")
 
     def _check_shapes(self) -> None:
         for name, most in (("source_shape", MOST_SOURCE), ("target_shape", MOST_TARGET)):
@@ -194,6 +199,11 @@ class ModelConfig(Config):
     def channels(self) -> int:
         """Colour channels of a target position; 1 for text."""
         return self.target_shape[-1] if len(self.target_shape) == 3 else 1
+
+    @property
+    def key_distance(self) -> int:
+        """Positions from a key of decoder self-attention to the next one."""
+        return self.channels if self.attention_keys == "pixels" else 1
 
     def longest_target(self, source_tokens: int) -> int:
         """Return the largest number of target tokens for a text of `source_tokens` tokens: see `LONGEST`."""

@@ -144,4 +144,5 @@ def window(config: ModelConfig, position: int) -> int:
     """Return the number of visible keys: all up to `position`, or from the previous attention block (section 6.2)."""
     if config.attention == "causal":
         return position + 1
-    return min(position + 1, config.attention_block_length + position % config.attention_block_length + 1)
+    last = position // config.key_distance
+    return min(last + 1, config.attention_block_length + last % config.attention_block_length + 1)

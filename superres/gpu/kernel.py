@@ -68,10 +68,10 @@ def product(y, matrix, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.constexpr, HEADS: tl.constexpr,
            H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
            STAGES: tl.constexpr):
-    """Attention [M, H * S] of queries at `place` [M] to the positions from `start` [M] on, up to their own.
+    """Attention [M, H * S] of queries to the keys from the number `start` [M] on, up to `place` [M].
 
-    `own` points to the first row's keys [HEADS, R + W, S]: a ring of R positions, then the queries of the W columns;
-    the values are `values` further. The first `present` rows exist. Keys are read in chunks of C positions from
+    `own` points to the first row's keys [HEADS, R + W, S]: a ring of R slots, then the queries of the W columns;
+    the values are `values` further. The first `present` rows exist. Keys are read in chunks of C from number
     `first` [M] on, the same for all columns of a row.
     """
     size, slots, both = tl.arange(0, S), tl.arange(0, C), tl.arange(0, ROWS * H)
@@ -268,11 +268,11 @@ def decode(
     adapt, head_near, head_cell,
     batch, count, size, following_size, minimum, rule, bound, store_stride, capacity, colours, top_k,
     T: tl.constexpr, SOURCE: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, H: tl.constexpr, S: tl.constexpr, F: tl.constexpr,
-    LAYERS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, G: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, E: tl.constexpr, HYPERBOLIC: tl.constexpr, SAMPLED: tl.constexpr, FILTERED: tl.constexpr,
-    SPECULATIVE: tl.constexpr, ROWS: tl.constexpr, FC: tl.constexpr, PRECISION: tl.constexpr, QUARTERS: tl.constexpr,
-    STAGES: tl.constexpr, SHORT_STAGES: tl.constexpr,
+    DISTANCE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, H: tl.constexpr,
+    S: tl.constexpr, F: tl.constexpr, LAYERS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, E: tl.constexpr, HYPERBOLIC: tl.constexpr,
+    SAMPLED: tl.constexpr, FILTERED: tl.constexpr, SPECULATIVE: tl.constexpr, ROWS: tl.constexpr, FC: tl.constexpr,
+    PRECISION: tl.constexpr, QUARTERS: tl.constexpr, STAGES: tl.constexpr, SHORT_STAGES: tl.constexpr,
 ):
     """Do up to `count` iterations of each row that is not complete; see `superres.gpu.decoder` for the arguments."""
     M: tl.constexpr = ROWS * W
@@ -331,8 +331,9 @@ def decode(
                 total += product(tl.maximum(hidden, 0.0), near_second + first * D, M, FC, D, PRECISION, QUARTERS)
             x += total
             # The decoder's layers.
-            start = tl.maximum(inside // BLOCK - 1, 0) * BLOCK
-            first_key = tl.maximum((place - column) // BLOCK - 1, 0) * BLOCK // C * C
+            latest = place // DISTANCE
+            start = tl.maximum(inside // DISTANCE // BLOCK - 1, 0) * BLOCK
+            first_key = tl.maximum((place - column) // DISTANCE // BLOCK - 1, 0) * BLOCK // C * C
             for layer in tl.range(0, LAYERS, num_stages=1):
                 w, v = matrices + layer * (4 * D * D + 2 * D * F), vectors + layer * (9 * D + F)
                 own = cache + values * (2 * layer)
@@ -342,10 +343,11 @@ def decode(
                 for part in tl.range(0, 3, num_stages=SHORT_STAGES):  # queries, keys and values
                     y_part = product(y, w + part * (D * D), M, D, D, PRECISION, QUARTERS)
                     y_part += tl.load(v + (4 + part) * D + cols)[None, :]
-                    slot = tl.where(part == 0, R + column, place % R) * S
-                    tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=written)
+                    slot = tl.where(part == 0, R + column, latest % R) * S
+                    kept = written & ((part == 0) | (place % DISTANCE == 0))[:, None]
+                    tl.store(here + slot[:, None] + values * (part // 2), y_part.to(kind), mask=kept)
                 tl.debug_barrier()  # other warps read these slots
-                y = attend(own, values, batch - program_row, place, start, first_key, R, C, HEADS, H, S, ROWS, W,
+                y = attend(own, values, batch - program_row, latest, start, first_key, R, C, HEADS, H, S, ROWS, W,
                            PRECISION, SHORT_STAGES)
                 x += product(y, w + 3 * D * D, M, D, D, PRECISION, QUARTERS) + tl.load(v + 7 * D + cols)[None, :]
                 y = norm(x, v + 2 * D, v + 3 * D, D, WIDTH)

@@ -187,8 +187,8 @@ def pack(model: EncoderDecoder, kind: torch.dtype, tuning: Tuning) -> Weights:
     table = padded(embedding.table.weight.float() * embedding.scale, packer.width).contiguous()
     sizes = {
         "T": config.target_length, "SOURCE": config.source_length, "CHANNELS": config.channels, "V": config.vocabulary,
-        "BLOCK": config.attention_block_length, "WIDTH": config.width, "D": packer.width,
-        "HEADS": config.attention_heads, "H": packer.attention_heads, "S": packer.width // packer.attention_heads,
+        "BLOCK": config.attention_block_length, "DISTANCE": config.key_distance, "WIDTH": config.width,
+        "D": packer.width, "HEADS": config.attention_heads, "H": packer.attention_heads, "S": packer.width // packer.attention_heads,
         "F": packer.filter, "LAYERS": config.decoder_layers, "N": packer.wide, "P": packer.cell, "G": packer.units,
         "W": COLUMNS, "HYPERBOLIC": config.ordinal_shape == "hyperbolic", "FC": packer.part,
     }

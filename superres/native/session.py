@@ -53,7 +53,8 @@ class NativeSession(ProposingSession):
             vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
             # Causal attention is local attention in a single block.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
-            groups=groups_of(config), stride=max(3 * config.width, packed.weights.project.panels * abi.PANEL),
+            key_distance=config.key_distance, groups=groups_of(config),
+            stride=max(3 * config.width, packed.weights.project.panels * abi.PANEL),
         )
         self.session = abi.CSession(
             size=size, weights=packed.weights,

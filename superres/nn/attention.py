@@ -58,29 +58,32 @@ def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
 
 
 def reach(query: Tensor, block_length: int) -> Tensor:
-    """Return how many positions back queries at positions `query` see under `local_visible`."""
+    """Return how many keys back queries at positions `query` see under `local_visible`."""
     return query - ((query // block_length - 1) * block_length).clamp(min=0)
 
 
 def local_attention(
-    query: Tensor, key: Tensor, value: Tensor, block_length: int, function: MaskedAttention = attend,
+    query: Tensor, key: Tensor, value: Tensor, block_length: int, distance: int = 1,
+    function: MaskedAttention = attend,
 ) -> Tensor:
     """Compute blocked local 1-D attention (Tensor2Tensor's "masked local attention 1d") over whole [B, H, T, size].
 
-    `function` computes the attention of the blocks.
+    Keys and values are those of the positions 0, d, 2 d ..., [B, H, ceil(T / d), size], where d is `distance`. They are
+    numbered 0, 1, 2 ... for `local_visible`, and a query has the number of the latest key. `function` computes the
+    attention of the blocks.
     """
-    length = query.shape[2]
-    padding = -length % block_length
-    if padding:
-        query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
-    blocks = query.shape[2] // block_length
+    length, covered = query.shape[2], block_length * distance  # positions that a block of keys covers
+    query = F.pad(query, (0, 0, 0, -length % covered))
+    blocks = query.shape[2] // covered
+    key, value = (F.pad(x, (0, 0, 0, blocks * block_length - x.shape[2])) for x in (key, value))
     # [B, H, blocks, L, size], where L is `block_length`; keys and values then hold the previous block and the own one.
-    query, key, value = (x.view(*x.shape[:2], blocks, block_length, -1) for x in (query, key, value))
+    query, key, value = (x.unflatten(2, (blocks, -1)) for x in (query, key, value))
     key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     key_position = position[:, :1] + torch.arange(-block_length, block_length, device=query.device)  # [blocks, 2 * L]
-    visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)  # [blocks, L, 2 * L]
-    out = function(query, key, value, hidden_mask(visible, query.dtype))  # [B, H, blocks, L, size]
+    position = position.repeat_interleave(distance, 1)  # [blocks, L * d]
+    visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)  # [blocks, L * d, 2 * L]
+    out = function(query, key, value, hidden_mask(visible, query.dtype))  # [B, H, blocks, L * d, size]
     return out.flatten(2, 3)[:, :, :length]
 
 

@@ -14,28 +14,30 @@ def slot_count(config: ModelConfig, width: int) -> int:
     Local attention: a query sees at most two attention blocks, and the whole step must fit beside them, since it may
     straddle a block boundary. Full causal attention needs a slot for every position.
     """
-    full = config.target_length + width
+    width = -(-(width - 1) // config.key_distance) + 1  # keys of a step
+    full = -(-config.target_length // config.key_distance) + width
     return full if config.attention == "causal" else min(full, 2 * config.attention_block_length + width - 1)
 
 
 class KeyValueCache:
-    """Keys and values of all layers in rings: position p lives in slot p mod R.
+    """Keys and values of all layers in rings: key n, that of position n * `key_distance`, lives in slot n mod R.
 
-    A step overwrites its positions before it attends, and a slot holds the latest position p with that remainder. Keys
-    of a rejected proposal are therefore either overwritten or hidden by the mask, which absolute positions determine.
-    The R slots are `slot_count` for steps of `width`, rounded up to a multiple of `multiple`; `beside` extra slots
-    follow. Dtype and device are those of `like`.
+    A step overwrites its keys before it attends, and a slot holds the latest key n with that remainder. Keys of a
+    rejected proposal are therefore either overwritten or hidden by the mask, which absolute positions determine. The R
+    slots are `slot_count` for steps of `width`, rounded up to a multiple of `multiple`; `beside` extra slots follow.
+    States of positions without a key are written to the first of them. Dtype and device are those of `like`.
     """
 
     def __init__(
         self, config: ModelConfig, batch: int, width: int, like: Tensor, multiple: int = 1, beside: int = 0,
     ) -> None:
         self.batch, self.heads = batch, config.attention_heads
-        self.size = config.width // config.attention_heads
+        self.size, self.key_distance = config.width // config.attention_heads, config.key_distance
         slots = slot_count(config, width)
         self.slots = slots + -slots % multiple
         # Zeros instead of uninitialised memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
-        self.store = like.new_zeros(config.decoder_layers, 2, batch, self.heads, self.slots + beside, self.size)
+        extra = max(beside, int(self.key_distance > 1))
+        self.store = like.new_zeros(config.decoder_layers, 2, batch, self.heads, self.slots + extra, self.size)
         self.slot = torch.arange(self.slots, device=like.device)
         rows = torch.arange(2 * batch * self.heads, device=like.device) * self.store.shape[4]
         self.row_starts = rows.view(2, batch, self.heads, 1)
@@ -45,17 +47,22 @@ class KeyValueCache:
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots that a step writes and the mask of the keys it sees, the same for every layer.
 
-        The slot d places behind a query's own slot, around the ring, holds the position d before the query's if d is
-        within the query's reach. Later positions of this step, and leftovers of wider steps, are further around the
-        ring than the reach of any query.
+        The slot d places behind that of a query's latest key, around the ring, holds the key d before it if d is within
+        the query's reach. Later keys of this step, and leftovers of wider steps, are further around the ring than the
+        reach of any query.
 
-        `position` are the decoder positions of the step [B, W]; `reach` is how many positions back each query sees
-        [B, W]. Returns the index [2 * B * H * W] for `write`, and the mask to add to scores, [B, 1, W, R].
+        `position` are the decoder positions of the step [B, W]; `reach` is how many keys back each query sees [B, W].
+        Returns the index [2 * B * H * W] for `write`, and the mask to add to scores, [B, 1, W, R].
         """
-        place = position % self.slots
-        index = self.row_starts + place[None, :, None, :]  # [2, B, H, W]
+        place = position // self.key_distance % self.slots
+        index = self.row_starts + self.written(position)[None, :, None, :]  # [2, B, H, W]
         distance = (place.unsqueeze(-1) - self.slot).remainder_(self.slots)  # [B, W, R]
         return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden).unsqueeze(1)
+
+    def written(self, position: Tensor) -> Tensor:
+        """Return the slots to which keys of decoder positions `position` are written."""
+        place = position // self.key_distance % self.slots
+        return place if self.key_distance == 1 else torch.where(position % self.key_distance == 0, place, self.slots)
 
     def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Store a step's keys and values [B, H, W, D / H] at `index`; return views of the layer's [B, H, R, D / H]."""
@@ -65,5 +72,5 @@ class KeyValueCache:
 
     def select(self, rows: Tensor, length: int) -> None:
         """Copy positions 0 .. `length` - 1 of row `rows[i]` to row i; `rows` is int64 [B]."""
-        used = min(length, self.slots)
+        used = min(-(-length // self.key_distance), self.slots)
         self.store[..., :used, :] = self.store[:, :, rows, :, :used]

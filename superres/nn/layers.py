@@ -114,7 +114,9 @@ class Layer(nn.Module):
         self.masked: MaskedAttention = attend
         self.function: Callable[..., Tensor] = causal_attention
         if config.attention == "local_1d":
-            self.function = partial(local_attention, block_length=config.attention_block_length)
+            self.function = partial(
+                local_attention, block_length=config.attention_block_length, distance=config.key_distance)
+        self.key_distance = config.key_distance
         self.attention = Attention(width, heads)
         self.attention_residual = Residual(config)
         self.cross_attention = Attention(width, heads) if cross_attention else None
@@ -133,13 +135,16 @@ class Layer(nn.Module):
 
     def attend(
         self, x: Tensor, function: AttentionFunction, source: tuple[Tensor, Tensor] | None, mask: Tensor | None = None,
+        key_distance: int = 1,
     ) -> Tensor:
         """Map states [B, T, D] by the attention sub-layers, with self-attention computed by `function`.
 
-        `source` is from `keys_and_values`; `mask` [B, 1, 1, S] is added to the scores of cross-attention.
+        The states 0, `key_distance`, 2 `key_distance` ... have keys and values. `source` is from `keys_and_values`;
+        `mask` [B, 1, 1, S] is added to the scores of cross-attention.
         """
         attention, cross = self.attention, self.cross_attention
-        x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
+        x = self.attention_residual(x, lambda y: attention(
+            y, attention.keys_and_values(y[:, ::key_distance]), function))
         if cross is not None and self.cross_residual is not None and source is not None:
             x = self.cross_residual(x, lambda y: cross(y, source, partial(self.masked, mask=mask)))
         return x
@@ -157,4 +162,4 @@ class Layer(nn.Module):
         if memory is None:
             return self.transform(self.attend(x, partial(self.masked, mask=mask), None))
         own = partial(self.function, function=self.masked)
-        return self.transform(self.attend(x, own, self.keys_and_values(memory), mask))
+        return self.transform(self.attend(x, own, self.keys_and_values(memory), mask, self.key_distance))

@@ -38,7 +38,8 @@ class StepSession(ProposingSession):
         self.cross_mask = memory.hidden(dtype) if self.config.cross_attention else None
         self.widest = self.columns = torch.arange(width, device=device)
         block = self.config.attention_block_length if self.config.attention == "local_1d" else 1 + len(model.signal)
-        self.reach = reach(torch.arange(self.config.target_length, device=device), block)  # [T]
+        key = torch.arange(self.config.target_length, device=device) // self.config.key_distance  # the latest one
+        self.reach = reach(key, block)  # [T]
         self.neighbourhood = model.neighbourhood
         if self.neighbourhood is not None and self.estimate is not None and self.residual_sum is not None:
             # Minus the estimate of the token read at each decoder position, in units of RESIDUAL_SCALE.

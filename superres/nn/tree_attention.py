@@ -38,12 +38,14 @@ class TreeCache(KeyValueCache):
         place, last = position.unsqueeze(-1), position[:, :1] - 1  # [B, M, 1], [B, 1]
         recent = place - self.offset  # [B, M, L]
         own = self.ancestors >= 0
-        slot = torch.where(own, self.slots + self.ancestors, recent % self.slots).unsqueeze(1)
+        number, last = recent // self.key_distance, last // self.key_distance  # of keys
+        slot = torch.where(own, self.slots + self.ancestors, number % self.slots).unsqueeze(1)
         older = (last - (last - self.slot) % self.slots).unsqueeze(1)  # [B, 1, R]
-        first = (place - reach.unsqueeze(-1)).clamp(min=0)
+        first = (number[..., :1] - reach.unsqueeze(-1)).clamp(min=0)
         # Columns before the start of the sequence are unused. They see themselves, since a softmax over no key is NaN.
         visible = torch.cat([
-            (older >= first) & (older <= place - len(self.offset)), (recent >= first) | (self.offset == 0),
+            (older >= first) & (older * self.key_distance <= place - len(self.offset)),
+            (recent % self.key_distance == 0) & (number >= first) | (place < 0) & (self.offset == 0),
         ], dim=-1)
         index = (self.row_starts.unsqueeze(-1) + slot).flatten()  # [2, B, H, M, L], flat
         return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
@@ -62,7 +64,7 @@ class TreeCache(KeyValueCache):
     def keep(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
         shape = *self.store.shape[:4], columns.shape[1], self.size
-        slots = self.slots + columns, position % self.slots
+        slots = self.slots + columns, self.written(position)
         source, target = (slot[:, None, :, None].expand(shape) for slot in slots)
         self.store.scatter_(4, target, self.store.gather(4, source))
 

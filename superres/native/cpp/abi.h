@@ -60,7 +60,8 @@ struct LayerCache {
 // Sizes of a session. D is `d`, W is `width`.
 struct Sizes {
   int64_t batch, width, length, d, attention_heads, filter, layers, vocabulary, channels, outputs;
-  int64_t slots, block_length, cross_slots;  // of the caches
+  int64_t slots, block_length, cross_slots;  // of the caches, in keys
+  int64_t key_distance;                      // positions from a key to the next one
   int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Layers`
   int64_t stride;  // floats per row of `projected`: 3 * D or the padded outputs, whichever is larger
 };

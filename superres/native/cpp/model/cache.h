@@ -32,6 +32,12 @@ void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, co
   }
 }
 
+// Writes the key and value of an attention head at a position to the cache, if the position has a key.
+void write_key(const Sizes& sizes, Cache& cache, int64_t head, int64_t position, const float* key, const float* value) {
+  if (position % sizes.key_distance == 0)
+    write_slot(sizes, cache, head, position / sizes.key_distance % sizes.slots, key, value);
+}
+
 // Writes the keys and values of all columns, for attention heads [first, last). They are part of `projected` [rows, stride].
 void write_columns(const Rows& rows, Cache& cache, const float* projected, int64_t first, int64_t last) {
   const Sizes& sizes = rows.s.size;
@@ -39,8 +45,8 @@ void write_columns(const Rows& rows, Cache& cache, const float* projected, int64
   for (int64_t b = rows.begin; b < rows.end; b++)
     for (int64_t w = 0; w < sizes.width; w++, projected += sizes.stride)
       for (int64_t h = first; h < last; h++)
-        write_slot(sizes, cache, b * sizes.attention_heads + h, rows.place(b, w) % sizes.slots, projected + D + h * size,
-                   projected + 2 * D + h * size);
+        write_key(sizes, cache, b * sizes.attention_heads + h, rows.place(b, w), projected + D + h * size,
+                  projected + 2 * D + h * size);
 }
 
 // Commits `count` columns of row b of the last step over a tree: writes their keys and values to the caches of all layers, and
@@ -53,8 +59,7 @@ void keep_columns(Session& s, int64_t b, int64_t position, const int64_t* column
     for (int64_t i = 0; i < count; i++) {
       const float* key = s.cache[l].columns + (b * s.size.width + columns[i]) * 2 * D;
       for (int64_t h = 0; h < s.size.attention_heads; h++)
-        write_slot(s.size, s.cache[l].self, b * s.size.attention_heads + h, (position + i) % s.size.slots, key + h * size,
-                   key + D + h * size);
+        write_key(s.size, s.cache[l].self, b * s.size.attention_heads + h, position + i, key + h * size, key + D + h * size);
     }
 }
 

@@ -140,9 +140,12 @@ struct Layers : Rows {
       }
   }
 
-  // The first position that a query at `position` sees.
-  int64_t first_visible(int64_t position) const {
-    const int64_t start = (position / s.size.block_length - 1) * s.size.block_length;
+  // The latest key that a query at `position` sees.
+  int64_t last_visible(int64_t position) const { return position / s.size.key_distance; }
+
+  // The first key that a query sees whose latest one is `last`.
+  int64_t first_visible(int64_t last) const {
+    const int64_t start = (last / s.size.block_length - 1) * s.size.block_length;
     return start > 0 ? start : 0;
   }
 
@@ -159,7 +162,7 @@ struct Layers : Rows {
     write_columns(*this, cache.self, projected, first, last);
     int64_t *from = scratch<VISIBLE, int64_t>(2 * W), *to = from + W;
     for (int64_t b = begin; b < end; b++, projected += W * stride, out += W * D) {
-      for (int64_t w = 0; w < W; w++) to[w] = place(b, w), from[w] = first_visible(to[w]);
+      for (int64_t w = 0; w < W; w++) to[w] = last_visible(place(b, w)), from[w] = first_visible(to[w]);
       for (int64_t h = first; h < last; h++)
         attend_rows(W, projected + h * size, stride, head_of(cache.self, b * s.size.attention_heads + h, slots, size), slots, size,
                     from, to, nullptr, weights_of(b, h), weights_stride(), out + h * size, D);
@@ -181,7 +184,7 @@ struct Layers : Rows {
           std::memcpy(kept, query + D, size * sizeof(float));
           std::memcpy(kept + D, query + 2 * D, size * sizeof(float));
           write_path(cache.self, b, h, w, projected, written);
-          const int64_t to = place(b, w), from = first_visible(to);
+          const int64_t to = last_visible(place(b, w)), from = first_visible(to);
           attend_rows(1, query, stride, head_of(cache.self, head, s.size.slots, size), s.size.slots, size, &from, &to, nullptr,
                       weights_of(b, h), weights_stride(), out + w * D + h * size, D);
         }
@@ -196,7 +199,7 @@ struct Layers : Rows {
       if (written[depth] == column) continue;
       written[depth] = column;
       const float* key = projected + column * s.size.stride + D + h * size;
-      write_slot(s.size, cache, b * s.size.attention_heads + h, place(b, column) % s.size.slots, key, key + D);
+      write_key(s.size, cache, b * s.size.attention_heads + h, place(b, column), key, key + D);
     }
   }
 

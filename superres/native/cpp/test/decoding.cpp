@@ -219,6 +219,7 @@ struct Batch {
     size.batch = rows, size.width = width;
     size.slots = padded((model.image ? 2 * block : model.T) + width + 31, LANES);
     size.block_length = model.image ? block : size.slots;
+    size.key_distance = 1;
     s.threads = {threads, 0, 2};
     s.cache = caches.data();
     for (LayerCache& cache : caches) cache.self = self_cache();
