@@ -188,9 +188,10 @@ def pack(model: EncoderDecoder, kind: torch.dtype, tuning: Tuning) -> Weights:
     sizes = {
         "T": config.target_length, "SOURCE": config.source_length, "CHANNELS": config.channels, "V": config.vocabulary,
         "BLOCK": config.attention_block_length, "DISTANCE": config.key_distance, "WIDTH": config.width,
-        "D": packer.width, "HEADS": config.attention_heads, "H": packer.attention_heads, "S": packer.width // packer.attention_heads,
-        "F": packer.filter, "LAYERS": config.decoder_layers, "N": packer.wide, "P": packer.cell, "G": packer.units,
-        "W": COLUMNS, "HYPERBOLIC": config.ordinal_shape == "hyperbolic", "FC": packer.part,
+        "D": packer.width, "HEADS": config.attention_heads, "H": packer.attention_heads,
+        "S": packer.width // packer.attention_heads, "F": packer.filter, "LAYERS": config.decoder_layers,
+        "N": packer.wide, "P": packer.cell, "G": packer.units, "W": COLUMNS,
+        "HYPERBOLIC": config.ordinal_shape == "hyperbolic", "FC": packer.part,
     }
     tensors = [table, *packer.tables(), *packer.layers(), *packer.neighbourhood(), *packer.heads()]
     return Weights(tensors, sizes, kind, tuning)
