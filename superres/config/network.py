@@ -212,6 +212,8 @@ class ModelConfig(Config):
 
 _FACES: dict[str, Any] = {"cell_remainder": True, "ordinal_shape": "hyperbolic", "free_scores": False,
                           "cross_attention": False}
+_STAGE: dict[str, Any] = {**_FACES, "attention_keys": "pixels", "head_layer": "sequential", "conditioning_blocks": 4,
+                          "conditioning_width": 64, "consistent": True, "nucleus": 0.9}
 _UNAIDED: dict[str, Any] = {"aligned_conditioning": False, "conditioning_blocks": 0, "numeric_neighbourhood": False,
                             "ordinal_output": False}
 _TEXT: dict[str, Any] = {
@@ -237,6 +239,12 @@ PRESETS: dict[str, ModelConfig] = {
         **_FACES, source_shape=(32, 32, 3), target_shape=(64, 64, 3), width=96, filter_size=384, attention_heads=3,
         encoder_layers=0, decoder_layers=3, head_layer="sequential", head_filter_size=192, conditioning_blocks=4,
         conditioning_width=64, consistent=True, nucleus=0.9),
+    "face-16": ModelConfig(
+        **_STAGE, target_shape=(16, 16, 3), width=128, filter_size=512, attention_heads=4, encoder_layers=3,
+        decoder_layers=6, head_filter_size=256),
+    "face-32": ModelConfig(
+        **_STAGE, source_shape=(16, 16, 3), width=96, filter_size=384, attention_heads=3, encoder_layers=0,
+        decoder_layers=3, head_filter_size=192),
     "draft": ModelConfig(
         **_FACES, width=64, filter_size=128, decoder_layers=1, conditioning_blocks=4, conditioning_width=64),
     "text-draft": ModelConfig(
@@ -244,7 +252,9 @@ PRESETS: dict[str, ModelConfig] = {
 }
 """Named networks.
 
-`tiny` is for tests, and `base` is the bundled network. `face-64` enlarges pictures of 32x32 to 64x64.
+`tiny` is for tests, and `base` is the bundled network. `face-64` enlarges pictures of 32x32 to 64x64. `face-16` and
+`face-32` are the stages before it in a cascade of factors of two, 8 to 16 to 32 to 64: three rows of a 16x16 picture
+are six of a 32x32 one, so pose, eyes and light can agree.
 
 `paper` and `transformer-base` are the networks of Stern et al. (2018, section 7), with the heads of section 6: an Image
 Transformer with the sizes of tensor2tensor's `img2img_transformer_b3`, and the base model of Vaswani et al. (2017,
