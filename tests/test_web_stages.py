@@ -42,7 +42,7 @@ def cascade():
         network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
         return Upscaler(random_model(network, dtype=torch.float32), name, device="cpu")
 
-    return stage("large", 8, 16)._after(stage("small", 4, 8), "both")
+    return stage("large", 8, 16).after(stage("small", 4, 8), "both")
 
 
 @pytest.fixture

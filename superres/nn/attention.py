@@ -77,7 +77,7 @@ def local_attention(
     blocks = query.shape[2] // covered
     key, value = (F.pad(x, (0, 0, 0, blocks * block_length - x.shape[2])) for x in (key, value))
     # [B, H, blocks, L, size], where L is `block_length`; keys and values then hold the previous block and the own one.
-    query, key, value = (x.unflatten(2, (blocks, -1)) for x in (query, key, value))
+    query, key, value = (x.view(*x.shape[:2], blocks, -1, x.shape[3]) for x in (query, key, value))
     key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     key_position = position[:, :1] + torch.arange(-block_length, block_length, device=query.device)  # [blocks, 2 * L]

@@ -180,16 +180,16 @@ class Upscaler(Pipeline):
         upscaler, *following = (
             super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder) or [folder])
         for stage in following:
-            upscaler = stage._after(upscaler, folder.resolve().name)
+            upscaler = stage.after(upscaler, folder.resolve().name)
         return upscaler
 
     def __reduce__(self) -> tuple[Any, ...]:
         """See `Pipeline.__reduce__`; a cascade consists of its stages."""
         if self.last is None or self.first is None:
             return super().__reduce__()
-        return Upscaler._after, (self.last, self.first, self.name), {"default": self.default}
+        return Upscaler.after, (self.last, self.first, self.name), {"default": self.default}
 
-    def _after(self, first: Upscaler, name: str) -> Upscaler:
+    def after(self, first: Upscaler, name: str) -> Upscaler:
         """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
         if first.face_task.target != self.face_task.source:
             raise CheckpointError(f"the stages of {name} do not fit: {first.name} draws {first.face_task.target_size}"
@@ -247,7 +247,7 @@ class Upscaler(Pipeline):
             return self
         if side == self.network_task.source:
             return self.last
-        return self.last._after(self.first.from_size(side), self.name)
+        return self.last.after(self.first.from_size(side), self.name)
 
     @property
     def tokens_per_image(self) -> int:

@@ -1,14 +1,16 @@
-"""Compare sizes of the network for faces: train each for the same time, and weigh bits/dim against decoding time.
+"""Compare networks for faces: train each for the same time, and weigh bits/dim against decoding time.
 
-The sizes are trained in turns of a few minutes on the same pictures, so that other load slows all alike. On a CPU, the
-time is the processor time of all threads, which does not count while other processes use the cores: on two idle cores,
-30 minutes last about 15. All are trained with Muon, as `celeba-8to32` is. The learning rate is constant, and the
-averaged weights are scored after every turn. The folder OUTPUT then has sizes.json, sizes.md and sizes.png, and a run
-folder per size. The same command resumes a comparison that was killed, and with N times the minutes and N times the
-turns it continues a finished one.
+A network is a size of a preset, the preset with keys per pixel, or a cascade of two networks, which share the time
+equally. A cascade's bits/dim are those of the final picture given the input. The networks are trained in turns of a few
+minutes on the same pictures, so that other load slows all alike. On a CPU, the time is the processor time of all
+threads, which does not count while other processes use the cores: on two idle cores, 30 minutes last about 15. All are
+trained with Muon, as `celeba-8to32` is. The learning rate is constant, and the averaged weights are scored after every
+turn. The folder OUTPUT then has NAME.json, NAME.md and NAME.png, and a run folder per stage. The same command resumes a
+comparison that was killed, and with N times the minutes and N times the turns it continues a finished one.
 
-    python scripts/train/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
-    python scripts/train/compare_sizes.py --data faces64.npz --dev dev64.npz --output runs/sizes64 --preset face-64
+    python scripts/train/compare_networks.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
+    python scripts/train/compare_networks.py ... --output runs/cascade --name cascade --networks base,factors-of-two
+    python scripts/train/compare_networks.py --data faces64.npz --dev dev64.npz --output runs/sizes64 --preset face-64
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import functools
 import itertools
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +50,10 @@ HEAD_SIZE = MAPS = 32
 SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 """Width and number of decoder layers by size. One decoder step has about 0.4, 1 and 2.8 times the products of `base`;
 the compiled engine decodes all three."""
+PIXELS, FACTORS_OF_TWO = "pixels", "factors-of-two"
+NETWORKS = (*SIZES, PIXELS, FACTORS_OF_TWO)
+CASCADE = "face-16", "face-32"
+"""Presets of the cascade, which takes the place of `base`."""
 FACTORS = (1, 2, 5, 10)
 """Multiples of the training time for which bits/dim are extrapolated."""
 CLOCK = time.monotonic if torch.cuda.is_available() else time.process_time
@@ -66,6 +73,15 @@ def network(width: int, layers: int, preset: str = "base") -> ModelConfig:
         decoder_layers=layers, conditioning_width=maps)
 
 
+def stages_of(name: str, preset: str) -> list[ModelConfig]:
+    """Return the networks of a comparison's network `name`, several for a cascade."""
+    if name in SIZES:
+        return [network(*SIZES[name], preset)]
+    if name == PIXELS:
+        return [dataclasses.replace(PRESETS[preset], attention_keys="pixels")]
+    return [PRESETS[stage] for stage in CASCADE]
+
+
 def learning_rate(width: int) -> float:
     """Return the rate of the `base` preset divided by the relative width, as Yang et al. 2022, "Tensor Programs V"."""
     return Stage(steps=1).learning_rate * PRESETS["base"].width / width
@@ -76,27 +92,53 @@ def scores_of(trainer: Trainer) -> list[Values]:
     return [record for record in trainer.history if "bits_per_dim" in record]
 
 
-def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: float, turns: int) -> None:
-    """Train all sizes for `minutes` each, and score them on `pairs` after each of their `turns`."""
-    source, target = (torch.from_numpy(encode(images)) for images in (pairs.lr, pairs.hr))
-    for turn, (name, trainer) in itertools.product(range(1, turns + 1), trainers.items()):
-        if len(scores_of(trainer)) >= turn:
-            continue
-        end = 60 * minutes * turn / turns
-        while trainer.seconds < end:  # not if that was reached before a kill, so that the same weights are scored
-            trainer.run(lambda trainer=trainer, end=end: trainer.seconds >= end)
-        bits = bits_per_dim(trainer.averaged.eval(), source, target)
-        record = trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
-        trainer.save()
-        print(f"{name}, turn {turn} of {turns}: {record['images']} pictures, {record['bits_per_dim']:.3f} bits/dim",
+def stage_pairs(pairs: FacePairs, task: FaceTask) -> FacePairs:
+    """Return the pictures at the sizes of a stage; the inputs of the first stage are those of `pairs`."""
+    high, low = task.both_sizes(pairs.hr)
+    return FacePairs(high, pairs.lr if task.source == pairs.lr.shape[1] else low, pairs.ids)
+
+
+def train_in_turns(networks: dict[str, list[Trainer]], pairs: FacePairs, minutes: float, turns: int) -> None:
+    """Train all networks for `minutes` each, and score them on `pairs` after each of their `turns`."""
+    for turn, (name, trainers) in itertools.product(range(1, turns + 1), networks.items()):
+        for trainer in trainers:
+            if len(scores_of(trainer)) < turn:
+                train_turn(trainer, 60 * minutes * turn / turns / len(trainers), pairs)
+        row = whole_scores(trainers)[turn - 1]
+        print(f"{name}, turn {turn} of {turns}: {row['images']} pictures, {row['bits_per_dim']:.3f} bits/dim",
               file=sys.stderr)
 
 
-def decoding_seconds(trainers: dict[str, Trainer], pairs: FacePairs, rounds: int) -> dict[str, float]:
+def train_turn(trainer: Trainer, end: float, pairs: FacePairs) -> None:
+    """Train a network or stage until it has been trained for `end` seconds, and score it."""
+    while trainer.seconds < end:  # not if that was reached before a kill, so that the same weights are scored
+        trainer.run(lambda: trainer.seconds >= end)
+    own = stage_pairs(pairs, FaceTask.of(trainer.model.config))
+    bits = bits_per_dim(trainer.averaged.eval(), *(torch.from_numpy(encode(images)) for images in (own.lr, own.hr)))
+    trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
+    trainer.save()
+
+
+def whole_scores(trainers: list[Trainer]) -> list[dict[str, float]]:
+    """Return the sums over a network's stages, one per turn; bits are those per token of the final picture."""
+    shares = [trainer.model.config.target_length / trainers[-1].model.config.target_length for trainer in trainers]
+    turns = zip(*map(scores_of, trainers), strict=False)  # the last turn of a cascade may not be complete
+    return [{"seconds": sum(one["seconds"] for one in turn), "images": sum(one["images"] for one in turn),
+             "bits_per_dim": sum(share * one["bits_per_dim"] for share, one in zip(shares, turn, strict=True)),
+             "warm": all(one["step"] > trainer.settings.warmup_steps
+                         for one, trainer in zip(turn, trainers, strict=True))} for turn in turns]
+
+
+def upscaler_of(trainers: list[Trainer], name: str) -> Upscaler:
+    """Return an upscaler of a network, by the compiled engine."""
+    first, *later = (Upscaler(trainer.averaged, name, device="cpu", engine="native") for trainer in trainers)
+    return functools.reduce(lambda cascade, stage: stage.after(cascade, name), later, first)
+
+
+def decoding_seconds(networks: dict[str, list[Trainer]], pairs: FacePairs, rounds: int) -> dict[str, float]:
     """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds."""
-    upscalers = {name: Upscaler(trainer.averaged, name, device="cpu", engine="native")
-                 for name, trainer in trainers.items()}
-    shortest = dict.fromkeys(trainers, float("inf"))
+    upscalers = {name: upscaler_of(trainers, name) for name, trainers in networks.items()}
+    shortest = dict.fromkeys(networks, float("inf"))
     for _, (name, upscaler) in itertools.product(range(rounds), upscalers.items()):
         seconds = sum(upscaler(picture[None], DecodeConfig(1)).seconds for picture in pairs.lr[:DECODED])
         shortest[name] = min(shortest[name], seconds / min(DECODED, len(pairs)))
@@ -126,16 +168,16 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
         return None
 
 
-def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Values:
-    """Return what is known of a size after `turns`, even if it has been trained for longer."""
-    records, config = scores_of(trainer)[:turns], trainer.model.config
+def summary(name: str, trainers: list[Trainer], turns: int, seconds: float) -> Values:
+    """Return what is known of a network after `turns`, even if it has been trained for longer."""
+    records, configs = whole_scores(trainers)[:turns], [trainer.model.config for trainer in trainers]
     minutes, bits = (np.array([record[key] for record in records]) for key in ("seconds", "bits_per_dim"))
-    minutes = minutes / 60
-    warm = np.array([record["step"] > trainer.settings.warmup_steps for record in records])
+    minutes, warm = minutes / 60, np.array([record["warm"] for record in records], bool)
     return {
-        "size": name, "width": config.width, "decoder_layers": config.decoder_layers,
-        "weights": sum(weight.numel() for weight in trainer.model.parameters()),
-        "learning_rate": trainer.settings.learning_rate, "decoding_seconds": seconds,
+        "size": name, "width": joined(config.width for config in configs),
+        "decoder_layers": joined(config.decoder_layers for config in configs),
+        "weights": sum(weight.numel() for trainer in trainers for weight in trainer.model.parameters()),
+        "learning_rate": joined(trainer.settings.learning_rate for trainer in trainers), "decoding_seconds": seconds,
         "images_per_second": records[-1]["images"] / records[-1]["seconds"],
         "minutes": minutes.tolist(), "bits_per_dim": bits.tolist(),
         "extrapolated": {str(factor): extrapolated(minutes[warm], bits[warm], factor * float(minutes[-1]))
@@ -143,8 +185,14 @@ def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Values:
     }
 
 
+def joined(numbers: Iterable[float]) -> float | str:
+    """Return the only one of `numbers`, or all as text, of a cascade's stages."""
+    known = list(numbers)
+    return known[0] if len(known) == 1 else " and ".join(f"{number:g}" for number in known)
+
+
 COLUMNS: Columns = {
-    "size": ("size", 0), "width": ("width", 0), "layers": ("decoder_layers", 0),
+    "network": ("size", 0), "width": ("width", 0), "layers": ("decoder_layers", 0),
     "weights": (lambda row: f"{row['weights']:,}", 0), "pictures per second of training": ("images_per_second", 1),
     "s/picture, greedy, native": ("decoding_seconds", 3), "bits/dim": (lambda row: row["bits_per_dim"][-1], 3),
     **{f"at {factor} times the time": (lambda row, factor=factor: range_text(row["extrapolated"][str(factor)]), 0)
@@ -157,11 +205,11 @@ def range_text(value: tuple[float, float, float] | None) -> str | None:
 
 
 def verdict(rows: list[Values]) -> str:
-    """Return a line on the best size now, and with FACTORS[-1] times the training."""
+    """Return a line on the best network now, and with FACTORS[-1] times the training."""
     best = min(rows, key=lambda row: row["bits_per_dim"][-1])
     now = f"After {best['minutes'][-1]:.3g} minutes each, {best['size']} has the fewest bits/dim."
     if any(row["extrapolated"][str(FACTORS[-1])] is None for row in rows):
-        return f"{now} Not every size has {FITTED} scores after the warm-up that a curve fits; train for longer."
+        return f"{now} Not every network has {FITTED} scores after the warm-up that a curve fits; train for longer."
     last = min(rows, key=lambda row: row["extrapolated"][str(FACTORS[-1])][0])
     base = next((row for row in rows if row["size"] == "base"), rows[0])
     return (f"{now} Extrapolated to {FACTORS[-1]} times the time, it is {last['size']}, whose greedy decoding takes "
@@ -169,7 +217,7 @@ def verdict(rows: list[Values]) -> str:
 
 
 def views(document: Document) -> dict[str, str]:
-    """Return a line per size, and a line with the verdict."""
+    """Return a line per network, and a line with the verdict."""
     rows = [*values(document).values()]
     return {"sizes": columns_table(rows, COLUMNS),
             "verdict": f"{verdict(rows)} In brackets: the range if any one point is left out."}
@@ -192,45 +240,50 @@ def plots(document: Document) -> dict[str, bytes]:
                          "ylabel": "bits/dim", "xlim": (0, None)})], 2, (11, 4.5))}
 
 
+def trainer_of(config: ModelConfig, pairs: FacePairs, batch_size: int, folder: Path) -> Trainer:
+    """Return the run of a network or stage on `pairs`, reduced to its sizes."""
+    settings = Stage(endless=True, batch_size=batch_size, optimizer="muon", learning_rate=learning_rate(config.width))
+    model = build_model(config, settings)
+    step_model(model.eval(), engine="native")  # a missing compiler is refused now, not after the training
+    own = stage_pairs(pairs, FaceTask.of(config))
+    return Trainer(model, settings, ImageBatches(own.lr, own.hr, batch_size, 0), folder, clock=CLOCK)
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Faces to train on: .npz, folder of images or CelebA root.")],
     dev: Annotated[Path, typer.Option(help="Faces to score.")],
     output: Annotated[Path, typer.Option(help="Folder for runs and results.")],
-    minutes: Annotated[float, typer.Option(help="Training time of each size; processor time on a CPU.")] = 30,
-    turns: Annotated[int, typer.Option(min=1, help="Number of turns, and of scores, of each size.")] = 10,
+    minutes: Annotated[float, typer.Option(help="Training time of each network; processor time on a CPU.")] = 30,
+    turns: Annotated[int, typer.Option(min=1, help="Number of turns, and of scores, of each network.")] = 10,
     limit: Annotated[int, typer.Option(min=1, help="Dev images to score.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per training step.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Timings of decoding.")] = 5,
-    sizes: Annotated[str, typer.Option(help="Comma-separated sizes.")] = ",".join(SIZES),
-    preset: Annotated[str, typer.Option(help="Network for faces whose width and layers are changed.")] = "base",
+    networks: Annotated[str, typer.Option(help=f"Comma-separated networks: {', '.join(NETWORKS)}.")] = ",".join(SIZES),
+    preset: Annotated[str, typer.Option(help="Network for faces that the others are compared with.")] = "base",
+    name: Annotated[str, typer.Option(help="Name of the measurements.")] = "sizes",
 ) -> None:
-    """Train the sizes in turns, score them, time their decoding, and write the measurements."""
+    """Train the networks in turns, score them, time their decoding, and write the measurements."""
     require(0 < minutes < float("inf"), f"--minutes must be positive and finite, not {minutes}")
-    names = sizes.split(",")
-    for name in names:
-        require(name in SIZES, f"unknown size {name!r}; known: {', '.join(SIZES)}")
+    names = networks.split(",")
+    for one in names:
+        require(one in NETWORKS, f"unknown network {one!r}; known: {', '.join(NETWORKS)}")
     require(preset in PRESETS and PRESETS[preset].task == FaceTask.name,
             f"--preset must be that of a network for faces, not {preset!r}")
+    require(FACTORS_OF_TWO not in names or preset == "base",
+            f"{FACTORS_OF_TWO} enlarges as the base preset does, not as {preset}; leave out one of them")
     task = FaceTask.of(PRESETS[preset])
     pairs, true = read_faces(dev, task, "valid", limit), read_faces(data, task)
     with run_folder(output):
-        table = Table("compare_sizes", output, {
+        table = Table("compare_networks", output, {
             "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()), "batch_size": batch_size,
-            "minutes_per_turn": round(minutes / turns, 6), "preset": preset}, name="sizes")
+            "minutes_per_turn": round(minutes / turns, 6), "preset": preset}, name=name)
         table.save()
-        batches = ImageBatches(true.lr, true.hr, batch_size, 0)
-        trainers: dict[str, Trainer] = {}
-        for name in names:
-            config = network(*SIZES[name], preset)
-            settings = Stage(endless=True, batch_size=batch_size, optimizer="muon",
-                                   learning_rate=learning_rate(config.width))
-            model = build_model(config, settings)
-            step_model(model.eval(), engine="native")  # a missing compiler is refused now, not after the training
-            trainers[name] = Trainer(model, settings, batches, output / name, clock=CLOCK)
-        train_in_turns(trainers, pairs, minutes, turns)
-        seconds = decoding_seconds(trainers, pairs, rounds)
-        table.measure(Row(name, functools.partial(summary, name, trainer, turns, seconds[name]), {"turns": turns})
-                      for name, trainer in trainers.items())
+        trained = {one: [trainer_of(config, true, batch_size, output / f"{one}{number or ''}")
+                         for number, config in enumerate(stages_of(one, preset))] for one in names}
+        train_in_turns(trained, pairs, minutes, turns)
+        seconds = decoding_seconds(trained, pairs, rounds)
+        table.measure(Row(one, functools.partial(summary, one, trainers, turns, seconds[one]), {"turns": turns})
+                      for one, trainers in trained.items())
         table.finish()
 
 

@@ -1,4 +1,4 @@
-"""The comparison of sizes: equal training, the same after a kill, and an extrapolation that finds known curves."""
+"""The comparison of networks: equal training, the same after a kill, and an extrapolation that finds known curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import compare_sizes
+import compare_networks
 from superres.config import PRESETS
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
@@ -21,7 +21,7 @@ from superres.training import trainer as training
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
-ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 1, "sizes": "small,base"}
+ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 1, "networks": "small,base"}
 """Two turns of three steps each by the clock of the fixture."""
 
 
@@ -31,7 +31,7 @@ def sizes(tmp_path, monkeypatch):
 
     Runs compute in float32 with all threads: the fastest setting, which depends on the load, may differ between two.
     """
-    module = importlib.reload(compare_sizes)
+    module = importlib.reload(compare_networks)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setitem(PRESETS, "base", replace(
         PRESETS["base"], source_shape=(2, 2, 3), target_shape=(8, 8, 3), encoder_layers=1, conditioning_blocks=1,
@@ -67,10 +67,10 @@ def test_scores_during_the_warm_up_are_not_extrapolated(sizes):
                for t, value in zip(minutes, bits, strict=True)]
     trainer = SimpleNamespace(model=EncoderDecoder(sizes.network(32, 1)), settings=Stage(endless=True),
                               history=history)
-    row = sizes.summary("small", trainer, 10, 1.0)
+    row = sizes.summary("small", [trainer], 10, 1.0)
     assert row["bits_per_dim"] == bits.tolist()
     assert row["extrapolated"]["10"][0] == pytest.approx(3.2 + 1.5 * 100**-0.6, abs=1e-3)
-    assert sizes.summary("small", trainer, 8, 1.0)["extrapolated"]["10"] is None
+    assert sizes.summary("small", [trainer], 8, 1.0)["extrapolated"]["10"] is None
 
 
 def rows_of(folder):
@@ -91,7 +91,7 @@ def test_sizes_are_trained_alike_in_turns(sizes, data, tmp_path, monkeypatch, ca
                                                                              ("base", 64, [0.05, 0.1])]
     assert [row["learning_rate"] for row in rows] == [sizes.learning_rate(32), sizes.learning_rate(64)]
     assert all(len(row["bits_per_dim"]) == 2 and row["extrapolated"]["10"] is None for row in rows)
-    assert "has the fewest bits/dim. Not every size has 5 scores after the warm-up" in capsys.readouterr().out
+    assert "has the fewest bits/dim. Not every network has 5 scores after the warm-up" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").glob("sizes.*")} == {"sizes.json", "sizes.md", "sizes.png"}
 
 
@@ -136,7 +136,8 @@ def test_two_comparisons_do_not_train_in_one_folder(sizes, data, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"sizes": "small,huge"}, "unknown size 'huge'; known: small, base"),
+    ({"networks": "small,huge"}, "unknown network 'huge'; known: small, base, large, pixels, factors-of-two"),
+    ({"networks": "factors-of-two", "preset": "face-64"}, "enlarges as the base preset does, not as face-64; leave"),
     ({"minutes": 0.0}, "--minutes must be positive and finite, not 0.0"),
     ({"minutes": float("inf")}, "--minutes must be positive and finite, not inf")])
 def test_bad_options_are_refused(sizes, data, tmp_path, change, message):
@@ -145,7 +146,26 @@ def test_bad_options_are_refused(sizes, data, tmp_path, change, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cascade_shares_the_time_between_its_stages_and_scores_the_final_picture(sizes, data, tmp_path, monkeypatch):
+    for name, source, target in (("face-16", 2, 4), ("face-32", 4, 8)):
+        monkeypatch.setitem(PRESETS, name, replace(
+            PRESETS[name], source_shape=(source, source, 3), target_shape=(target, target, 3), width=32,
+            attention_heads=1, encoder_layers=0, decoder_layers=1, conditioning_blocks=1, prediction_heads=2))
+    sizes.main(data, data, tmp_path / "out", **{**ARGUMENTS, "networks": "pixels,factors-of-two"})
+    pixels, cascade = rows_of(tmp_path / "out")
+    assert (pixels["width"], cascade["width"], cascade["decoder_layers"]) == (128, "32 and 32", "1 and 1")
+    assert pixels["minutes"] == [0.05, 0.1]
+    histories = [json.loads((tmp_path / "out" / f"factors-of-two{stage}" / "history.json").read_text())
+                 for stage in ("", "1")]
+    first, last = ([one for one in records if "bits_per_dim" in one] for records in histories)
+    for turn, share in enumerate((1.5, 3.0)):  # seconds of each stage
+        assert first[turn]["seconds"] == last[turn]["seconds"] >= share
+        assert cascade["minutes"][turn] == pytest.approx(2 * first[turn]["seconds"] / 60)
+        bits = first[turn]["bits_per_dim"] / 4 + last[turn]["bits_per_dim"]
+        assert cascade["bits_per_dim"][turn] == pytest.approx(bits)
+
+
 def test_all_sizes_decode_with_the_compiled_engine():
-    module = importlib.reload(compare_sizes)
+    module = importlib.reload(compare_networks)
     for width, layers in module.SIZES.values():
         assert step_model(EncoderDecoder(module.network(width, layers)).eval(), engine="native").engine == "native"
