@@ -19,7 +19,8 @@ import torch
 from fakes import TINY, random_model
 
 import mosaics
-from superres.checkpoint import read_training, save_checkpoint
+from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
+from superres.config import PRESETS
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask
 
@@ -156,6 +157,21 @@ def test_a_trained_run_comes_back_and_is_scored_beside_its_start(prepared):
     assert "round 1, step 3: bits/dim" in output
     (summary,) = read_training(prepared / "received" / "checkpoint")
     assert (summary["steps"], summary["images_seen"]) == (3, 12)
+
+
+def test_a_preset_is_trained_from_random_weights_and_then_gets_heads(prepared, tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", replace(CONFIG, prediction_heads=1))
+    base, heads = tmp_path / "base", tmp_path / "heads"
+    words = ["train", "--prepared", prepared / "prepared", "--device", "cpu", "--steps", 1, "--batch-size", 2]
+    for options in (["--output", base, "--preset", "tiny"],
+                    ["--output", heads, "--start", base / "checkpoint", "--prediction-heads", 3]):
+        code, output = script(*words, *options)
+        assert code == 0, output
+    assert [row["stage"] for row in read_training(heads / "checkpoint")] == ["base", "heads"]
+    assert load_checkpoint(heads / "checkpoint").config.prediction_heads == 3
+    code, output = script(*words, "--output", tmp_path, "--preset", "tiny", "--start", prepared / "start")
+    assert code == 1
+    assert "--preset trains from random weights; leave --start and --own out" in output
 
 
 def test_half_of_a_batch_can_be_pictures_that_the_start_drew(prepared, tmp_path):

@@ -1,6 +1,10 @@
-"""Train a checkpoint further on a GPU for a number of seconds, by `superres train`'s own code; or time training steps.
+"""Train on a GPU for a number of seconds, by `superres train`'s own code; or time training steps.
+
+A checkpoint is trained further, base and heads at once, and gets heads if it has none; with --preset, the base of a
+network is trained from random weights.
 
     python scripts/device/train.py --prepared build/device --output run --seconds 430 --compiled
+    python scripts/device/train.py --prepared build/device --output run --seconds 430 --compiled --preset face-16
     python scripts/device/train.py --prepared build/device --probe probe.json
 
 The run's folder is that of `superres train`: `checkpoint/`, `history.json`, `curves.png`, `state/`.
@@ -24,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from mosaics import unpack
 from superres import SuperresError
 from superres.checkpoint import find_checkpoint
+from superres.config import require
 from superres.pipeline.pipeline import pick_device
 from superres.system import signals
 from superres.system.output import prepare_folder, write_result
@@ -119,6 +124,8 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/device"),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     start: Annotated[str, typer.Option(help="Checkpoint to train. [default: the one it was prepared for]")] = "",
+    preset: Annotated[str | None, typer.Option(help="Network to train, from random weights.")] = None,
+    prediction_heads: Annotated[int | None, typer.Option(help="[default: as in --start, or 10]")] = None,
     own: Annotated[Path | None, typer.Option(help="Pictures that --start decoded, from 'superres train decode': "
                                                   "half of each batch, with --start as p1's teacher there.")] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of training.")] = 430,
@@ -134,13 +141,16 @@ def main(
 ) -> None:
     """Train, or time training steps."""
     pick_device(device)  # refused before anything is read
-    start = start or (prepared / "checkpoint.txt").read_text().strip()
+    require(not (preset and (start or own)), "--preset trains from random weights; leave --start and --own out")
+    known = None if preset else start or (prepared / "checkpoint.txt").read_text().strip()
+    network: dict[str, Any] = {"preset": preset} if preset else {}
     stage = Stage(
-        stage="heads" if own is None else "distil", endless=probe_file is not None,
-        minutes=seconds / 60 if steps is None and probe_file is None else None, steps=steps, batch_size=batch_size,
-        learning_rate=learning_rate, optimizer="muon", precision="bf16", warmup_steps=warmup, head_positions=192,
-        ema_decay=0.998, seed=seed, start=str(find_checkpoint(start)), keep_heads=True,
-        teacher=None if own is None else start, own=own, data=prepared / "dev.npz", dev=prepared / "dev.npz",
+        **network, prediction_heads=prediction_heads, stage="base" if preset else "heads" if own is None else "distil",
+        endless=probe_file is not None, minutes=seconds / 60 if steps is None and probe_file is None else None,
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, optimizer="muon", precision="bf16",
+        warmup_steps=warmup, head_positions=192, ema_decay=0.998, seed=seed,
+        start=None if known is None else str(find_checkpoint(known)), keep_heads=known is not None,
+        teacher=None if own is None else known, own=own, data=prepared / "dev.npz", dev=prepared / "dev.npz",
         device=device, compiled=compiled, output=output)
     if probe_file is not None:
         prepare_folder(probe_file.parent)
