@@ -125,6 +125,17 @@ def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe
     assert all(torch.equal(states[1][name], weight) for name, weight in network.state_dict().items())
 
 
+def test_a_recipe_changes_the_sizes_of_a_checkpoint_that_it_starts_from(checkpoint, recipe, data, tmp_path):
+    document = json.loads(recipe.read_text())
+    document["network"] = {"source_shape": (4, 4, 3), "target_shape": (8, 8, 3), "attention_keys": "pixels"}
+    document["stages"] = [{"name": "heads", "stage": "heads", "start": str(checkpoint), "freeze_base": True}]
+    recipe.write_text(json.dumps(document))
+    assert train(recipe, data, tmp_path / "run")
+    before, after = load_checkpoint(checkpoint), load_checkpoint(tmp_path / "run" / "heads" / "checkpoint")
+    assert (after.config.target_shape, after.config.key_distance, after.config.prediction_heads) == ((8, 8, 3), 3, 3)
+    assert torch.equal(after.decoder[0].attention.query.weight, before.decoder[0].attention.query.weight)
+
+
 def test_all_stages_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
     tried = iter(["no", "bf16"])
     monkeypatch.setattr(trainer, "fastest_setting", lambda *_: next(tried))

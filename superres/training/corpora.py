@@ -29,6 +29,8 @@ from superres.training.stage import Stage
 
 PREDICTION_HEADS = 10
 """Default number of prediction heads, K."""
+SIZES = ("source_shape", "target_shape", "attention_block_length", "attention_keys")
+"""Settings of a network that a warm start may change; the shapes of its weights depend on the enlargement alone."""
 CROP_SHARE = 0.5
 """Default share of random crops, for faces with larger pictures."""
 DEV_IMAGES = 64
@@ -65,7 +67,8 @@ def network_of(stage: Stage) -> ModelConfig:
 
 def _continued_network(stage: Stage, start: str) -> ModelConfig:
     layer = {} if stage.head_layer is None else {"head_layer": stage.head_layer}
-    network = ModelConfig.from_dict({**read_config(checkpoint_of(stage, start))["model"], **layer})
+    changes = {name: value for name, value in stage.network.items() if name in SIZES}
+    network = ModelConfig.from_dict({**read_config(checkpoint_of(stage, start))["model"], **changes, **layer})
     languages = None if stage.languages is None else parse_languages(stage.languages)
     require(languages in (None, network.languages), f"{start} translates "
             f"{'-'.join(network.languages) or 'nothing'}, not {stage.languages}; leave --languages out")

@@ -46,7 +46,7 @@ class Stage(Config):
       expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails exact
       acceptance, which the divergence of two wide distributions hardly notices.
     - name: name of the stage in its recipe, and of its folder in `output`; "" for the only stage, which is in `output`.
-    - network: fields of the network that differ from the preset's.
+    - network: fields of the network that differ from the preset's; of those of `start`, only its sizes can.
     - keep_heads: stage "base": keep the heads of `start`, untrained.
     - own_images: stage "distil" of a recipe: number of training inputs that `start` decodes itself.
     - decode_batch: number of images that a model decodes together, or of sentences translated together.
