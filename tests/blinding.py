@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import httpx
@@ -15,7 +16,7 @@ from simulations.client import RaterClient
 from simulations.serving import serving
 from superres.survey import schema
 from superres.survey.credentials import digest
-from superres.survey.records import chosen_picture
+from superres.survey.records import answer_of
 from superres.survey.server import page
 from superres.survey.store import Store
 from superres.survey.study import Study
@@ -32,6 +33,7 @@ def leaks(kept: Store, found: Study, raters: int) -> list[str]:
     """Read everything that browsers receive, and return what tells a picture's method."""
     answers: list[tuple[str, httpx.Response]] = []
     shown: list[Shown] = []
+    sides = ("left",) if found.settings.judge else ("left", "right")
     with serving(kept, found) as address:
         for number in range(raters):
             client = RaterClient(address)
@@ -39,11 +41,12 @@ def leaks(kept: Store, found: Study, raters: int) -> list[str]:
             answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
             while not (trial := client.trial()).json()["done"]:
                 token = trial.json()["token"]
-                shown.extend((token, side, client.picture(token, side)) for side in ("left", "right"))
-                answers += [("api/trial", trial), ("api/votes", client.vote(token, "left"))]
+                shown.extend((token, side, client.picture(token, side)) for side in sides)
+                answers += [("api/trial", trial), ("api/votes", client.vote(token, found.settings.choices[0]))]
             answers.append(("api/trial", trial))
             client.close()
-    return [*secret_words(found, kept, answers, shown), *differences(shown), *statistical_leaks(found, kept, shown)]
+    return [*secret_words(found, kept, answers, shown), *differences(shown, len(sides)),
+            *statistical_leaks(found, kept, shown)]
 
 
 def secret_words(
@@ -76,7 +79,7 @@ def secret_words(
             yield f"a name in the headers of a {side} picture"
 
 
-def differences(shown: list[Shown]) -> Iterator[str]:
+def differences(shown: list[Shown], sides: int = 2) -> Iterator[str]:
     """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their tokens."""
     headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _, _, answer in shown}
     if len(headers) > 1:
@@ -87,7 +90,7 @@ def differences(shown: list[Shown]) -> Iterator[str]:
         yield "pictures differ in PNG chunks"
     if {name for _, _, answer in shown for name, _ in chunks(answer.content)} - {b"IHDR", b"IDAT", b"IEND"}:
         yield "pictures have metadata"
-    if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * 2 != len(shown):
+    if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * sides != len(shown):
         yield "tokens have different lengths or are not unique"
 
 
@@ -102,16 +105,18 @@ def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
 
 def statistical_leaks(study: Study, store: Store, shown: list[Shown]) -> Iterator[str]:
     """Test whether the response time or the side correlates with the method."""
-    query = select(schema.trial.c.token_hash, schema.trial.c.left_side).select_from(schema.trial.join(schema.pair)) \
-        .where(schema.pair.c.study_id == study.id)
+    query = select(schema.trial.c.token_hash, schema.trial.c.left_side, schema.pair.c.comparison) \
+        .select_from(schema.trial.join(schema.pair)).where(schema.pair.c.study_id == study.id)
     with store.reading() as connection:
-        sides = {row.token_hash: row.left_side for row in connection.execute(query)}
-    times: dict[str, list[float]] = {"a": [], "b": []}
+        trials = {row.token_hash: row for row in connection.execute(query)}
+    times: dict[str, list[float]] = defaultdict(list)
     for token, side, answer in shown:
-        times[chosen_picture(side, sides[digest(token)])].append(answer.elapsed.total_seconds())
-    left = sum(sides[digest(token)] == "a" for token, side, _ in shown if side == "left")
-    total = len(shown) // 2
-    p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
-    p_side = float(stats.binomtest(left, total).pvalue)
+        trial = trials[digest(token)]
+        name = trial.comparison if study.settings.judge else answer_of(side, trial.left_side)
+        times[name].append(answer.elapsed.total_seconds())
+    names = [comparison.method_a for comparison in study.comparisons] if study.settings.judge else ["a", "b"]
+    p_time = float(stats.mannwhitneyu(*(times[name] for name in names)).pvalue)
+    lefts = [trials[digest(token)].left_side == "a" for token, side, _ in shown if side == "left"]
+    p_side = 1.0 if study.settings.judge else float(stats.binomtest(sum(lefts), len(lefts)).pvalue)
     if min(p_time, p_side) < 1e-4:
         yield "the response time or the side reveals the method"

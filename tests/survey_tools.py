@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 
 from superres.survey import schema
 from superres.survey.credentials import digest
-from superres.survey.pairs import Method, compare_methods, make_pairs
-from superres.survey.study import StudySettings
+from superres.survey.pairs import Method, compare_methods, judge_methods, make_pairs
+from superres.survey.study import JUDGING, StudySettings
 from superres.survey.voting import Vote, enrol, next_trial, save_vote
 
 SMALL = {"trials": 6, "gold": 1, "repeats": 1, "practice": 1, "scale": 2, "seed": 3}
@@ -30,16 +30,18 @@ def pictures(count=6, seed=0, size=16):
     return {f"face{number}": picture for number, picture in enumerate(values)}
 
 
-def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings):
-    """Store a study of methods with random pictures, each but the last compared with the last.
+def add_study(store, name="study", methods=("k6", "greedy"), count=6, obvious=None, **settings):
+    """Store a study of methods with random pictures, each but the last compared with the last, or judged singly.
 
     Raters' pseudonyms, and so their pairs and sides, are the same in every run: the study's salt is its name.
     """
     made = [Method(method, pictures(count, seed), {"config": method}) for seed, method in enumerate(methods)]
-    compared = compare_methods(made[:-1], made[-1:])
-    options = StudySettings(**{**SMALL, **settings})
+    judged = settings.get("judge", False)
+    compared = judge_methods(made) if judged else compare_methods(made[:-1], made[-1:])
+    options = StudySettings(**{**(JUDGING if judged else {}), **SMALL, **settings})
     records = {method.name: method.record for method in made}
-    _, token = store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
+    _, token = store.create_study(name, options, [c for c, _, _ in compared], records,
+                                  make_pairs(compared, options, obvious))
     with store.writing() as connection:
         connection.execute(update(schema.study).where(schema.study.c.name == name).values(salt=digest(name)))
     return store.study(name), token

@@ -173,6 +173,7 @@ def test_careless_raters_are_warned_of_with_what_to_do_and_careful_ones_are_not(
 def test_sides_repeats_and_unfinished_raters_are_warned_of():
     result = {"comparisons": [known(raters=3)], "raters": 5, "sides": {"share": 0.3, "p_binomial": 0.001},
               "repeats": {"share": 0.52, "interval": (0.45, 0.6)}}
-    warnings = findings({"study": "s", "level": 0.9, "raters": [], "result": result}, "survey.db")["warnings"]
+    report = {"study": "s", "level": 0.9, "raters": [], "result": result, "settings": {"judge": False}}
+    warnings = findings(report, "survey.db")["warnings"]
     parts = ["right picture was chosen in 70 of 100", "the same answer 52 times", "Only 3", "2 raters did not finish"]
     assert all(part in warning["what"] for part, warning in zip(parts, warnings, strict=True))

@@ -195,7 +195,10 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (FOLDERS[:2], "Missing option '--method-b'"),
+    (FOLDERS[:2], "there is no --method-b to compare with; give one, or --judge"),
+    ((*FOLDERS, "--judge"), "--judge shows single pictures, and --method-b makes pairs; leave one of the two out"),
+    (("--judge", "--allow-unsure", *FOLDERS[:2]), "allow_unsure is a fourth one; leave one of the two out"),
+    (("--judge", *FOLDERS[:2] * 2), "two methods are named 'ours'; leave one out, or tell them apart with name="),
     (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is not a method: give a folder of finished pictures"),
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "epsilon must be a whole number"),
@@ -252,8 +255,8 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 
 
-COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "backup", "migrate",
-            "token"]
+COMMANDS = ["create", "look", "serve", "link", "report", "plan", "export", "import", "exclude", "withdraw", "backup",
+            "migrate", "token"]
 WITHOUT = """
 import sys
 

@@ -108,7 +108,7 @@ NESTED = "more than 32 lists and objects inside each other"
 STUDIES = {
     "list": (lambda _: [], "dictionary"), "text": (lambda _: "study", "dictionary"),
     "null": (lambda _: None or 0, "dict"),
-    "newer": (put("format", value=2), "has format 2, newer than this program's 1; install"),
+    "newer": (put("format", value=3), "has format 3, newer than this program's 2; install"),
     "format-0": (put("format", value=0), "format: Input should be greater than or equal to 1, not 0"),
     "format-text": (put("format", value="1"), "format: Input should be a valid integer"),
     "format-true": (put("format", value=True), "format: Input should be a valid integer"),
@@ -216,7 +216,7 @@ VOTES = {
     "sha256": (at("main", sha256_a="0" * 63), "sha256_a: String should match"),
     "sha256-other": (at("main", sha256_a="0" * 64), "same (pair|picture of =k6)"),
     "left": (at("main", left="c"), "left: Input should be 'a' or 'b', not 'c'"),
-    "choice": (at("main", choice="up"), "choice: Input should be 'left', 'right' or 'unsure', not 'up'"),
+    "choice": (at("main", choice="up"), "choice: Input should be 'left', 'right', 'unsure', 'torn', 'unequal' or 'good', not 'up'"),
     "choice-unsure": (at("main", choice="unsure", chosen="", chosen_method=""), "does not offer the choice 'unsure'"),
     "chosen": (at("main", chosen=""), "contradict choice"), "chosen-method": (at("main", chosen_method="x"),
     "contradict"),

@@ -224,8 +224,9 @@ def test_votes_survive_a_server_that_is_killed(check_survey, memory_folder, caps
     assert "24 in the store, 0 lost, 0 unexpected, 0 duplicate, 0 unexpected responses" in printed
 
 
-def test_nothing_that_a_browser_receives_tells_the_method(sqlite):
-    study, _ = add_study(sqlite, methods=("method-one", "method-two"))
+@pytest.mark.parametrize("settings", [{}, {"judge": True, "trials": 12}])
+def test_nothing_that_a_browser_receives_tells_the_method(sqlite, settings):
+    study, _ = add_study(sqlite, methods=("method-one", "method-two"), **settings)
     assert blinding.leaks(sqlite, study, raters=1) == []
 
 

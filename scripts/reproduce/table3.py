@@ -14,9 +14,10 @@ from ladder import read_ladder
 from measurements import Document, Row, values
 from superres.checkpoint import weights_digest
 from superres.config import require
-from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
+from superres.survey.presentation import INTERVALS_NOTE
 from superres.survey.report import Report
 from superres.survey.study import StudySettings
+from superres.survey.wording import interval_text, p_text, percent
 from superres.system.output import markdown_table
 
 if TYPE_CHECKING:

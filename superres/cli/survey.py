@@ -13,11 +13,11 @@ import typer
 from typer import Argument, Option
 
 from superres.cli import options as opt
-from superres.config import require, settings_of
+from superres.config import DEFAULT_CASCADE, require, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import FORMATS, PAGE, RATERS, TRIALS, StudySettings
+from superres.survey.study import FORMATS, JUDGING, PAGE, RATERS, TRIALS, StudySettings
 from superres.system.output import counted
 from superres.system.progress import say
 from superres.system.signals import will_keep
@@ -35,8 +35,14 @@ StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE,
 MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, lanczos, "
                                       "bicubic, nearest, or settings such as name=k6,accept=distance,epsilon=2,"
                                       "block_size=6 (also checkpoint=DIR, and size=N for a stage of a cascade). Repeat "
-                                      "the option for several comparisons.")]
-MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all.")]
+                                      "the option for several comparisons, or judged methods.")]
+MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all; none with "
+                                      "--judge.")]
+Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, as --method-a of superres "
+                                     "survey create; repeat the option for several.")]
+FacesPath = Annotated[Path, Option("--images", metavar="PATH", help="Images to decode: .npz, folder of images or "
+                                   "CelebA root.")]
+Pictures = Annotated[int, Option(min=1, metavar="N", help="Images per method, chosen at random.")]
 ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
                                            "camera: .npz, folder of images or CelebA root.")]
 Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
@@ -75,6 +81,8 @@ LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
 PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
 ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
 Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
+ReportLevel = Annotated[float | None, Option("--level", metavar="L", help="Confidence level of the intervals, between "
+                                             "0 and 1. [default: 0.9; of judged pictures 0.95]")]
 Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each vote; or model_a, "
                                "model_b and winner, as Arena-Rank reads them.")]
 ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
@@ -99,7 +107,11 @@ RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation
 ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
 
-survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
+LOOKED_AT = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
+             f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
+
+survey_app = typer.Typer(help="Ask people which of two pictures they prefer, or whether a picture is good, and report "
+                              "the answer.",
                          rich_markup_mode=None)
 
 
@@ -112,9 +124,10 @@ def _with_settings(function: opt.Command) -> opt.Command:
 @survey_app.command(cls=opt.HelpfulCommand)
 @_with_settings
 def create(
-    context: typer.Context, study: StudyName, method_a: MethodA, method_b: MethodB, images: ImagesPath = None,
-    pairs: Pairs = None, obvious: Obvious = None, store: StoreLocation = DEFAULT_STORE, title: Title = None,
-    consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
+    context: typer.Context, study: StudyName, method_a: MethodA,
+    method_b: MethodB = [],  # noqa: B006 -- typer wants a list
+    images: ImagesPath = None, pairs: Pairs = None, obvious: Obvious = None, store: StoreLocation = DEFAULT_STORE,
+    title: Title = None, consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
     minimum_viewport: Viewport = "240,240",
     id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     panel_params: PanelParams = list(SETTINGS.panel_params),  # noqa: B006
@@ -122,28 +135,39 @@ def create(
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
 
-    The first --method-a is compared with the first --method-b, and so on. With camera as a method, the preference is
+    The first --method-a is compared with the first --method-b, and so on. With --judge, raters see the pictures of
+    each --method-a one by one, and judge them. With camera as a method, the preference is
     the fool rate: how often raters take a decoded picture for the photograph. Pictures of one image have the same file
     name in each folder. Files that cannot be read are named and skipped. The command prints the token of the study's
     owner.
     """
     settings = _settings(context)
+    require(settings.judge != bool(method_b), "--judge shows single pictures, and --method-b makes pairs; leave one of "
+            "the two out" if method_b else "there is no --method-b to compare with; give one, or --judge")
+    for name in ("gold", "practice"):
+        asked = opt.is_given(context, name) and getattr(settings, name)
+        require(obvious is not None or settings.question == SETTINGS.question or not asked,
+                f"--{name} needs pairs with an obvious answer to this question; give --obvious FOLDER, or --obvious "
+                "shuffled if intact pictures answer it")
+    _create(study, settings, store, method_a, method_b, images, pairs, obvious, scale, batch_size, device)
+
+
+def _create(
+    study: str, settings: StudySettings, store: str, method_a: list[str], method_b: list[str], images: Path | None,
+    count: int | None, obvious: str | None, scale: int | None, batch_size: int, device: str,
+) -> None:
+    """Make a study, store it, and print its owner's token."""
     opt.check_device(device)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     from superres.evaluation.survey_methods import make_comparisons, parse_spec, read_obvious
     from superres.survey.creation import create_study, require_free
     from superres.survey.store import Store
 
-    for name in ("gold", "practice"):
-        asked = opt.is_given(context, name) and getattr(settings, name)
-        require(obvious is not None or settings.question == SETTINGS.question or not asked,
-                f"--{name} needs pairs with an obvious answer to this question; give --obvious FOLDER, or --obvious "
-                "shuffled if intact pictures answer it")
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     known = read_obvious(obvious)
     with Store.for_new_study(store) as opened:
         require_free(opened, study)
-        compared = make_comparisons(specs_a, specs_b, images, pairs, settings.seed, batch_size, device,
+        compared = make_comparisons(specs_a, specs_b, images, count, settings.seed, batch_size, device,
                                     settings.interpolation)
         echo(create_study(opened, study, settings, compared, scale, known))
 
@@ -166,7 +190,7 @@ def _settings(context: typer.Context) -> StudySettings:
         values["minimum_viewport"] = tuple(map(int, sides))
     if "panel_params" in values:
         values["panel_params"] = tuple(filter(None, values["panel_params"]))
-    return StudySettings.from_dict(values)
+    return StudySettings.from_dict({**JUDGING, **values} if values.get("judge") else values)
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
@@ -196,6 +220,22 @@ def serve(
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
+def look(
+    study: StudyName, images: FacesPath,
+    method: Method = LOOKED_AT,
+    pictures: Pictures = 100, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
+    batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
+) -> None:
+    """Make a study of single pictures, and serve it: how many of each method are torn, unequal and good?
+
+    Raters see the pictures one by one in random order, without a method's name, and judge each by the keys 1, 2 and 3.
+    Ask two or more. This is create --judge, which has more options, and then serve, which serves the study again.
+    """
+    _create(study, StudySettings(**JUDGING), store, method, [], images, pictures, None, None, batch_size, device)
+    serve(study, store, host, port)
+
+
+@survey_app.command(cls=opt.HelpfulCommand)
 def link(
     study: StudyName, rater_ids: LinkIds, address: PageAddress = "http://127.0.0.1:8000/",
     store: StoreLocation = DEFAULT_STORE,
@@ -220,11 +260,11 @@ def link(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def report(
-    study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: Level = 0.9,
+    study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: ReportLevel = None,
     tables: AsTables = False, as_json: opt.AsJson = False,
 ) -> None:
-    """Report preferences in a few plain lines; intervals, tests and the raters' attention on request."""
-    require(0 < level < 1, f"--level must be between 0 and 1, not {level}")
+    """Report the answers in a few plain lines; intervals, tests and the raters' attention on request."""
+    require(level is None or 0 < level < 1, f"--level must be between 0 and 1, not {level}")
     from superres.survey.presentation import report_markdown, report_plot, report_text
     from superres.survey.report import study_report
     from superres.system.output import write_results

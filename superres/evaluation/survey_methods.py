@@ -36,6 +36,7 @@ from superres.survey.pairs import (
     ObviousPairs,
     choose_images,
     compare_methods,
+    judge_methods,
     same_size,
 )
 from superres.survey.study import CAMERA
@@ -175,17 +176,21 @@ def make_comparisons(
 ) -> list[ComparedMethods]:
     """Return the compared methods with their pictures; all specifications are checked before the first decoding.
 
-    There are as many specifications a as b, or one list has a single method, with which all others are compared. `path`
-    has the images for methods that are no folders. `count` is the size of a random sample of them; None for all.
-    Decoded pictures that are smaller than those of another checkpoint are enlarged by `interpolation`, a name in
-    ENLARGEMENTS.
+    There are as many specifications a as b, or one list has a single method, with which all others are compared.
+    Without specifications b, the pictures of each method are judged by themselves. `path` has the images for methods
+    that are no folders. `count` is the size of a random sample of them; None for all. Decoded pictures that are smaller
+    than those of another checkpoint are enlarged by `interpolation`, a name in ENLARGEMENTS.
 
     Raises:
         ConfigError: the comparisons or their settings are not valid, or a method needs `path`.
         CheckpointError: a checkpoint cannot be loaded.
         InvalidInputError: no image is in all folders and in `path` with one size, or one is too small for a photograph.
     """
-    compare_methods(*([Method(spec.name, {}) for spec in specs] for specs in (specs_a, specs_b)))
+    def compare(methods: dict[str, Method]) -> list[ComparedMethods]:
+        a, b = ([methods[spec.name] for spec in specs] for specs in (specs_a, specs_b))
+        return compare_methods(a, b) if b else judge_methods(a)
+
+    compare({spec.name: Method(spec.name, {}) for spec in (*specs_a, *specs_b)})
     specs: dict[str, Spec] = {}
     for spec in (*specs_a, *specs_b):
         require(specs.setdefault(spec.name, spec) == spec,
@@ -219,8 +224,7 @@ def make_comparisons(
                         f"{interpolation}")
         return Method(spec.name, dict(zip(chosen, made, strict=True)), record)
 
-    methods = {name: render(spec) for name, spec in specs.items()}
-    return compare_methods([methods[spec.name] for spec in specs_a], [methods[spec.name] for spec in specs_b])
+    return compare({name: render(spec) for name, spec in specs.items()})
 
 
 def _common_task(tasks: dict[str, FaceTask]) -> FaceTask:

@@ -16,7 +16,7 @@ from scipy import special, stats
 from sqlalchemy import Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
-from superres.survey.records import chosen_picture
+from superres.survey.records import answer_of
 from superres.survey.statistics import Floats, fit_davidson
 from superres.survey.store import utc_now
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Comparison, Study, StudySettings
@@ -113,16 +113,17 @@ def count_pairs(connection: Connection, study: Study) -> dict[str, int]:
 
 
 def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> tuple[int, str]:
-    """Return the id of a pair for a rater's trial, and the picture on the left ("a" or "b").
+    """Return the id of a pair for a rater's trial, and the picture on the left ("a" or "b"; a single one is "a").
 
     The rater must not have seen all pairs of `kind`.
     """
     rng = trial_rng(study, rater.pseudonym, position)
     if kind == REPEAT:
-        return _repeat(connection, rater, position, rng)
+        chosen, left = _repeat(connection, rater, position, rng)
+        return chosen, "a" if study.settings.judge else left
     comparison = _planned_comparison(connection, study, rater) if kind == MAIN and study.is_adaptive else None
     chosen = _least_voted_pair(connection, study, rater.id, kind, rng, comparison)
-    return chosen, "a" if rng.integers(2) else "b"
+    return chosen, "a" if study.settings.judge or rng.integers(2) else "b"
 
 
 def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -> str:
@@ -139,7 +140,7 @@ def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -
     ).where(pair.c.study_id == study.id, trial.c.kind == MAIN, vote.c.voted < rater.consented) \
         .group_by(pair.c.comparison, trial.c.left_side, vote.c.choice)
     for name, left, choice, count in connection.execute(query):
-        votes[names.index(name), ("a", "", "b").index(chosen_picture(choice, left))] += count
+        votes[names.index(name), ("a", "", "b").index(answer_of(choice, left))] += count
     available = count_pairs(connection, study)[MAIN] // len(names)
     shares = allocate(study.comparisons, votes, available, study.settings.trials)
     rng = trial_rng(study, rater.pseudonym, 0, 1)

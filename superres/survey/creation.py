@@ -10,7 +10,7 @@ from superres.config import require
 from superres.survey.commands import command_line
 from superres.survey.pairs import ComparedMethods, ObviousPairs, make_pairs
 from superres.survey.store import Store
-from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
+from superres.survey.study import GOLD, MAIN, PRACTICE, Comparison, StudySettings
 from superres.system.output import counted
 from superres.system.progress import say
 
@@ -39,7 +39,7 @@ def create_study(
         ConfigError: the name is taken or not valid.
     """
     made = make_pairs(compared, settings, obvious)
-    methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
+    methods = {method.name: method.record for _, *own in compared for method in own if method}
     counts = Counter(pair.kind for pair in made)
     has_pixels = settings.interpolation == "nearest"
     most = MAX_WIDTH if has_pixels else MAX_SMOOTH_WIDTH
@@ -48,19 +48,28 @@ def create_study(
                                    scale=scale or min(max(1, most // largest), 64),
                                    fill=scale is None and has_pixels)
     _, token = store.create_study(name, settings, [comparison for comparison, _, _ in compared], methods, made)
-    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
-    say(f"study {name} is in {store.location}: {counted(main, 'pair')} ({counted(len(compared), 'comparison')} of "
-        f"{counted(main // len(compared), 'image')})")
-    checks = f", on {counted(gold, 'obvious pair')} to test attention, and first on {practice} for practice" \
-        if gold + practice else ""
-    votes = round(20 * settings.trials / main)
-    say(f"each rater votes {counted(settings.trials + gold + settings.repeats + practice, 'time')}: on "
-        f"{settings.trials} of the {counted(main, 'pair')}, on {settings.repeats} of these again with the sides "
-        f"swapped{checks}; 20 raters give each pair "
-        + (f"about {counted(votes, 'vote')}" if votes else "less than one vote on average"))
-    if not checks and settings.gold + settings.practice:
-        say("there are no obvious pairs, since pictures with shuffled tiles need not answer this question; --obvious "
-            "makes some")
+    _say_size(store, name, settings, counts, [comparison for comparison, _, _ in compared])
     say(f"next: {command_line('serve', name, store=store.location)}")
     say("the token of the study's owner, which opens the results, follows; it is shown only once")
     return token
+
+
+def _say_size(
+    store: Store, name: str, settings: StudySettings, counts: Counter[str], comparisons: Sequence[Comparison],
+) -> None:
+    """Say what a study has, and how often each rater votes, given its number of pairs by kind."""
+    noun, group = ("picture", "method") if settings.judge else ("pair", "comparison")
+    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
+    say(f"study {name} is in {store.location}: {counted(main, noun)} ({counted(len(comparisons), group)} of "
+        f"{counted(main // len(comparisons), 'image')})")
+    checks = f", on {counted(gold, f'obvious {noun}')} to test attention, and first on {practice} for practice" \
+        if gold + practice else ""
+    raters, swapped = (2, "") if settings.judge else (20, " with the sides swapped")
+    votes = round(raters * settings.trials / main)
+    say(f"each rater votes {counted(settings.trials + gold + settings.repeats + practice, 'time')}: on "
+        f"{settings.trials} of the {counted(main, noun)}, on {settings.repeats} of these again{swapped}{checks}; "
+        f"{raters} raters give each {noun} "
+        + (f"about {counted(votes, 'vote')}" if votes else "less than one vote on average"))
+    if not checks and not settings.judge and settings.gold + settings.practice:
+        say("there are no obvious pairs, since pictures with shuffled tiles need not answer this question; --obvious "
+            "makes some")

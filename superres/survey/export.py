@@ -20,7 +20,7 @@ from superres.survey.study import FORMATS, MAIN, Study
 from superres.survey.withdrawal import withdrawals
 from superres.system.output import markdown_table, write_result
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files, which increases if an older program could misread newer files."""
 
 FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
@@ -49,6 +49,8 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
         OutputError: a file cannot be written.
     """
     require_choice("--layout", layout, ["votes", "arena"])
+    require(layout == "votes" or not study.settings.judge,
+            f"the study {study.name!r} has single pictures, and the arena layout is of pairs; leave out --layout")
     file_format = path.suffix.lstrip(".")
     require(file_format in FORMATS, f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
     if layout == "arena":

@@ -25,11 +25,12 @@ from superres.survey.credentials import new_token
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters
 from superres.survey.export import FORMAT, arrow, plain_text, study_file
 from superres.survey.pairs import RIGHT, WRONG
-from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms
+from superres.survey.records import COLUMNS, Record, answer_of, elapsed_ms
 from superres.survey.store import Store, add_row
 from superres.survey.study import (
     FORMATS,
     GOLD,
+    JUDGEMENTS,
     MAIN,
     MAX_IMAGE_NAME,
     PRACTICE,
@@ -80,6 +81,7 @@ Name = Annotated[str, _checked(check_name, "a name")]
 ImageName = Annotated[str, _checked(partial(check_name, most=MAX_IMAGE_NAME), "an image's name")]
 ComparisonName = Annotated[str, _checked(partial(check_name, most=410), "a comparison's name")]
 Time = Annotated[str, _checked(_check_time)]
+NoName = Literal[""]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -94,11 +96,11 @@ class Row(Ballot):
     pair: Count
     image: ImageName
     method_a: Name
-    method_b: Name
+    method_b: Name | NoName
     sha256_a: Digest
-    sha256_b: Digest
+    sha256_b: Digest | NoName
     left: Literal["a", "b"]
-    chosen: Literal["a", "b", ""]
+    chosen: Literal["a", "b", "", "torn", "unequal", "good"]
     chosen_method: str
     response_ms: float = Field(ge=0)
     page_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
@@ -116,7 +118,7 @@ class ComparisonEntry(BaseModel):
     model_config = STRICT
     name: ComparisonName
     method_a: Name
-    method_b: Name
+    method_b: Name | NoName
 
 
 class RuleEntry(BaseModel):
@@ -225,15 +227,17 @@ def _read_document(path: Path) -> tuple[Document, StudySettings]:
                                     "superres")
         json.dumps(value, ensure_ascii=False).encode()  # a ValueError for surrogates
         document = _validated(Document, value)
-        lacking = [field.name for field in dataclasses.fields(StudySettings)
-                   if field.name not in document.settings]
+        values = {"judge": False, **document.settings} if document.format == 1 else document.settings
+        lacking = [field.name for field in dataclasses.fields(StudySettings) if field.name not in values]
         _require(not lacking, f"settings lack {', '.join(lacking)}")
-        settings = StudySettings.from_dict(document.settings)
+        settings = StudySettings.from_dict(values)
         names = [entry.name for entry in document.comparisons]
         _require(len(set(names)) == len(names), "two comparisons have the same name")
         for entry in document.comparisons:
             _require(entry.name not in (GOLD, PRACTICE), f"a comparison has the name of {entry.name} pairs")
-            for method in (entry.method_a, entry.method_b):
+            _require(settings.judge == (not entry.method_b), f"the comparison {entry.name!r} has "
+                     f"{'one method' if not entry.method_b else 'two methods'}, which the setting judge contradicts")
+            for method in filter(None, (entry.method_a, entry.method_b)):
                 _require(method in document.methods, f"the method {method!r} of a comparison is not in methods")
             _require(entry.method_a != entry.method_b, f"the method {method!r} is compared with itself")
         numbers = [rule.number for rule in document.exclusions]
@@ -302,8 +306,9 @@ def _parquet_rows(data: bytes) -> Iterator[Any]:
 def _check_rows(rows: Sequence[Row], document: Document, settings: StudySettings) -> None:
     """Raise ValueError if two fields of the votes or of the study contradict each other."""
     _require(document.votes == len(rows), f"it has {len(rows)} votes, and {document.votes} were exported")
-    methods = {entry.name: (entry.method_a, entry.method_b) for entry in document.comparisons}
-    methods.update(dict.fromkeys((GOLD, PRACTICE), (RIGHT, WRONG)))
+    methods = {entry.name: {(entry.method_a, entry.method_b)} for entry in document.comparisons}
+    obvious = {(judgement, "") for judgement in JUDGEMENTS} if settings.judge else {(RIGHT, WRONG)}
+    methods.update(dict.fromkeys((GOLD, PRACTICE), obvious))
     facts: dict[tuple[object, ...], object] = {}
     positions: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows, 1):
@@ -315,16 +320,18 @@ def _check_rows(rows: Sequence[Row], document: Document, settings: StudySettings
                  f"the votes of the rater {rater} have not the positions 1 to {len(found)}, each once")
     records = [row.model_dump() for row in sorted(rows, key=lambda row: (row.rater, row.position))]
     sides = {(row.rater, row.pair): row.left for row in rows if row.kind == MAIN}
+    swapped = {"a": "a"} if settings.judge else {"a": "b", "b": "a"}
     excluded = excluded_raters(records, [Exclusion(**rule.model_dump()) for rule in document.exclusions])
     for number, row in enumerate(rows, 1):
-        _require(row.kind != REPEAT or sides.get((row.rater, row.pair), row.left) != row.left,
+        _require(row.kind != REPEAT or sides.get((row.rater, row.pair)) == swapped.get(row.left, ""),
                  f"row {number}: the repeat of the pair {row.pair} has no vote before with the sides swapped")
         _require(row.excluded == int(row.rater in excluded),
                  f"row {number}: excluded is {row.excluded}, which the study's exclusions contradict")
 
 
 def _contradictions(
-    row: Row, methods: dict[str, tuple[str, str]], settings: StudySettings, facts: dict[tuple[object, ...], object],
+    row: Row, methods: dict[str, set[tuple[str, str]]], settings: StudySettings,
+    facts: dict[tuple[object, ...], object],
 ) -> list[str]:
     """Return what a vote contradicts, in words; `facts` are those of earlier votes, to which the vote's are added."""
     kind = MAIN if row.kind == REPEAT else row.kind
@@ -334,19 +341,21 @@ def _contradictions(
            ("vote on this pair by the rater", (row.rater, row.pair, row.kind), row.position)]
     if kind == MAIN:
         own += [(f"picture of {method}", (method, row.image), sha256)
-                for method, sha256 in ((row.method_a, row.sha256_a), (row.method_b, row.sha256_b))]
-    method = getattr(row, f"method_{row.chosen}") if row.chosen else ""
+                for method, sha256 in ((row.method_a, row.sha256_a), (row.method_b, row.sha256_b)) if method]
+    method = getattr(row, f"method_{row.chosen}", "")
     return [complaint for is_wrong, complaint in (
         *((facts.setdefault((what, *key), fact) != fact,
            f"it says something else of the same {what} than an earlier row") for what, key, fact in own),
         (row.comparison != kind if kind != MAIN else row.comparison in (GOLD, PRACTICE),
          f"the comparison {row.comparison!r} is none of {row.kind} pairs"),
-        (methods.get(row.comparison) != (row.method_a, row.method_b),
+        ((row.method_a, row.method_b) not in methods.get(row.comparison, ()),
          f"the study has no comparison {row.comparison!r} of {row.method_a!r} with {row.method_b!r}"),
-        ((row.chosen, row.chosen_method) != (chosen_picture(row.choice, row.left), method),
+        ((row.chosen, row.chosen_method) != (answer_of(row.choice, row.left), method),
          f"chosen {row.chosen!r} and chosen_method {row.chosen_method!r} contradict choice {row.choice!r} and left "
          f"{row.left!r}"),
-        (row.choice == "unsure" and not settings.allow_unsure, "the study does not offer the choice 'unsure'"),
+        (row.choice not in settings.choices, f"the study does not offer the choice {row.choice!r}"),
+        ((row.method_b == "") != (row.sha256_b == "") or (row.left == "b" and not row.method_b),
+         "a single picture has no method_b and sha256_b, and is on the left"),
         (row.position > settings.trials + settings.gold + settings.repeats + settings.practice,
          f"the position {row.position} is higher than the votes of a rater are many"),
         (row.viewport_width < width or row.viewport_height < height,
@@ -372,6 +381,7 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
     for row in rows:
         image = row["image"]
         a, b = (insert_once(schema.picture, method, image, sha256, method=method, image=image, sha256=sha256, png=None)
+                if method else None
                 for method, sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab"))
         pair = insert_once(schema.pair, row["pair"], number=row["pair"], comparison=row["comparison"], image=image,
                            kind=MAIN if row["kind"] == REPEAT else row["kind"], picture_a=a, picture_b=b)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, QUESTION, Comparison, StudySettings
+from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, QUESTION, TORN, Comparison, StudySettings
 
 Pixels = npt.NDArray[np.uint8]
 """A picture, uint8 [H, W, 3] (RGB)."""
@@ -47,20 +47,21 @@ class Method:
 
 @dataclass(frozen=True)
 class Pair:
-    """The pictures a and b of one image, and their methods.
+    """The pictures a and b of one image, and their methods; or a single picture, which is a.
 
     `kind` is `MAIN`, `GOLD` or `PRACTICE`. Gold and practice pairs belong to no comparison; it has the name of their
-    kind, and their correct answer is a.
+    kind. Their correct answer is a, or for a single picture the judgement that its method names.
     """
 
     kind: str
     comparison: str
     image: str
-    methods: tuple[str, str]
-    pictures: tuple[Pixels, Pixels]
+    methods: tuple[str, ...]
+    pictures: tuple[Pixels, ...]
 
 
-ComparedMethods = tuple[Comparison, Method, Method]
+ComparedMethods = tuple[Comparison, Method, Method | None]
+"""A comparison and its methods; None if the pictures of one method are judged by themselves."""
 ObviousPairs = Mapping[str, tuple[Pixels, Pixels]]
 """Pictures by image: the obvious answer to the study's question, and the other picture."""
 
@@ -88,6 +89,15 @@ def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) ->
         require(comparison.name not in found, f"the comparison {comparison.name!r} is given twice; leave one out")
         found[comparison.name] = (comparison, a, b)
     return list(found.values())
+
+
+def judge_methods(methods: Sequence[Method]) -> list[ComparedMethods]:
+    """Return the methods of a study of single pictures; raise ConfigError without methods, or if two share a name."""
+    require(bool(methods), "there is no method to judge; give one or more")
+    names = [method.name for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    require(twice is None, f"two methods are named {twice!r}; leave one out, or tell them apart with name=")
+    return [(Comparison(method.name, method.name), method, None) for method in methods]
 
 
 def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]) -> list[str]:
@@ -124,22 +134,27 @@ def make_pairs(
         compared: the comparisons.
         settings: the numbers of practice and gold pairs, and the seed.
         obvious: practice and gold pairs; or `SHUFFLED`, which makes them of photographs if a comparison has some, else
-            of pictures of the first method b. None is `SHUFFLED` for the default question, and no pairs for others.
+            of pictures of the first comparison's last method. None is `SHUFFLED` for the default question, and no pairs
+            for others. A study of single pictures has the shuffled picture only, which is torn.
 
     Raises:
+        ConfigError: single pictures are to be judged beside pairs with obvious answers.
         InvalidInputError: methods have different images, pictures differ in size, or a picture to be shuffled has tiles
             of one colour.
     """
-    methods = {method.name: method.pictures for _, a, b in compared for method in (a, b)}
+    methods = {method.name: method.pictures for _, *own in compared for method in own if method}
     images = sorted(set[str]().union(*methods.values()))
     if any(len(pictures) < len(images) for pictures in methods.values()) or same_size(methods, images) != images:
         raise InvalidInputError(f"{', '.join(methods)} must have pictures of the same images, with the same sizes; add "
                                 "the missing pictures and resize the others")
-    pairs = [Pair(MAIN, comparison.name, image, (a.name, b.name), (a.pictures[image], b.pictures[image]))
-             for comparison, a, b in compared for image in images]
+    pairs = [Pair(MAIN, comparison.name, image, tuple(method.name for method in own if method),
+                  tuple(method.pictures[image] for method in own if method))
+             for comparison, *own in compared for image in images]
     if obvious is None and settings.question != QUESTION:
         return pairs
-    source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2]).pictures
+    require(not settings.judge or obvious == SHUFFLED, "judged pictures take no pairs with an obvious answer; give "
+                                                       f"--obvious {SHUFFLED}, whose pictures are torn, or none")
+    source = methods.get(CAMERA, methods[compared[0][0].method_b or compared[0][0].method_a])
     rng = np.random.default_rng((settings.seed, 1))
     names = images if obvious is None or isinstance(obvious, str) else sorted(obvious)
     cycle = itertools.cycle([names[i] for i in rng.permutation(len(names))])
@@ -147,7 +162,8 @@ def make_pairs(
         for image in itertools.islice(cycle, min(count, len(names))):
             pictures = ((source[image], shuffle_tiles(source[image], rng)) if obvious is None or
                         isinstance(obvious, str) else obvious[image])
-            pairs.append(Pair(kind, kind, image, (RIGHT, WRONG), pictures))
+            pairs.append(Pair(kind, kind, image, (TORN,), pictures[1:]) if settings.judge else
+                         Pair(kind, kind, image, (RIGHT, WRONG), pictures))
     return pairs
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from superres.survey import judged_presentation as judged
 from superres.survey.anytime import EVEN, MAX_MORE_RATERS
 from superres.survey.commands import command_line
 from superres.survey.exclusions import applies
 from superres.survey.statistics import FEW_RATERS
+from superres.survey.wording import (
+    as_warning,
+    hundredths,
+    interval_text,
+    level_text,
+    p_text,
+    percent,
+    section,
+    times_text,
+)
 from superres.system.output import counted, figure_png, markdown_table, number_text
 
 Report = dict[str, Any]
@@ -50,18 +60,20 @@ PLOTTED_INTERVALS = (
 def findings(report: Report, store: str) -> dict[str, Any]:
     """Return the findings of a report, whose study is in `store`.
 
-    They are "sentences", one per comparison; and "warnings", each with "what" is the matter, what to "do", and the
-    "command" that does it, or "".
+    They are "sentences", one per comparison, or one per judged method and one on agreement; and "warnings", each with
+    "what" is the matter, what to "do", and the "command" that does it, or "".
     """
     result, warnings = report["result"], []
     for rule, count, least, text in RATER_RULES:
         raters = [rater for rater in report["raters"] if rater["excluded_by"] is None and rater[count] >= least
                   and applies(rule, rater["rater"], rater)]
         if raters:
-            warnings.append(_warning(
+            warnings.append(as_warning(
                 f"{counted(len(raters), 'rater')} {text}.",
                 "To leave such raters out, and see the result with and without them:",
                 command_line("exclude", report["study"], rule, "--reason", text, store=store)))
+    if report["settings"]["judge"]:
+        return {"sentences": judged.sentences(report), "warnings": [*warnings, *judged.about_votes(result)]}
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
     return {"sentences": sentences, "warnings": [*warnings, *_about_votes(result)]}
 
@@ -77,13 +89,13 @@ def sentence(comparison: dict[str, Any], level: float) -> str:
     if not comparison["fool_rate"] and share < EVEN:
         a, b, share, low, high = b, a, 1 - share, 1 - high, 1 - low
     if comparison["fool_rate"]:
-        start = f"{a} is taken for the photograph in {_hundredths(share)} of 100 votes"
+        start = f"{a} is taken for the photograph in {hundredths(share)} of 100 votes"
     elif share == EVEN:
         start = f"{a} and {b} are chosen in 50 of 100 votes each"
     else:
-        start = f"{a} is preferred to {b} in {_hundredths(share)} of 100 votes"
-    return (f"{start}, on average over {counted(known['raters'], 'rater')}, between {_hundredths(low)} and "
-            f"{_hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}")
+        start = f"{a} is preferred to {b} in {hundredths(share)} of 100 votes"
+    return (f"{start}, on average over {counted(known['raters'], 'rater')}, between {hundredths(low)} and "
+            f"{hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}")
 
 
 def _rest(known: dict[str, Any]) -> str:
@@ -103,16 +115,6 @@ def _rest(known: dict[str, Any]) -> str:
     return text + (f" {counted(flip, 'vote')} the other way would turn it round." if flip else "")
 
 
-def _hundredths(share: float) -> str:
-    """Return a share as a number of 100; with a decimal where rounding would hide that it is not exactly 50."""
-    text = f"{100 * share:.0f}"
-    return text if text != "50" or share == EVEN else f"{100 * share:.1f}"
-
-
-def _warning(what: str, do: str, command: str = "") -> dict[str, str]:
-    return {"what": what, "do": do, "command": command}
-
-
 def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
     """Return warnings about all votes together."""
     found = []
@@ -120,47 +122,34 @@ def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
     if sides and sides["p_binomial"] is not None and sides["p_binomial"] < UNRELIABLE:
         side = "left" if sides["share"] > EVEN else "right"
         share = max(sides["share"], 1 - sides["share"])
-        found.append(_warning(
-            f"The {side} picture was chosen in {_hundredths(share)} of 100 votes (on phones, left is above right).",
+        found.append(as_warning(
+            f"The {side} picture was chosen in {hundredths(share)} of 100 votes (on phones, left is above right).",
             "No answer is favoured by this, since sides are drawn at random, but it hides differences: ask for an "
             "answer that does not depend on the order, or collect more votes."))
     if repeats and repeats["interval"][1] < CAREFUL:
-        found.append(_warning(
-            f"Pairs that raters saw twice got the same answer {_hundredths(repeats['share'])} times in 100; guessing "
+        found.append(as_warning(
+            f"Pairs that raters saw twice got the same answer {hundredths(repeats['share'])} times in 100; guessing "
             "gives 50.",
             "The difference may be too small to see, or the question unclear: show the pictures larger (--scale), or "
             "make a new study with a plainer question."))
     counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]
     if counts and min(counts) < FEW_RATERS:
-        found.append(_warning(f"Only {counted(min(counts), 'rater')} finished.",
-                              f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
+        found.append(as_warning(f"Only {counted(min(counts), 'rater')} finished.",
+                                f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
     if counts and (open_raters := result["raters"] - max(counts)) > 0:
-        found.append(_warning(
+        found.append(as_warning(
             f"{counted(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
             "Wait: they count when they finish, or an hour after their last vote. The figures below have all votes."))
     return found
 
 
-def percent(share: float | None) -> str:
-    """Return a share in percent with one decimal, or "-" for None."""
-    return "-" if share is None else f"{100 * share:.1f}"
-
-
-def interval_text(interval: Sequence[float] | None) -> str:
-    """Return an interval of shares in percent in the paper's notation, or "-" for None."""
-    return "-" if interval is None else f"({percent(interval[0])}, {percent(interval[1])})"
-
-
-def p_text(value: float | None) -> str:
-    """Return a p-value with three decimals, or "-" for None."""
-    return "-" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def sections(report: Report) -> list[dict[str, Any]]:
     """Return the tables of a report, each with a "heading", "header", "rows" and a "note" (or "").
 
-    The result without exclusions has only the table of preferences.
+    The result without exclusions has only the table of preferences, or of judgements.
     """
+    if report["settings"]["judge"]:
+        return [*judged.sections(report), *_exclusions(report)]
     result = report["result"]
     fooled = ", ".join(c["method_a"] for c in result["comparisons"] if c["fool_rate"])
     note = ANYTIME_NOTE + INTERVALS_NOTE
@@ -177,20 +166,14 @@ def sections(report: Report) -> list[dict[str, Any]]:
         text = ("Davidson's model, which without ties is Bradley and Terry's. The mean over methods is 0. Of raters "
                 "who can tell, a share of 1 / (1 + exp(B - A)) prefers A to B. The intervals resample raters."
                 + (f" Tie parameter: {ties:.2f}." if ties else ""))
-        found.append(_section("Strengths", ["method", "log strength", _level(report)], rows, text))
-    if report["exclusions"]:
-        rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
-                 str(len(e["raters"]))] for e in report["exclusions"]]
-        found.append(_section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows, ""))
-    return found
+        found.append(section("Strengths", ["method", "log strength", level_text(report["level"])], rows, text))
+    return [*found, *_exclusions(report)]
 
 
-def _section(heading: str, header: list[str], rows: list[list[str]], note: str) -> dict[str, Any]:
-    return {"heading": heading, "header": header, "rows": rows, "note": note}
-
-
-def _level(report: Report) -> str:
-    return f"{100 * report['level']:g}% interval"
+def _exclusions(report: Report) -> list[dict[str, Any]]:
+    rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
+             str(len(e["raters"]))] for e in report["exclusions"]]
+    return [section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows)] if rows else []
 
 
 def _preferences(heading: str, report: Report, analysis: Report, note: str) -> dict[str, Any]:
@@ -202,9 +185,10 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
             percent(known.get("preference")), interval_text(known.get("interval")),
             percent(c.get("preference_decided")), interval_text(intervals.get("wilson")),
             str(c["votes"]), str(c["raters"]), str(known.get("raters", 0)), str(c["images"])])
-    header = ["a vs b", "% for a", f"two-way {_level(report)}", "raters' mean", f"any-time {_level(report)}",
-              "decided", "Wilson", "votes", "raters", "finished", "images"]
-    return _section(heading, header, rows, note)
+    level = level_text(report["level"])
+    header = ["a vs b", "% for a", f"two-way {level}", "raters' mean", f"any-time {level}", "decided", "Wilson",
+              "votes", "raters", "finished", "images"]
+    return section(heading, header, rows, note)
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
@@ -215,9 +199,9 @@ def _tests(analysis: Report) -> dict[str, Any]:
             c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
             *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation", "agreement")),
             str(c["unsure"]), number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000, 1)])
-    return _section("Details", ["a vs b", "p two-way", "p binomial",
-                                "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
-                                "tie parameter", "median s"], rows,
+    return section("Details", ["a vs b", "p two-way", "p binomial",
+                               "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
+                               "tie parameter", "median s"], rows,
                     "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
                     "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
                     "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}." for text in withheld))
@@ -228,12 +212,9 @@ def _rater_quality(analysis: Report) -> dict[str, Any]:
              p_text(share.get("p_binomial"))] if share else [name, "-", "-", "0", "-"]
             for name, share in (("left side chosen", analysis["sides"]), ("gold answered correctly", analysis["gold"]),
                                 ("repeats with the same choice", analysis["repeats"]))]
-    times = analysis["response_ms"]
-    note = f"Krippendorff's alpha over all pairs: {number_text(analysis['agreement'], 3)}."
-    if times:
-        note += (f" Response time: median {times['median'] / 1000:.1f} s, 10% under {times['p10'] / 1000:.1f} s, "
-                 f"10% over {times['p90'] / 1000:.1f} s.")
-    return _section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
+    note = (f"Krippendorff's alpha over all pairs: {number_text(analysis['agreement'], 3)}."
+            + times_text(analysis["response_ms"]))
+    return section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
 
 
 def report_text(report: Report) -> str:
@@ -273,6 +254,8 @@ def report_plot(report: Report, narrow: bool = False) -> bytes:
     """Return a PNG with each comparison's preference and intervals, 900 pixels wide; 420 if `narrow`, for a phone."""
     from matplotlib.figure import Figure
 
+    if report["settings"]["judge"]:
+        return judged.report_plot(report, narrow)
     comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]
     height = 1.8 + 0.55 * max(len(comparisons), 1)
     figure = Figure(figsize=(4.2, height + 0.4) if narrow else (9, height), layout="constrained")
@@ -292,7 +275,7 @@ def report_plot(report: Report, narrow: bool = False) -> bytes:
     names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"] for c in reversed(comparisons)]
     axes.set_yticks(range(len(comparisons)), names)
     axes.set_ylim(-0.6, len(comparisons) - 0.3)
-    axes.set_xlabel(f"votes for the first method, % ({_level(report)}s)")
+    axes.set_xlabel(f"votes for the first method, % ({level_text(report['level'])}s)")
     if comparisons:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if narrow else 3, frameon=False, fontsize=8)
     else:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from superres.errors import ConfigError
 from superres.survey import schema
 from superres.survey.store import Store
-from superres.survey.study import GOLD, MAIN, REPEAT, Study
+from superres.survey.study import GOLD, JUDGEMENTS, MAIN, REPEAT, SIDES, UNSURE, Study
 
 Record = dict[str, Any]
 
@@ -19,16 +19,16 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "rater": (str, "pseudonym of the rater: HMAC-SHA-256 of the participant id, keyed by a secret of the study"),
     "position": (int, "number of the trial in the rater's sequence, from 1"),
     "kind": (str, "main (counted), gold (obvious pair), repeat (a main pair again, sides swapped) or practice"),
-    "comparison": (str, "name of the comparison, or gold or practice"),
+    "comparison": (str, "name of the comparison, or gold or practice; of the method, if pictures are judged singly"),
     "pair": (int, "number of the pair in the study, from 0; a repeat has the number of its main trial"),
     "image": (str, "name of the image that both pictures show"),
-    "method_a": (str, "method of picture a; in gold and practice pairs the correct answer"),
-    "method_b": (str, "method of picture b; camera is a photograph"),
+    "method_a": (str, "method of picture a, or of the single picture; in gold and practice trials the correct answer"),
+    "method_b": (str, "method of picture b; camera is a photograph; or empty"),
     "sha256_a": (str, "SHA-256 of picture a's intensities (raster order, R G B)"),
-    "sha256_b": (str, "SHA-256 of picture b's intensities"),
-    "left": (str, "picture on the left: a or b"),
-    "choice": (str, "chosen side: left, right or unsure"),
-    "chosen": (str, "chosen picture: a, b, or empty for unsure"),
+    "sha256_b": (str, "SHA-256 of picture b's intensities, or empty"),
+    "left": (str, "picture on the left: a or b; a single picture is a"),
+    "choice": (str, "chosen side: left, right or unsure; or judgement: torn, unequal or good"),
+    "chosen": (str, "chosen picture: a, b, or empty for unsure; or the judgement"),
     "chosen_method": (str, "method of the chosen picture, or empty"),
     "response_ms": (float, "milliseconds from the pair's last display to its vote, both by the server's clock"),
     "page_ms": (float, "milliseconds from the display of both pictures to the choice, as the browser reports them"),
@@ -61,15 +61,15 @@ def read_votes(store: Store, study: Study) -> list[Record]:
     ).select_from(
         vote.join(trial, trial.c.id == vote.c.trial_id).join(rater, rater.c.id == trial.c.rater_id)
         .join(pair, pair.c.id == trial.c.pair_id)
-        .join(a, a.c.id == pair.c.picture_a).join(b, b.c.id == pair.c.picture_b)
+        .join(a, a.c.id == pair.c.picture_a).outerjoin(b, b.c.id == pair.c.picture_b)
     ).where(pair.c.study_id == study.id)
     with store.reading() as connection:
         records = [dict(row) for row in connection.execute(query).mappings()]
     for record in records:
-        record["panel"] = record["panel"] or ""
+        record.update({name: record[name] or "" for name in ("panel", "method_b", "sha256_b")})
         record["response_ms"] = elapsed_ms(record["issued"], record["voted"])
-        record["chosen"] = chosen = chosen_picture(record["choice"], record["left"])
-        record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
+        record["chosen"] = chosen = answer_of(record["choice"], record["left"])
+        record["chosen_method"] = record.get(f"method_{chosen}", "")
     # Sorted here, since databases differ in their order of text.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
 
@@ -94,25 +94,35 @@ def elapsed_ms(issued: str, voted: str) -> float:
     return max((end - start) / timedelta(milliseconds=1), 0.0)
 
 
-def chosen_picture(choice: str, left: str) -> str:
-    """Return the picture ("a" or "b") on the chosen side, given the picture on the left; "" if the rater was unsure."""
-    if choice == "unsure":
+def answer_of(choice: str, left: str) -> str:
+    """Return the picture ("a" or "b") on the chosen side, given the picture on the left; "" if the rater was unsure.
+
+    A judgement of a single picture is its own answer.
+    """
+    if choice in JUDGEMENTS:
+        return choice
+    if choice == UNSURE:
         return ""
-    return left if choice == "left" else {"a": "b", "b": "a"}[left]
+    return left if choice == SIDES[0] else {"a": "b", "b": "a"}[left]
+
+
+def correct_answer(method_a: str) -> str:
+    """Return the correct answer of a gold or practice trial: picture a, or the judgement that is its method."""
+    return method_a if method_a in JUDGEMENTS else "a"
 
 
 def gold_answers(records: Sequence[Record]) -> list[bool]:
-    """Return whether each vote on a gold pair is for the correct picture."""
-    return [record["chosen"] == "a" for record in records if record["kind"] == GOLD]
+    """Return whether each vote on a gold pair is correct."""
+    return [record["chosen"] == correct_answer(record["method_a"]) for record in records if record["kind"] == GOLD]
 
 
 def repeated_answers(records: Sequence[Record]) -> list[bool]:
-    """Return whether each vote on a repeat is for the same picture as the rater's first vote on that pair."""
+    """Return whether each vote on a repeat has the same answer as the rater's first vote on that pair."""
     first = {(record["rater"], record["pair"]): record["chosen"] for record in records if record["kind"] == MAIN}
     return [first[key] == record["chosen"] for record in records
             if record["kind"] == REPEAT and (key := (record["rater"], record["pair"])) in first]
 
 
 def left_choices(records: Sequence[Record]) -> list[bool]:
-    """Return whether each vote is for the left side, except votes for neither."""
-    return [record["choice"] == "left" for record in records if record["choice"] != "unsure"]
+    """Return whether each vote for a side is for the left one."""
+    return [record["choice"] == SIDES[0] for record in records if record["choice"] in SIDES]

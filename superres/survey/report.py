@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from superres.config import require
-from superres.survey import anytime, statistics
+from superres.survey import anytime, judgements, statistics
 from superres.survey.exclusions import excluded_raters, quality, read_exclusions
 from superres.survey.presentation import Report, findings
 from superres.survey.records import Record, gold_answers, left_choices, read_votes, repeated_answers
@@ -24,12 +24,13 @@ VALUES = {"a": 1.0, "": 0.5, "b": 0.0}
 """Value of a vote by its chosen picture; "can't tell" counts as half a vote for each picture."""
 
 
-def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
+def study_report(store: Store, study: Study, level: float | None = None) -> Report:
     """Return the deterministic report of a study's votes, serialisable as JSON.
 
     If rules exclude raters, the report also has the result without exclusions. `level` is the confidence level of all
-    intervals.
+    intervals, by default that of the paper for pairs and `superres.survey.judgements.LEVEL` for single pictures.
     """
+    level = level or (judgements.LEVEL if study.settings.judge else LEVEL)
     records, exclusions = read_votes(store, study), read_exclusions(store, study)
     excluded = excluded_raters(records, exclusions)
     report = {
@@ -61,6 +62,10 @@ def pilot_correlations(store: Store, study: Study) -> tuple[float, float]:
 
 def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     main, seed = [record for record in records if record["kind"] == MAIN], study.settings.seed
+    common = {**_size(main), "repeats": _share(repeated_answers(records), level),
+              "gold": _share(gold_answers(records), level), **_answers(main)}
+    if study.settings.judge:
+        return {**common, **_judgements(study, main, level)}
     finished = anytime.rater_values(main, study.settings.trials, VALUES)
     left = left_choices(main)
     sides = _share(left, level)
@@ -70,16 +75,26 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
         raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main], np.random.default_rng((seed, 3)),
         level)
     return {
-        **_size(main),
+        **common,
         "withheld": reason,
         "comparisons": [_comparison(c, [record for record in main if record["comparison"] == c.name],
                                     finished.get(c.name), seed, level) for c in study.comparisons],
         "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left), len(left))},
-        "repeats": _share(repeated_answers(records), level),
-        "gold": _share(gold_answers(records), level),
-        **_answers(main),
         "strengths": strengths, "tie_parameter": ties,
     }
+
+
+def _judgements(study: Study, main: list[Record], level: float) -> Report:
+    """Return the report of a study of single pictures: each method's, and differences between methods."""
+    methods = [comparison.method_a for comparison in study.comparisons]
+    found = []
+    for method in methods:
+        own = [record for record in main if record["method_a"] == method]
+        shares = {"answers": judgements.answer_shares(own, level), "raters_alone": judgements.by_rater(own, level),
+                  "same_answers": judgements.same_answers(own)} if own else {}
+        found.append({"method": method, **_size(own), **_answers(own), **shares})
+    return {"comparisons": [], "methods": found, "differences": judgements.method_differences(main, methods, level),
+            "same_answers": judgements.same_answers(main)}
 
 
 def _comparison(

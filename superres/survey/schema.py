@@ -6,7 +6,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-VERSION = 3
+VERSION = 4
 """Version of the tables below."""
 
 metadata = sa.MetaData()
@@ -32,7 +32,8 @@ picture = _table(
 pair = _table(
     "pair", _of_study(index=True), _column("number", sa.Integer), _column("kind", sa.String(10)),
     _column("comparison", sa.String(410)), _column("image", sa.String(500)),
-    _column("picture_a", sa.ForeignKey("survey_picture.id")), _column("picture_b", sa.ForeignKey("survey_picture.id")),
+    _column("picture_a", sa.ForeignKey("survey_picture.id")),
+    sa.Column("picture_b", sa.ForeignKey("survey_picture.id")),  # none in a study of single pictures
     sa.UniqueConstraint("study_id", "number"))
 rater = _table(
     "rater", _of_study(), _column("pseudonym", sa.String(64)), _column("consent_version", sa.String(12)),
@@ -50,7 +51,8 @@ trial = _table(
 sa.Index("survey_trial_of_rater", trial.c.rater_id, trial.c.kind)
 vote = _table(
     "vote", _column("trial_id", sa.ForeignKey("survey_trial.id"), unique=True),
-    _column("choice", sa.String(6), sa.CheckConstraint("choice IN ('left', 'right', 'unsure')")),
+    _column("choice", sa.String(7),
+            sa.CheckConstraint("choice IN ('left', 'right', 'unsure', 'torn', 'unequal', 'good')")),
     _column("response_ms", sa.Float),  # measured by the page; `page_ms` in exports
     _column("display_px", sa.Float), _column("pixel_ratio", sa.Float), _column("viewport_width", sa.Integer),
     _column("viewport_height", sa.Integer), _column("input", sa.String(10)), _column("voted", sa.String(30)))

@@ -159,8 +159,8 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
         _check_link(settings, request.query_params)  # which the page passes on
-        shown = ("title", "question", "consent", "consent_version", "allow_unsure", "minimum_viewport", "id_params",
-                 "panel_params")
+        shown = ("title", "question", "consent", "consent_version", "judge", "allow_unsure", "minimum_viewport",
+                 "id_params", "panel_params")
         return {
             **{name: getattr(settings, name) for name in shown},
             # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may be reduced smoothly.

@@ -196,7 +196,8 @@ class Store:
                                              image=pair.image, sha256=sha256, png=encode_png(pixels))
                     ids.append(known[key])
                 add_row(connection, schema.pair, study_id=study, number=number, kind=pair.kind,
-                        comparison=pair.comparison, image=pair.image, picture_a=ids[0], picture_b=ids[1])
+                        comparison=pair.comparison, image=pair.image, picture_a=ids[0],
+                        picture_b=ids[1] if len(ids) > 1 else None)
         return self.study(name), token
 
     def add_study(

@@ -15,7 +15,16 @@ CAMERA = "camera"
 """Method name of the real photographs; the preference for another method over them is its fool rate."""
 
 MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
-"""Kinds of trials: counted votes, obvious pairs, main pairs with swapped sides, and obvious pairs with feedback."""
+"""Kinds of trials: counted votes, obvious pairs, main pairs with swapped sides, and obvious pairs with feedback.
+
+In a study of single pictures, obvious and repeated pairs are pictures.
+"""
+
+SIDES, UNSURE = ("left", "right"), "unsure"
+"""Answers to a pair."""
+
+TORN, UNEQUAL, GOOD = JUDGEMENTS = ("torn", "unequal", "good")
+"""Answers to a single picture of a face: torn or faceless, with eyes or halves that do not match, or neither."""
 
 FORMATS = ("csv", "jsonl", "parquet")
 """Formats of exported votes, which are also the suffixes of their files."""
@@ -43,6 +52,18 @@ CONSENT = (
     "your submission are stored, too. No name, e-mail or network address is stored. The votes may be "
     "published."
 )
+
+
+JUDGING: dict[str, Any] = {
+    "judge": True, "question": "Is this a good face?", "title": "Is this a good face?", "trials": 10_000,
+    "interpolation": "lanczos",
+    "consent": CONSENT.replace("pairs of pictures, and choose one picture of each pair",
+                               "pictures of faces, one by one, and say of each whether it is torn, unequal or good"),
+}
+"""Settings of a study of single pictures that differ from the defaults.
+
+Raters judge all pictures. These are enlarged smoothly, since a face is hard to see behind the edges of large pixels.
+"""
 
 
 def check_text(what: str, value: object, most: int = MAX_LINE) -> str:
@@ -97,6 +118,8 @@ class StudySettings(Config):
                                  choices=("nearest", "bicubic", "lanczos"), panel=PAGE)
     thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT",
                           panel=PAGE)
+    judge: bool = setting(False, "Show single pictures instead of pairs; raters judge each as torn or faceless, "
+                                 "unequal, or good.", panel=TRIALS)
     completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE",
                                    panel=RATERS)
     completion_url: str = setting("", "Link on the last page.", "URL", panel=RATERS)
@@ -117,6 +140,8 @@ class StudySettings(Config):
             text = check_text(name, getattr(self, name), MAX_TEXT if name == "consent" else MAX_LINE)
             require(bool(text.strip()) or name.startswith("completion"),
                     f"{name} must not be empty; leave it out for the default text")
+        require(not (self.judge and self.allow_unsure), "judged pictures have three answers, and allow_unsure is a "
+                                                        "fourth one; leave one of the two out")
         require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
         require(all(0 <= side <= 10_000 for side in self.minimum_viewport),
                 f"the minimum viewport must be width,height in CSS pixels, not {shown(self.minimum_viewport)}")
@@ -133,14 +158,22 @@ class StudySettings(Config):
         """First 12 hexadecimal digits of the SHA-256 of the consent text, stored with each agreement."""
         return short_digest(self.consent.encode())
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The answers that the page offers: sides of a pair, or judgements of a picture."""
+        return JUDGEMENTS if self.judge else (*SIDES, *([UNSURE] if self.allow_unsure else []))
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods whose pictures are shown side by side; the report gives the preference for `method_a`."""
+    """Two methods whose pictures are shown side by side; the report gives the preference for `method_a`.
+
+    A study of single pictures has one for each method, with its name, and an empty `method_b`.
+    """
 
     name: str
     method_a: str
-    method_b: str
+    method_b: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,9 +196,10 @@ class Study:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether each rater's pairs are planned: with three or more methods, and a vote on every comparison."""
+        """Whether each rater's pairs are planned: pairs of three or more methods, and a vote on every comparison."""
         methods = {name for comparison in self.comparisons for name in (comparison.method_a, comparison.method_b)}
-        return self.settings.adaptive and len(methods) > 2 and len(self.comparisons) <= self.settings.trials
+        return (self.settings.adaptive and not self.settings.judge and len(methods) > 2
+                and len(self.comparisons) <= self.settings.trials)
 
     def record(self) -> dict[str, Any]:
         """Return the study without its salt, serialisable as JSON."""

@@ -16,7 +16,7 @@ from superres.survey import schema
 from superres.survey.assignment import assign, count_pairs, schedule, trial_rng
 from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym, require_filled
 from superres.survey.pairs import display_png
-from superres.survey.records import chosen_picture
+from superres.survey.records import answer_of, correct_answer
 from superres.survey.store import Store, add_row, utc_now
 from superres.survey.study import MAX_PARAMS, PRACTICE, Study
 
@@ -51,7 +51,7 @@ class Ballot(BaseModel):
     """
 
     model_config = STRICT
-    choice: Literal["left", "right", "unsure"]
+    choice: Literal["left", "right", "unsure", "torn", "unequal", "good"]
     response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
     pixel_ratio: float = Field(gt=0, le=64)
@@ -148,15 +148,18 @@ def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | Non
 
 
 def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
-    """Return the PNG on a side ("left" or "right") of the trial with this token; raise RefusedError without one."""
+    """Return the PNG on a side ("left" or "right") of the trial with this token; raise RefusedError without one.
+
+    A single picture is on the left.
+    """
     trial, pair, picture = schema.trial, schema.pair, schema.picture
     query = select(trial.c.left_side, pair.c.picture_a, pair.c.picture_b).join(pair, pair.c.id == trial.c.pair_id) \
         .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
     with store.reading() as connection:
         row = connection.execute(query).one_or_none()
-        if row is None:
+        key = None if row is None else row.picture_a if answer_of(side, row.left_side) == "a" else row.picture_b
+        if key is None:
             raise RefusedError(404, "no such picture; reload the page")
-        key = row.picture_a if chosen_picture(side, row.left_side) == "a" else row.picture_b
         packed: bytes = connection.execute(select(picture.c.png).where(picture.c.id == key)).scalar_one()
     return display_png(packed, study.settings.scale, study.settings.interpolation)
 
@@ -167,14 +170,15 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
     Raise RefusedError if the session or token is unknown, the token is another rater's, the trial already has a vote,
     or the study does not accept the choice or the size of the window. Nothing was stored.
     """
-    if vote.choice == "unsure" and not study.settings.allow_unsure:
-        raise RefusedError(422, "the choice 'unsure' is not offered in this study")
+    if vote.choice not in study.settings.choices:
+        raise RefusedError(422, f"the choice {vote.choice!r} is not offered in this study")
     width, height = study.settings.minimum_viewport
     if vote.viewport_width < width or vote.viewport_height < height:
         raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
-    trial, pair, rater = schema.trial, schema.pair, schema.rater
-    query = select(trial, rater.c.session_hash).select_from(trial.join(rater).join(pair)) \
-        .where(trial.c.token_hash == digest(vote.token), pair.c.study_id == study.id)
+    trial, pair, rater, picture = schema.trial, schema.pair, schema.rater, schema.picture
+    query = select(trial, rater.c.session_hash, picture.c.method).select_from(
+        trial.join(rater).join(pair).join(picture, picture.c.id == pair.c.picture_a)
+    ).where(trial.c.token_hash == digest(vote.token), pair.c.study_id == study.id)
     with store.writing() as connection:
         found = connection.execute(query).one_or_none()
         if found is None or found.session_hash != digest(session):
@@ -183,7 +187,8 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
             add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(), **vote.model_dump(exclude={"token"}))
         except IntegrityError:  # a trial has at most one vote
             raise RefusedError(409, "this pair has been voted on already; the first vote counts") from None
-    return chosen_picture(vote.choice, found.left_side) == "a" if found.kind == PRACTICE else None
+    right = answer_of(vote.choice, found.left_side) == correct_answer(found.method)
+    return right if found.kind == PRACTICE else None
 
 
 def _lock_study(connection: Connection, study: Study) -> None:

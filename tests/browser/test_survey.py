@@ -11,10 +11,10 @@ from survey_tools import add_study, vote_through, wait_for_pair
 
 from simulations.serving import serving
 from superres.survey.credentials import link_key
-from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
-from superres.survey.study import StudySettings
+from superres.survey.study import JUDGING, StudySettings
 
 TARGET = 44
 """Smallest side of a control, in CSS pixels; a checkbox is as large as its label, which can be clicked too."""
@@ -32,11 +32,13 @@ def add_faces(store, name="faces", **settings):
     face = Image.fromarray(data.astronaut()[:210, 140:350])
     sharp = {f"{side}": np.asarray(face.crop((0, 0, side, side)).resize((32, 32))) for side in range(150, 210, 10)}
     blurred = {key: np.asarray(Image.fromarray(value).resize((8, 8)).resize((32, 32))) for key, value in sharp.items()}
-    made = [Method("bicubic", blurred, {}), Method("camera", sharp, {})]
-    compared = compare_methods(made[:1], made[1:])
-    options = StudySettings(**{"trials": 6, "gold": 0, "repeats": 0, "practice": 1, "allow_unsure": True,
-                               "completion_code": "C0DE", "completion_url": "https://example.org/", **settings})
-    return store.create_study(name, options, [compared[0][0]], {}, make_pairs(compared, options))
+    made, judged = [Method("bicubic", blurred, {}), Method("camera", sharp, {})], settings.get("judge", False)
+    compared = judge_methods(made) if judged else compare_methods(made[:1], made[1:])
+    options = StudySettings(**{**(JUDGING if judged else {}), "trials": 6, "gold": 0, "repeats": 0, "practice": 1,
+                               "allow_unsure": not judged, "completion_code": "C0DE",
+                               "completion_url": "https://example.org/", **settings})
+    return store.create_study(name, options, [comparison for comparison, _, _ in compared], {},
+                              make_pairs(compared, options, SHUFFLED if judged else None))
 
 
 class Screens:
@@ -194,6 +196,43 @@ def test_a_rater_from_the_consent_to_the_end_on_every_screen(look, sqlite, width
         ("unsure", "key"), ("unsure", "pointer")]
     assert {(vote["viewport_width"], vote["pixel_ratio"]) for vote in votes} == {(width, 1)}
     assert all(vote["response_ms"] > 0 and vote["display_px"] >= 32 for vote in votes)
+
+
+@SCREENS
+def test_single_pictures_are_judged_by_keys_and_buttons_and_reported(look, sqlite, width, scheme):
+    study, token = add_faces(sqlite, name="looks", judge=True, scale=8)
+    screens = look(width, scheme)
+    page = screens.page
+    with serving(sqlite, study) as address:
+        page.goto(address)
+        assert "pictures of faces, one by one" in page.inner_text("#consent")
+        screens.agree("me")
+        screens.vote(1, "1")
+        screens.says("Practice: your choice was correct.")
+        wait_for_pair(page, 2)
+        assert not page.is_visible("#pair")
+        assert 200 <= page.locator("#single-picture").bounding_box()["width"] <= 256
+        screens.check("judging", GREY)
+        page.keyboard.press("j")  # an answer to pairs
+        page.keyboard.press("4")
+        screens.vote(2, "12")
+        for position, name in enumerate(("torn", "unequal", "good"), 4):
+            wait_for_pair(page, position)
+            (page.tap if width < 600 else page.click)(f"#{name}")
+        screens.vote(7, "3")
+        page.wait_for_selector("#done:not([hidden])")
+        page.goto(f"{address}results/")
+        page.fill("#owner", token)
+        page.press("#owner", "Enter")
+        page.locator("#summary:has-text('6 votes of 1 rater in looks')").wait_for()
+        page.wait_for_function("() => document.getElementById('plot').complete")
+        page.locator("summary").press("Enter")
+        screens.check("judgements")
+    votes = read_votes(sqlite, study)
+    assert [(vote["choice"], vote["input"]) for vote in votes] == [
+        ("torn", "key"), ("torn", "key"), ("unequal", "key"), ("torn", "pointer"), ("unequal", "pointer"),
+        ("good", "pointer"), ("good", "key")]
+    assert all(vote["display_px"] >= 200 for vote in votes)
 
 
 def test_a_rater_comes_back_by_a_link_and_another_browser_or_person_does_not(look, sqlite):

@@ -8,6 +8,9 @@ const GAP = 32;           // between pictures side by side, as in survey.css
 const FRAME = 16;         // padding and border of a picture's button
 const LEAST_HEIGHT = 120; // a window that is lower than its pictures scrolls
 
+const ANSWERS = {ArrowLeft: "left", ArrowUp: "left", f: "left", F: "left", ArrowRight: "right", ArrowDown: "right",
+  j: "right", J: "right", " ": "unsure", 1: "torn", 2: "unequal", 3: "good"};
+
 let study = null;
 let session = null;
 let raterFromUrl = null;
@@ -33,11 +36,15 @@ function refresh() {
   if (shown === "trial") fit();
 }
 
-// Show both pictures as large as the window allows: side by side or stacked, whichever is larger. They are enlarged only
+// A study has pairs, or single pictures that are judged.
+const choices = () => (study.judge ? ["torn", "unequal", "good"] : ["left", "right", ...(study.allow_unsure ? ["unsure"] : [])]);
+const shownImages = () => (study.judge ? ["single"] : ["left", "right"]).map((name) => byId(`${name}-picture`));
+
+// Show the pictures as large as the window allows: side by side or stacked, whichever is larger. They are enlarged only
 // if the study says so. A picture of single pixels keeps a whole number of CSS pixels for each of its own pixels.
 function fit() {
   const pair = byId("pair");
-  const images = [byId("left-picture"), byId("right-picture")];
+  const images = shownImages();
   const [width, height] = [images[0].naturalWidth, images[0].naturalHeight];
   if (!width || !height) return;
   const arrange = (stacked, factor) => {
@@ -52,12 +59,12 @@ function fit() {
     const button = byId("left");
     // A label is below its picture if they are side by side, else beside it.
     const room = byId("trial").clientWidth;
-    const across = stacked ? room - button.offsetWidth : (room - GAP) / 2 - FRAME;
+    const across = stacked ? room - button.offsetWidth : (room + GAP) / images.length - GAP - FRAME;
     const labels = stacked ? 2 * (button.offsetHeight - FRAME) : 0;
     const down = window.innerHeight - document.querySelector("main").offsetHeight + labels;
     return Math.min(study.fill ? Infinity : 1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
   };
-  const [beside, stacked] = [factor(false), factor(true)];
+  const [beside, stacked] = [factor(false), study.judge ? 0 : factor(true)];
   const best = Math.max(beside, stacked);
   arrange(stacked > beside, study.scale > 1 ? Math.max(1, Math.floor(best * study.scale)) / study.scale : best);
 }
@@ -157,18 +164,18 @@ async function next(text) {
   const {status, value} = await ask("api/trial");
   if (status !== 200) return startOver(value.error);
   if (value.done) return finish(value);
-  byId("pair").classList.remove("ready");
+  byId("trial").classList.remove("ready");
   byId("progress").max = value.total;
   byId("progress").value = value.position - 1;
   byId("count").textContent = `${value.position} of ${value.total}${value.practice ? " (practice)" : ""}`;
   show("trial");
   say(text);
-  const images = [byId("left-picture"), byId("right-picture")];
+  const images = shownImages();
   const base = `pictures/${value.token}/`;
   for (let attempt = 0; ; attempt++) {
     try {
       const again = attempt ? `?${attempt}` : "";
-      await Promise.all([loaded(images[0], `${base}left${again}`), loaded(images[1], `${base}right${again}`)]);
+      await Promise.all(images.map((image, place) => loaded(image, base + ["left", "right"][place] + again)));
       break;
     } catch (error) {
       if (attempt === 3) return next("");  // the pair may have been opened in another window
@@ -178,7 +185,7 @@ async function next(text) {
     }
   }
   fit();
-  byId("pair").classList.add("ready");
+  byId("trial").classList.add("ready");
   requestAnimationFrame(() => requestAnimationFrame((now) => {
     shownAt = now;
     trial = value;
@@ -193,7 +200,7 @@ async function vote(choice, input) {
   const ballot = {
     token, choice, input,
     response_ms: Math.max(0, performance.now() - shownAt),
-    display_px: byId("left-picture").getBoundingClientRect().width,
+    display_px: shownImages()[0].getBoundingClientRect().width,
     pixel_ratio: window.devicePixelRatio,
     viewport_width: window.innerWidth,
     viewport_height: window.innerHeight,
@@ -220,12 +227,9 @@ function finish(value) {
 
 function onKey(event) {
   if (event.repeat || event.ctrlKey || event.altKey || event.metaKey || section !== "trial") return;
-  const keys = {ArrowLeft: "left", ArrowUp: "left", f: "left", F: "left",
-    ArrowRight: "right", ArrowDown: "right", j: "right", J: "right"};
-  if (study.allow_unsure) keys[" "] = "unsure";
+  const choice = ANSWERS[event.key];
   if (event.key === " ") event.preventDefault();  // the space bar must not press the focused button
-  const choice = keys[event.key];
-  if (!choice) return;
+  if (!choices().includes(choice)) return;
   event.preventDefault();
   vote(choice, "key");
 }
@@ -242,7 +246,9 @@ async function main() {
   byId("consent").textContent = study.consent;
   byId("question").textContent = study.question;
   byId("unsure").hidden = !study.allow_unsure;
-  byId("pair").classList.toggle("smooth", study.scale === 1);
+  byId("pair").hidden = study.judge;
+  for (const name of ["single", "answers"]) byId(name).hidden = !study.judge;
+  byId("trial").classList.toggle("smooth", study.scale === 1);
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
   key = parameters.get("link_key") || "";
@@ -252,10 +258,10 @@ async function main() {
   byId("enrol").addEventListener("submit", enrol);
   byId("continue").addEventListener("click", () => next(""));
   byId("other").addEventListener("click", () => startOver(""));
-  for (const side of ["left", "right", "unsure"]) {
-    byId(side).addEventListener("click", (event) => {
+  for (const choice of choices()) {
+    byId(choice).addEventListener("click", (event) => {
       if (event.detail) event.currentTarget.blur();
-      vote(side, event.detail ? "pointer" : "key");
+      vote(choice, event.detail ? "pointer" : "key");
     });
   }
   document.addEventListener("keydown", onKey);
