@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from superres.pipeline.translator import Translator
     from superres.survey.store import Store
-    from superres.tasks.pictures import Pixels
     from superres.web.decoding import Decoder
 
-FACES = Path(__file__).parent / "scripts" / "faces"
-NAMES = "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"
-"""What the pictures in FACES show, in their order."""
+FACES, PHOTOS = (Path(__file__).parent / "scripts" / name for name in ("faces", "photos"))
+NAMES = tuple(f"{name}-(drawn)" for name in (
+    "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
+"""What the pictures in FACES show, in their order: people whom a model drew, after the photographs of people."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
@@ -61,25 +61,20 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
     """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
     from PIL import Image
 
+    from superres.evaluation.examples import photographs
     from superres.web.files import new_folder
     from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
-    Image.fromarray(first_example()).save(folder / "astronaut.png")
+    photos = {folder / f"{name}.png": photo for name, photo in photographs(PHOTOS).items()}
+    for path, photo in photos.items():
+        Image.fromarray(photo).save(path)
     least = decoder.upscaler.face_task.source
     faces = {name: path for name, path in zip(NAMES, sorted(FACES.glob("*.png")), strict=True)
              if min(Image.open(path).size) >= least}
-    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder / f"{name}.png"))
-                                            for name, path in faces.items())]
+    examples = [*photos, *(Path(shutil.copy(path, folder / f"{name}.png"))
+                           for name, path in faces.items())]
     return build_page(decoder, examples, max_queue, with_survey, root_path)
-
-
-def first_example() -> Pixels:
-    """Return scikit-image's astronaut, uint8 [H, W, 3], with her face in the centre as in CelebA."""
-    from skimage import data
-
-    face: Pixels = data.astronaut()[:210, 140:310]
-    return face
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
@@ -166,6 +161,7 @@ def main(
             opened, pages = open_survey(survey, store)
             location = opened.location
             stack.enter_context(closing(opened))
+        from superres.evaluation.examples import photographs
         from superres.pipeline.upscaler import Upscaler
         from superres.web.crops import subjects
         from superres.web.decoding import Decoder
@@ -174,7 +170,8 @@ def main(
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        decoder.warm_up(subjects(first_example(), decoder.upscaler.face_task)[0].source)
+        first, *_ = photographs(PHOTOS).values()
+        decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, visitors, root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)

@@ -1,6 +1,7 @@
 """Upscale a few freely licensed faces with the bundled checkpoint and print the speed: `make demo`.
 
-The inputs are scikit-image's astronaut, reduced, and the faces in `scripts/faces`, which the bundled model sampled.
+The inputs are free photographs of people, in which the face is found and reduced, and the faces of 8x8 pixels in
+`scripts/faces`, which a model of this project drew.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from skimage import data
 
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
+from superres.evaluation.examples import photographs
 from superres.pipeline.pipeline import fastest_exact
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import encode_png
+from superres.tasks.photos import choose_crops, largest
 from superres.tasks.pictures import Picture, Pixels, read_image
 from superres.tasks.sheets import contact_sheet
 
 BLOCK = 4
 """Block size of the variant that has blocks on any processor."""
-ASTRONAUT_FACE = np.s_[20:190, 140:310]
-"""Rows and columns of the face in scikit-image's astronaut, cropped similarly to the training faces."""
+
+FACES, PHOTOS = (Path(__file__).parent / name for name in ("faces", "photos"))
 
 
 @dataclass
@@ -65,10 +67,14 @@ class Variant:
 
 
 def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
-    """Return the inputs by name, each uint8 [source, source, 3]."""
-    folder = Path(__file__).parent / "faces"
-    inputs = {path.stem: task.to_source(read_image(path)) for path in sorted(folder.glob("*.png"))}
-    return {"astronaut": task.source_of(data.astronaut()[ASTRONAUT_FACE]), **inputs}
+    """Return the inputs by name, each uint8 [source, source, 3]: the photographs' faces first, then drawn ones."""
+    drawn = {path.stem: task.to_source(read_image(path)) for path in sorted(FACES.glob("*.png"))}
+    return {**{name: task.source_of(face) for name, face in read_photographs(task).items()}, **drawn}
+
+
+def read_photographs(task: FaceTask) -> dict[str, Pixels]:
+    """Return the largest face of each photograph by name, uint8 [S, S, 3], as `superres upscale` finds it."""
+    return {name: largest(choose_crops(photo, task)).take(photo) for name, photo in photographs(PHOTOS).items()}
 
 
 def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
@@ -119,6 +125,25 @@ def earlier_stages(variant: Variant) -> list[Pixels]:
     return [variant.upscaler.face_task.enlarge(images, "nearest") for images in drawn]
 
 
+def draw_sheet(variants: dict[str, Variant], inputs: dict[str, np.ndarray]) -> Pixels:
+    """Return the sheet of all inputs, one per column: pictures of each way by row, and at last the photographs."""
+    upscaler = variants["greedy"].upscaler
+    task, sources = upscaler.face_task, np.stack(list(inputs.values()))
+    photos = read_photographs(task)
+    none = np.full((task.target, task.target, 3), 255, np.uint8)
+    truth = [task.target_of(photos[name]) if name in photos else none for name in inputs]
+    stages = earlier_stages(variants["greedy"])
+    rows = {f"input,\n{task.source_size}": task.enlarge(sources, "nearest"),
+            "Lanczos": task.enlarge(sources, "lanczos"),
+            **{f"stage {number},\n{size}x{size}": drawn
+               for number, (size, drawn) in enumerate(zip(task.between, stages, strict=True), 1)},
+            **{f"{name},\n{task.target_size}": variants[name].images for name in ("greedy", "epsilon 2", "sample")},
+            "the photo": truth}
+    columns = {name.replace("-", " ").title() if name in photos else f"drawn {name[-1]}": np.stack(pictures)
+               for name, *pictures in zip(inputs, *rows.values(), strict=True)}
+    return contact_sheet(columns, 2, 32, list(rows))
+
+
 def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
     """Yield the table, and a sentence on each variant."""
     yield f"{'':11}  seconds per image  tokens per step  speed-up"
@@ -135,6 +160,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to64",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    sheet: Annotated[Path | None, typer.Option(help="File for the sheet. [default: sheet.png in that folder]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement; their medians are printed.")] = 3,
 ) -> None:
     """Upscale with several variants of decoding, one image at a time; write the pictures and print the speed."""
@@ -149,15 +175,11 @@ def main(
         for face, image in zip(inputs, variants[name].images, strict=True):
             record = upscaler.record(variants[name].options)
             write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
-    enlarged = [upscaler.face_task.enlarge(sources, method) for method in ("nearest", "lanczos")]
-    rows = [*enlarged, *earlier_stages(variants["greedy"]),
-            *(variants[name].images for name in ("greedy", "epsilon 2", "sample"))]
-    sheet = contact_sheet({face: np.stack(pictures) for face, *pictures in zip(inputs, *rows, strict=True)}, scale=3)
-    write_result(output / "sheet.png", encode_png(Picture(sheet), {"checkpoint": upscaler.name}))
+    sheet = sheet or output / "sheet.png"
+    write_result(sheet, encode_png(Picture(draw_sheet(variants, inputs)), {"checkpoint": upscaler.name}), "--sheet")
     print(f"\nOne image at a time, {upscaler.name}@{upscaler.revision}, {upscaler.device}, engine {upscaler.engine}:")
     print("\n".join(table_lines(variants)))
-    print(f"\nPictures: {output}/*.png; side by side: {output / 'sheet.png'}, from top to bottom the input,"
-          " Lanczos, earlier stages, greedy, epsilon 2 and sample")
+    print(f"\nPictures: {output}/*.png; side by side: {sheet}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Draw the pictures of `docs/web-demo.md`: the page with a checkpoint, as Chromium shows it.
 
-    python scripts/draw_page.py --checkpoint celeba-8to64
+    python scripts/draw_page.py
 
-The faces are scikit-image's astronaut and those of `scripts/faces`. Chromium must be installed.
+The faces are the page's examples: photographs of people, and those of `scripts/faces`. Chromium must be installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from superres.config import DEFAULT_CHECKPOINT
+from superres.config import DEFAULT_CASCADE
 from superres.errors import ConfigError, SuperresError
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.metadata import marked
@@ -111,7 +111,7 @@ def save(png: bytes, path: Path) -> None:
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CASCADE,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs" / "pictures",
 ) -> None:
     """Draw the pictures of the web demo."""

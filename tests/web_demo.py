@@ -19,6 +19,7 @@ import httpx
 import torch
 import uvicorn
 from fakes import TINY, random_model
+from skimage import data
 
 import app
 from superres.pipeline.upscaler import Upscaler
@@ -88,7 +89,7 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         if example:
-            decoder.warm_up(subjects(app.first_example(), upscaler.face_task)[0].source)
+            decoder.warm_up(subjects(data.astronaut(), upscaler.face_task)[0].source)
         page = app.build_app(decoder, max_queue, survey is not None)
         server = uvicorn.Server(configure(build_server(page, decoder, folder, auth, survey=survey), grace_seconds=1))
         listening = socket.create_server(("127.0.0.1", 0))

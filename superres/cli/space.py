@@ -18,7 +18,8 @@ PAGE = "https://huggingface.co"
 """Site that shows the page of a Space in a frame."""
 PORT, MAX_QUEUE, TIME_LIMIT = 7860, 8, 60
 """Port of the page, and the limits for two cores: waiting requests, and seconds per request."""
-FILES = ("app.py", "LICENSE", *(f"scripts/faces/face-{number}.png" for number in range(1, 8)))
+FILES = ("app.py", "LICENSE", "scripts/photos/Grace-Hopper.jpg",
+         *(f"scripts/faces/face-{number}.png" for number in range(1, 8)))
 """Files of the page beside the package, which the Space has as they are."""
 
 SpaceFolder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the Space.")]

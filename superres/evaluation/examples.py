@@ -1,11 +1,13 @@
-"""Default inputs of the benchmarks: crops of scikit-image's astronaut, and English descriptions of everyday scenes."""
+"""Examples: free photographs of people, crops of scikit-image's astronaut, and descriptions of everyday scenes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Pixels
+from superres.tasks.pictures import Pixels, read_image
 
 SENTENCES = (
     "A man in a blue shirt is standing on a ladder and cleaning a window.",
@@ -25,6 +27,17 @@ SENTENCES = (
     "The chef is cutting vegetables in the kitchen.",
     "A woman and her dog are walking across a bridge.",
 )
+
+
+def photographs(folder: Path) -> dict[str, Pixels]:
+    """Return photographs of people by name, uint8 [H, W, 3]: scikit-image's astronaut, then the .jpg in `folder`.
+
+    `scripts/photos/README.md` has the rule by which they are chosen, and their licences.
+    """
+    from skimage.data import astronaut  # slow to import
+
+    files = sorted(folder.glob("*.jpg"))
+    return {"astronaut": astronaut(), **{path.stem: read_image(path) for path in files}}  # type: ignore[no-untyped-call]
 
 
 def example_sources(count: int, task: FaceTask) -> Pixels:

@@ -1,6 +1,8 @@
-"""Contact sheets: pictures side by side, enlarged, with a caption per column."""
+"""Contact sheets: pictures side by side, enlarged, with a caption per column, and with names of the rows if needed."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -14,19 +16,28 @@ PANEL = 256
 """Largest side in pixels of a picture on the sheet of one face."""
 
 
-def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
+def contact_sheet(
+    columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16, rows: Sequence[str] = (),
+) -> Pixels:
     """Return a sheet with one captioned column per method and one row per image, the first `SHEET_ROWS`.
 
-    `columns` has pictures by caption, each uint8 [N,H,W,3]. The sheet is uint8 [caption_height + rows * H * scale,
-    columns * W * scale, 3].
+    `columns` has pictures by caption, each uint8 [N,H,W,3]. `rows` are names of the rows, written to their left; a line
+    break divides a name. The sheet is uint8 [caption_height + rows * H * scale, margin + columns * W * scale, 3], with
+    a margin as wide as the longest name.
     """
     strips = [np.concatenate(list(images[:SHEET_ROWS])) for images in columns.values()]
     body = np.concatenate(strips, axis=1).repeat(scale, axis=0).repeat(scale, axis=1)
-    sheet = Image.new("RGB", (body.shape[1], body.shape[0] + caption_height), "white")
-    sheet.paste(Image.fromarray(body), (0, caption_height))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    font = ImageFont.load_default(0.625 * caption_height)
+    ruler = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    margin = max((int(ruler.multiline_textbbox((0, 0), name, font=font)[2]) + 6 for name in rows), default=0)
+    sheet = Image.new("RGB", (margin + body.shape[1], body.shape[0] + caption_height), "white")
+    sheet.paste(Image.fromarray(body), (margin, caption_height))
+    draw = ImageDraw.Draw(sheet)
     for index, caption in enumerate(columns):
-        draw.text((index * body.shape[1] // len(columns) + 3, 2), caption, fill="black", font=font)
+        draw.text((margin + index * body.shape[1] // len(columns) + 3, 2), caption, fill="black", font=font)
+    for index, name in enumerate(rows):
+        middle = caption_height + (2 * index + 1) * body.shape[0] // (2 * len(rows))
+        draw.multiline_text((3, middle), name, fill="black", font=font, anchor="lm")
     return np.asarray(sheet)
 
 

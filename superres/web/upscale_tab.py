@@ -39,6 +39,9 @@ have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
         "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
         "the input fits as well. They appear here while they are drawn.</p>")
+REAL = ("A photograph of a real person, whom the model never saw, from input to truth. What the model draws is another, "
+        "softer face. The bundled weights fail here: they smear an eye.")
+"""What the page says of its first example, the astronaut."""
 SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
 
@@ -57,8 +60,8 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
                               sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
-                buttons = [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
-                           for path in examples]
+                buttons = [gr.Button(path.stem[0].upper() + path.stem[1:].replace("-", " "), icon=str(path), size="sm",
+                                     min_width=80) for path in examples]
             square, start = crops.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
@@ -99,7 +102,8 @@ def example_html(decoder: Decoder, subject: crops.Subject | None) -> str:
     if subject is None or decoder.example is None:
         return ""
     pictures = pictures_html(subject, decoder.example)
-    return f'<div class="sr-example"><p class="sr-hint">The same face, from input to truth:</p>{pictures}</div>'
+    text = "The same face, enlarged and drawn:" if subject.truth is None else REAL
+    return f'<div class="sr-example"><p class="sr-hint">{text}</p>{pictures}</div>'
 
 
 def upscale_for_page(

@@ -99,7 +99,7 @@ def run_the_command_of_the_page(page, folder, checkpoints):
     assert "--no-consistent" in words  # the checkpoint's pictures are consistent by default
     shown = [np.asarray(picture(uri)) for uri in
              page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)")]
-    Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "face.png")  # the page's first example
+    Image.fromarray(data.astronaut()).save(folder / "face.png")  # the page's first example
     words[words.index("face.png")] = str(folder / "face.png")
     words[words.index("--output") + 1] = str(folder / "faces")
     words[words.index("8to32")] = str(checkpoints / "8to32")
