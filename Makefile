@@ -15,8 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(RUN) scripts/demo.py $(ARGS)
 
-# README's sheet of faces and the pictures of the web demo, to draw after a change of weights; needs Chromium.
+# The faces in README and the pictures of the web demo, to draw after a change of weights; needs Chromium.
 pictures: $(VENV)/.installed-dev
+	$(RUN) scripts/draw_decode.py
 	$(RUN) scripts/demo.py --rounds 1 --output demo --sheet .github/pictures/faces.png
 	$(RUN) scripts/draw_page.py $(ARGS)
 

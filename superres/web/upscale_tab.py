@@ -39,8 +39,8 @@ have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
         "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
         "the input fits as well. They appear here while they are drawn.</p>")
-REAL = ("A photograph of a real person, whom the model never saw, from input to truth. What the model draws is another, "
-        "softer face. The bundled weights fail here: they smear an eye.")
+REAL = ("A photograph of a real person, whom the model never saw, from input to truth. What the model draws is "
+        "another, softer face. The bundled weights fail here: they smear an eye.")
 """What the page says of its first example, the astronaut."""
 SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
