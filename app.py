@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from superres.web.decoding import Decoder
 
 FACES, PHOTOS = (Path(__file__).parent / "scripts" / name for name in ("faces", "photos"))
-NAMES = tuple(f"{name}-(drawn)" for name in (
+NAMES = tuple(f"{name}-drawn" for name in (
     "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
 """What the pictures in FACES show, in their order: people whom a model drew, after the photographs of people."""
 

@@ -27,11 +27,12 @@ from superres.web.crops import subjects
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
 from superres.web.serving import build_server, configure
+from superres.web.upscale_tab import label_of
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-LABELS = [name.replace("-", " ").capitalize() for name in app.NAMES]
+LABELS = [label_of(Path(f"{name}.png")) for name in app.NAMES]
 """The page's buttons of FACES."""
 FILE = {"_type": "gradio.FileData"}
 """What marks a file in a request."""

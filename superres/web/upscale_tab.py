@@ -60,8 +60,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
                               sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
-                buttons = [gr.Button(path.stem[0].upper() + path.stem[1:].replace("-", " "), icon=str(path), size="sm",
-                                     min_width=80) for path in examples]
+                buttons = [gr.Button(label_of(path), icon=str(path), size="sm", min_width=80) for path in examples]
             square, start = crops.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
@@ -86,6 +85,12 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
                        results, [results], stop)
     controls.note_changes(results, [upload, square, start, samples, *settings])
     endpoint(decoder, settings)
+
+
+def label_of(path: Path) -> str:
+    """Return the label of an example's button: "Short hair (drawn)" for short-hair-drawn.png."""
+    words = path.stem.replace("-drawn", " (drawn)").replace("-", " ")
+    return words[0].upper() + words[1:]
 
 
 def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
