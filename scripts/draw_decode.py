@@ -29,7 +29,7 @@ from superres.tasks.pictures import Pixels
 
 ROOT = Path(__file__).parent.parent
 BLOCK = 10
-FRAMES, FRAME_MS, LAST_MS = 120, 60, 3000
+FRAMES, FRAME_MS, LAST_MS = 90, 80, 3000
 PANEL, GAP, LINE = 256, 12, 30
 """Sides of a picture, of the space around it and of a line of text, in pixels."""
 
@@ -105,8 +105,8 @@ def main(
     steps = np.linspace(0, max(len(decode.ends) for decode in decodes), FRAMES + 1).astype(int)
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
-    first.save(content, "WEBP", save_all=True, append_images=others, quality=80, method=6, loop=0, xmp=marked(None),
-               duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
+    first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6, minimize_size=True,
+               loop=0, xmp=marked(None), duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
     write_result(output, content.getvalue())
     print(output, flush=True)
 

@@ -113,15 +113,15 @@ def test_the_report_is_told_in_words_tables_and_a_plot(sqlite, judged):
     assert "no votes yet" in report_text(study_report(sqlite, add_study(sqlite, "new", judge=True)[0]))
 
 
-def test_raters_who_disagree_or_are_alone_are_warned_of(sqlite):
-    study, _ = add_study(sqlite, judge=True, trials=12, repeats=0, practice=0)
+def test_raters_who_disagree_or_are_alone_are_warned_of(store):
+    study, _ = add_study(store, judge=True, trials=12, repeats=0, practice=0)
 
     def warnings():
-        return [warning["what"] for warning in study_report(sqlite, study)["findings"]["warnings"]]
+        return [warning["what"] for warning in study_report(store, study)["findings"]["warnings"]]
 
-    vote_through(sqlite, study, "one", lambda *_: "good")
+    vote_through(store, study, "one", lambda *_: "good")
     assert any(text.startswith("One rater voted") for text in warnings())
-    vote_through(sqlite, study, "two", lambda _, number: ("torn", "good")[number % 2])
+    vote_through(store, study, "two", lambda _, number: ("torn", "good")[number % 2])
     assert any(text.startswith("Raters agree little (alpha -0.") for text in warnings())
     assert not any("same side" in text for text in warnings())  # there are no sides
 

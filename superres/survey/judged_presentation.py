@@ -21,7 +21,7 @@ Report = dict[str, Any]
 WORDS = {TORN: "torn or faceless", UNEQUAL: "unequal", GOOD: "good"}
 """The answers as raters read them."""
 
-COLOURS = {TORN: "#b2182b", UNEQUAL: "#f4a582", GOOD: "#4393c3"}
+COLOURS = {TORN: "#ef8a62", UNEQUAL: "#fddbc7", GOOD: "#67a9cf"}
 
 RELIABLE = 0.667
 """Krippendorff's alpha from which conclusions are tentatively drawn (Krippendorff 2004, "Content Analysis")."""
@@ -66,7 +66,7 @@ def about_votes(result: Report) -> list[dict[str, str]]:
     """Return warnings about all votes together."""
     found, repeats, alpha = [], result["repeats"], result["agreement"]
     if result["raters"] == 1:
-        found.append(as_warning("One rater voted.", "Ask a second one: without, nobody knows how far raters agree."))
+        found.append(as_warning("One rater voted.", "Ask a second one: nobody knows yet how far raters agree."))
     if alpha is not None and alpha < RELIABLE:
         found.append(as_warning(
             f"Raters agree little (alpha {alpha:.2f}, and {RELIABLE} is the least that is usually relied on).",
@@ -123,7 +123,7 @@ def _agreement(result: Report) -> dict[str, Any]:
     rows += [[name, percent(share["share"]), "-"] for name, share in (
         ("the same rater, shown twice", repeats), ("obvious pictures", gold)) if share]
     return section("Agreement", ["pictures", "same answer %", "alpha"], rows,
-                   "Same answer is the share of equal answers among all two raters of one picture, and alpha is "
+                   "Same answer is the share of equal answers among all pairs of raters of a picture, and alpha is "
                    "Krippendorff's (nominal), which counts chance." + times_text(result["response_ms"]))
 
 
