@@ -135,11 +135,10 @@ def create(
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
 
-    The first --method-a is compared with the first --method-b, and so on. With --judge, raters see the pictures of
-    each --method-a one by one, and judge them. With camera as a method, the preference is
-    the fool rate: how often raters take a decoded picture for the photograph. Pictures of one image have the same file
-    name in each folder. Files that cannot be read are named and skipped. The command prints the token of the study's
-    owner.
+    The first --method-a is compared with the first --method-b, and so on. With camera as a method, the preference is
+    the fool rate: how often raters take a decoded picture for the photograph. With --judge, raters see the pictures of
+    each --method-a one by one, and judge them. Pictures of one image have the same file name in each folder. Files that
+    cannot be read are named and skipped. The command prints the token of the study's owner.
     """
     settings = _settings(context)
     require(settings.judge != bool(method_b), "--judge shows single pictures, and --method-b makes pairs; leave one of "

@@ -1,1 +1,1 @@
-"""Pairwise preference survey: people see two pictures for the same input and say which was more likely a photograph."""
+"""Survey: people say which of two pictures was more likely a photograph, or whether a single one is torn or good."""

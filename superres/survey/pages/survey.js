@@ -37,7 +37,8 @@ function refresh() {
 }
 
 // A study has pairs, or single pictures that are judged.
-const choices = () => (study.judge ? ["torn", "unequal", "good"] : ["left", "right", ...(study.allow_unsure ? ["unsure"] : [])]);
+const sides = () => (study.allow_unsure ? ["left", "right", "unsure"] : ["left", "right"]);
+const choices = () => (study.judge ? ["torn", "unequal", "good"] : sides());
 const shownImages = () => (study.judge ? ["single"] : ["left", "right"]).map((name) => byId(`${name}-picture`));
 
 // Show the pictures as large as the window allows: side by side or stacked, whichever is larger. They are enlarged only
