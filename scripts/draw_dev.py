@@ -1,4 +1,4 @@
-"""Draw 64 faces with a checkpoint, to try the documented commands with: `make dev.npz`.
+"""Draw 72 faces with a checkpoint, to try the documented commands with: `make dev.npz`.
 
     python scripts/draw_dev.py dev.npz
 
