@@ -13,20 +13,22 @@ from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation.compression import FORMATS, file_sizes, smallest_file
-from superres.evaluation.intervals import half_width
-from superres.evaluation.picture_scores import (
-    agreement,
+from superres.evaluation.images import (
     bytes_text,
-    compared_scores,
-    consistency,
-    consistency_scores,
     decode_interleaved,
     evaluate_images,
     evaluate_likelihood,
     likelihood_text,
+    report_table,
+)
+from superres.evaluation.intervals import half_width
+from superres.evaluation.picture_scores import (
+    agreement,
+    compared_scores,
+    consistency,
+    consistency_scores,
     picture_scores,
     psnr,
-    report_table,
     ssim,
 )
 from superres.tasks.face_data import FacePairs

@@ -24,7 +24,8 @@ from ladder import (
 from measurements import Columns, Document, Line, Panel, Row, Values, cell_text, draw
 from superres.config import DecodeConfig
 from superres.decoding.trace import survival_curve
-from superres.evaluation.picture_scores import agreement, decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
+from superres.evaluation.picture_scores import agreement, picture_scores
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, short_digest
 from superres.tasks.face_data import FacePairs

@@ -26,7 +26,8 @@ from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint, 
 from superres.config import DecodeConfig, require
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import survival_curve
-from superres.evaluation.picture_scores import agreement, decode_interleaved
+from superres.evaluation.images import decode_interleaved
+from superres.evaluation.picture_scores import agreement
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler

@@ -74,7 +74,7 @@ def images(
         report_likelihood(context)
         return
 
-    from superres.evaluation.picture_scores import evaluate_images, report_table
+    from superres.evaluation.images import evaluate_images, report_table
     from superres.evaluation.sample_scores import evaluate_samples, samples_table
     from superres.pipeline.resolved_options import check_samples
     from superres.system.output import prepare_folder, write_result
@@ -104,7 +104,7 @@ def images(
 
 def report_likelihood(context: typer.Context) -> None:
     """Run `superres evaluate images --likelihood-only`, which refuses options for decoding."""
-    from superres.evaluation.picture_scores import bytes_text, evaluate_likelihood, likelihood_text
+    from superres.evaluation.images import bytes_text, evaluate_likelihood, likelihood_text
     from superres.tasks.face_data import read_faces
 
     given = context.params

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superres.config import DecodeConfig
+from superres.evaluation.images import method_lines, stage_options
 from superres.evaluation.intervals import with_interval
-from superres.evaluation.picture_scores import (
-    mean_squared_error,
-    method_lines,
-    picture_scores,
-    psnr,
-    ssim,
-    stage_options,
-)
+from superres.evaluation.picture_scores import mean_squared_error, picture_scores, psnr, ssim
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key

@@ -15,7 +15,8 @@ from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
 from superres.config import Confidence, DecodeConfig, QualityBound, require
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import OutputError
-from superres.evaluation.picture_scores import agreement, decode_interleaved, mean_bits_per_dim
+from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
+from superres.evaluation.picture_scores import agreement
 from superres.evaluation.text import Variant, decode_text
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
