@@ -21,7 +21,7 @@ from superres.evaluation.images import (
     likelihood_text,
     report_table,
 )
-from superres.evaluation.intervals import half_width
+from superres.evaluation.intervals import Estimate, half_width
 from superres.evaluation.picture_scores import (
     agreement,
     compared_scores,
@@ -93,9 +93,28 @@ def test_differences_from_lanczos_are_paired_and_have_narrower_intervals_than_th
 
 def test_samples_of_the_same_input_do_not_narrow_the_interval(pairs):
     images = enlarge(pairs.lr, "bicubic", 32)
-    often = FacePairs(pairs.hr.repeat(4, axis=0), pairs.lr.repeat(4, axis=0), pairs.ids.repeat(4))
-    assert picture_scores(images.repeat(4, axis=0), often, 4) == pytest.approx(picture_scores(images, pairs))
+    assert picture_scores(images.repeat(4, axis=0), pairs) == pytest.approx(picture_scores(images, pairs))
     assert picture_scores(images, pairs)["ssim_half_width"] == half_width(ssim(images, pairs.hr))
+
+
+def test_the_interval_of_a_ratio_is_that_of_repeated_samples(rng):
+    counts = rng.uniform(1, 3, (2000, 50))
+    totals = 0.5 * counts + rng.normal(0, 0.2, counts.shape)
+    found = [Estimate.ratio(total, count) for total, count in zip(totals, counts, strict=True)]
+    spread = np.std([estimate.value for estimate in found])
+    widths = [estimate.entries("ratio")["ratio_half_width"] for estimate in found]
+    assert np.mean(widths) == pytest.approx(2.01 * spread, rel=0.05)  # Student's t of 49 degrees of freedom
+    assert found[0].value == pytest.approx(totals[0].sum() / counts[0].sum())
+
+
+def test_decibels_and_differences_keep_the_pairing(rng):
+    powers, truth = rng.uniform(1, 2, (2, 40))
+    half, whole = Estimate.ratio(powers / 2, truth).decibels(), Estimate.ratio(powers, truth).decibels()
+    assert whole.value == pytest.approx(10 * np.log10(powers.sum() / truth.sum()))
+    assert half.minus(whole).entries("x") == pytest.approx({"x": 10 * np.log10(0.5), "x_half_width": 0}, abs=1e-12)
+    assert whole.entries("x")["x_half_width"] > 0.1
+    nothing = Estimate.ratio(powers, np.zeros(40)).decibels()
+    assert nothing.entries("x") == {"x": None, "x_half_width": None}
 
 
 def test_agreement_pools_errors_so_that_one_identical_pair_does_not_hide_the_others():
@@ -133,8 +152,10 @@ def test_report_holds_every_score_and_is_strict_json(pairs):
     assert report["bits_per_dim"] < report["bits_per_dim_wrong_input"]
     assert report["config"]["block_size"] == 10
     assert "stages" not in report
+    assert greedy["detail"] == pytest.approx(methods["blockwise"]["detail"])
+    assert methods["blockwise"]["detail_above_greedy"] == 0
     table = report_table(report)
-    assert all(method in table for method in pictures)
+    assert all(method in table for method in (*pictures, "truth", "above lanczos", "above greedy", "0-4 dB", ">8 dB"))
     assert f"{greedy['psnr']:.2f} +-{greedy['psnr_half_width']:.2f}" in table
     assert max(len(line) for line in table.splitlines()) <= 120
 
@@ -213,6 +234,18 @@ def test_every_stage_of_a_cascade_uses_all_its_heads(cascade, rng):
     heads = TINY.prediction_heads
     assert {size: stage["mean_accepted_block_size"] for size, stage in stages.items()} == {
         size: pytest.approx(tokens / np.ceil(tokens / heads)) for size, tokens in (("6x6", 108), ("12x12", 432))}
+
+
+def test_samples_are_compared_with_greedy_pictures_and_decoded_alone_with_the_same_noise(pairs):
+    upscaler = FakeUpscaler()
+    report, pictures = evaluate_images(pairs, upscaler, DecodeConfig(temperature=0.9, accept="distance"), batch_size=5)
+    assert list(pictures)[-3:] == ["greedy", "sequential", "blockwise"]
+    assert [(options.is_sampling, options.block_size, options.accept) for options in upscaler.called[-3:]] == [
+        (False, 1, "exact"), (True, 1, "exact"), (True, 10, "distance")]
+    sampled = report["methods"]["sequential"]
+    expected = psnr(pictures["sequential"], pairs.hr) - psnr(pictures["greedy"], pairs.hr)
+    assert sampled["psnr_above_greedy"] == pytest.approx(expected.mean())
+    assert "speed-up over sequential 10.00" in report_table(report)
 
 
 def test_without_greedy_nothing_is_decoded_greedily(pairs):

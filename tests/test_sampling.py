@@ -61,7 +61,7 @@ def test_each_input_takes_its_own_best_sample_and_each_measure_its_own(pairs, rn
     samples[0, 0] = np.clip(pairs.hr[0].astype(int) + 9, 0, 255)
     samples[0, 1] = 200
     samples[2, 1] = np.clip(pairs.hr[2].astype(int) - 5, 0, 255)
-    scores = sample_scores(samples, pairs)
+    scores = sample_scores(samples, samples[:, 0], pairs)
     for name, measure in (("psnr", psnr), ("ssim", ssim)):
         each = np.stack([measure(samples[:, i], pairs.hr) for i in range(2)])
         assert scores["one sample"][name] == pytest.approx(each.mean())
@@ -81,9 +81,9 @@ def test_samples_are_keyed_by_their_number_whatever_the_batches(pairs):
 def test_samples_are_scored_next_to_greedy_and_the_first_is_not_drawn_again(pairs):
     upscaler = FakeUpscaler()
     first = draw_samples(pairs.lr, FakeUpscaler(), SAMPLED, [1], 3)[:, 0]
-    report = evaluate_samples(pairs, upscaler, SAMPLED, 3, 3, first)
+    report = evaluate_samples(pairs, upscaler, SAMPLED, 3, 3, {"blockwise": first})
     assert json.loads(json.dumps(report, allow_nan=False)) == report
-    assert list(report["methods"]) == ["greedy", "one sample", "best of 3", "mean of 3"]
+    assert list(report["methods"]) == ["greedy", "one sample", "mean of 3", "best of 3"]
     assert [options.is_sampling for options in upscaler.called] == [True, True, False]
     assert image_key(pairs.lr[0], 1) not in upscaler.keys[:6]
     assert report["methods"]["greedy"]["consistency_rmse"] == 0

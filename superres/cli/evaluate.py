@@ -44,6 +44,8 @@ Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; sam
 Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
 LikelihoodOnly = Annotated[bool, Option("--likelihood-only", help="Score bits/dim and bytes per picture alone; "
                                "decode nothing.")]
+SamePerson = Annotated[bool, Option("--same-person", help="Score the share of pictures that a face recogniser takes "
+                                    "for the person of the true picture, and for strangers (recognition extra).")]
 Sheet = Annotated[Path | None, Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
 Beam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N hypotheses per "
                              "sentence; 0 leaves it out.")]
@@ -60,8 +62,8 @@ evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 def images(
     context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = None, samples: Samples = 1, batch_size: opt.BatchSize = 16, device: opt.Device = "auto",
-    greedy: Greedy = True, likelihood_only: LikelihoodOnly = False, sheet: Sheet = None,
-    as_json: opt.AsJson = False, engine: opt.Engine = "auto",
+    greedy: Greedy = True, same_person: SamePerson = False, likelihood_only: LikelihoodOnly = False,
+    sheet: Sheet = None, as_json: opt.AsJson = False, engine: opt.Engine = "auto",
 ) -> None:
     """Score upscaling: quality, bits/dim, block size, speed.
 
@@ -91,9 +93,9 @@ def images(
     network = upscaler.model_config
     default = dataclasses.replace(opt.DEFAULTS, consistent=network.consistent, nucleus=network.nucleus)
     decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
-    report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
+    report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy, same_person)
     if samples > 1:
-        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures["blockwise"])
+        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures)
     if sheet is not None:
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
         record = {"checkpoint": report["checkpoint"]}
@@ -109,7 +111,8 @@ def report_likelihood(context: typer.Context) -> None:
 
     given = context.params
     opt.refuse_ineffective(context, "with --likelihood-only, which decodes nothing; leave it out",
-                           "samples", "greedy", "sheet", "engine", *(name for name in SETTINGS if name in given))
+                           "samples", "greedy", "same_person", "sheet", "engine",
+                           *(name for name in SETTINGS if name in given))
     # The engine computes decoding steps only, and `plain` needs no compiler.
     upscaler = opt.load_upscaler(given["checkpoint"], given["device"], "plain")
     pairs = read_faces(given["data"], upscaler.face_task, given["split"], given["limit"])

@@ -185,6 +185,10 @@ class DecodeConfig(Config):
         """Return the settings that decode one token per step, with the same sampling."""
         return dataclasses.replace(self, block_size=1, min_block=1, accept="exact", adaptive=False)
 
+    def greedy(self) -> DecodeConfig:
+        """Return the settings that decode the likeliest token, one per step, within the same limits."""
+        return dataclasses.replace(self.sequential(), temperature=0.0, sampling="coupled")
+
     def changed(self, given: dict[str, Any]) -> DecodeConfig:
         """Return these settings with the values in `given`, as a user's options change a checkpoint's default.
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ import numpy as np
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace
 from superres.evaluation.compression import picture_bytes
-from superres.evaluation.intervals import accepted_block_size, with_interval
+from superres.evaluation.detail import swings
+from superres.evaluation.intervals import Entries, Estimate, accepted_block_size, with_interval
 from superres.evaluation.perceptual import Scores
-from superres.evaluation.picture_scores import BASELINE, agreement, compared_scores, mean_scores
+from superres.evaluation.picture_scores import BASELINE, GREEDY, REFERENCES, agreement, all_entries, compared_scores
+from superres.evaluation.recognition import Recogniser, recognition_scores
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
 from superres.system.progress import track
@@ -27,6 +30,9 @@ from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaled, Upscaler
+
+SEQUENTIAL = "sequential"
+"""The sample that is decoded with one token per step."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class DecodedPictures:
         height, width = self.images.shape[1:3]
         return f"{width}x{height}"
 
-    def statistics(self) -> dict[str, float | None]:
+    def statistics(self) -> Entries:
         """Return the decoding statistics over all images and stages."""
         traces = [trace for stage in self.stages for trace in stage.traces]
         return {**accepted_block_size(traces),
@@ -117,7 +123,8 @@ def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 
     bits = bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
     return {"images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
             "batch_size": min(batch_size, len(pairs)), **with_interval("bits_per_dim", bits),
-            "bytes_per_picture": mean_scores(picture_bytes(pairs, bits))}
+            "bytes_per_picture": all_entries({
+                name: Estimate.mean(sizes) for name, sizes in picture_bytes(pairs, bits).items()})}
 
 
 def likelihood_text(report: dict[str, Any]) -> str:
@@ -144,39 +151,44 @@ def stage_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) ->
 
 def evaluate_images(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
+    same_person: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
     """Score blockwise decoding with the settings `decode`, and the ENLARGEMENTS of the same images.
 
-    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; at a positive temperature it samples
-    with the same noise.
+    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; at a positive temperature with the same
+    noise, as the method "sequential", beside "greedy" pictures. With `same_person`, `recognition_scores` are added.
 
     Returns:
         The report, serialisable as JSON; and the pictures by method, each uint8 [N,H,W,3]. The pictures of a cascade's
         earlier stages are methods, too, enlarged by `BASELINE`.
 
     Raises:
-        ConfigError: `decode` does not match the checkpoint, or the batch size is not positive.
+        ConfigError: `decode` does not match the checkpoint, the batch size is not positive, or a package is missing.
+        InvalidInputError: see `recognition_scores`.
     """
-    decode = stage_options(decode, upscaler)
+    decode, recogniser = stage_options(decode, upscaler), Recogniser() if same_person else None
     report = {**evaluate_likelihood(pairs, upscaler, batch_size), "config": decode.to_dict()}
     # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     report["bits_per_dim_wrong_input"] = None if len(pairs) == 1 else mean_bits_per_dim(
         np.roll(pairs.lr, 1, axis=0), pairs.hr, upscaler, batch_size)
-    variants = {"greedy": decode.sequential()} if greedy else {}
-    decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
+    variants = {GREEDY: decode.greedy(), **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
+    decoded = decode_interleaved(pairs.lr, upscaler, {**(variants if greedy else {}), "blockwise": decode}, batch_size)
     pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ENLARGEMENTS}
     pictures.update({variant: result.images for variant, result in decoded.items()})
     pictures.update({f"{stage.size} by {BASELINE}": pairs.task.enlarge(stage.images, BASELINE)
                      for stage in decoded["blockwise"].stages[:-1]})
-    report["methods"] = compared_scores(pictures, pairs)
+    report |= {"truth": all_entries(swings(pairs.hr, pairs.task)), "methods": compared_scores(pictures, pairs)}
+    if recogniser is not None:
+        report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures, pairs.hr)
     for variant, result in decoded.items():
         report["methods"][variant].update(result.statistics())
     if upscaler.face_task.between:
         report["stages"] = {variant: {stage.size: stage.statistics() for stage in result.stages}
                             for variant, result in decoded.items()}
     if greedy:
-        report["agreement"] = agreement(pictures["blockwise"], pictures["greedy"], pairs.hr)
-        report["speed_up"] = decoded["greedy"].seconds_per_image / max(decoded["blockwise"].seconds_per_image, 1e-9)
+        *_, alone = variants
+        report["agreement"] = agreement(pictures["blockwise"], pictures[alone], pairs.hr)
+        report["speed_up"] = decoded[alone].seconds_per_image / max(decoded["blockwise"].seconds_per_image, 1e-9)
     return report, pictures
 
 
@@ -185,36 +197,55 @@ def report_table(report: dict[str, Any]) -> str:
     config, methods = report["config"], report["methods"]
     lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size'] or 'of all heads'}, "
              f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
-             *method_lines(methods), "", *difference_lines(methods), "", *decoding_lines(report), ""]
-    lines += [f"{likelihood_text(report)}, with a wrong input {number_text(report['bits_per_dim_wrong_input'], 3)}",
+             *method_lines(methods), "", *detail_lines(methods, report["truth"]), ""]
+    if "recognition" in report:
+        lines += [*recognition_lines(report), ""]
+    for reference in REFERENCES:
+        if reference in methods:
+            lines += [*difference_lines(methods, reference), ""]
+    lines += [*decoding_lines(report), "",
+              f"{likelihood_text(report)}, with a wrong input {number_text(report['bits_per_dim_wrong_input'], 3)}",
               bytes_text(report)]
     if "agreement" in report:
-        scores = report["agreement"]
-        lines += [f"speed-up over greedy {report['speed_up']:.2f}; "
-                  f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}",
-                  f"PSNR {score_text(scores, 'psnr_difference', '.3f')} dB above greedy's, "
-                  f"PSNR to greedy {number_text(scores['psnr_to_greedy'], 2)} dB"]
+        scores, alone = report["agreement"], SEQUENTIAL if SEQUENTIAL in methods else GREEDY
+        lines += [f"speed-up over {alone} {report['speed_up']:.2f}; "
+                  f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}, "
+                  f"PSNR to {alone} {number_text(scores['psnr_to_greedy'], 2)} dB"]
     return "\n".join(lines)
 
 
-Methods = dict[str, dict[str, float | None]]
+Methods = dict[str, Entries]
 """Scores by name, by method."""
 
-QUALITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "fsim": ("FSIM", ".4f")}
-"""Title and form of the scores of `quality`."""
+QUALITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f")}
+DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"), "swing_down": ("swing y %", ".0f")}
+"""Titles and forms of the scores of `quality`; the bands' are made of their names."""
 
 
 def method_lines(methods: Methods) -> list[str]:
-    """Return the `picture_scores` by method as the lines of a text table."""
+    """Return similarity and consistency in the `picture_scores` by method as the lines of a text table."""
     return table_lines("", methods, {
         **QUALITY, "lr_psnr": ("LR-PSNR dB", ".2f"), "consistency_rmse": ("consistency", ".2f"),
         "consistent_images": ("consistent", ".1%")})
 
 
-def difference_lines(methods: Methods) -> list[str]:
-    """Return the differences from `BASELINE` in `compared_scores` as the lines of a text table."""
-    return table_lines(f"above {BASELINE}", {name: scores for name, scores in methods.items() if name != BASELINE}, {
-        f"{name}_above_{BASELINE}": (title, f"+{form}") for name, (title, form) in QUALITY.items()})
+def detail_lines(methods: Methods, truth: Entries) -> list[str]:
+    """Return the `detail_scores` by method, and those of the truth, as the lines of a text table."""
+    bands = {name: (name.removeprefix("power_").replace("_to_", "-").replace("over_", ">") + " dB", ".1f")
+             for name in next(iter(methods.values())) if re.fullmatch(r"power_(\S+_to|over)_[\d.]+", name)}
+    return table_lines("detail", {"truth": truth, **methods}, DETAIL | bands)
+
+
+def recognition_lines(report: dict[str, Any]) -> list[str]:
+    """Return the `recognition_scores` in a report as the lines of a text table."""
+    return table_lines(f"taken for, of {report['faces_found']} faces", report["recognition"], {
+        "same_person": ("same person", ".1%"), "stranger": ("a stranger", ".1%")})
+
+
+def difference_lines(methods: Methods, reference: str) -> list[str]:
+    """Return the differences from a method in `compared_scores` as the lines of a text table."""
+    return table_lines(f"above {reference}", {name: scores for name, scores in methods.items() if name != reference}, {
+        f"{name}_above_{reference}": (title, f"+{form}") for name, (title, form) in (QUALITY | DETAIL).items()})
 
 
 def decoding_lines(report: dict[str, Any]) -> list[str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
-from superres.evaluation.intervals import half_width, with_interval
-from superres.evaluation.perceptual import Scores, fsim
+from superres.evaluation.detail import detail_scores
+from superres.evaluation.intervals import Entries, Estimate
+from superres.evaluation.perceptual import LEAST_SIDE, Scores, st_lpips
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce
 from superres.tasks.pictures import Pixels
 
-BASELINE = "lanczos"
-"""The enlargement from which the differences of the other methods are given."""
+BASELINE, GREEDY = "lanczos", "greedy"
+REFERENCES = (BASELINE, GREEDY)
+"""The enlargement and the decoding from which the differences of the other methods are given."""
 
 
 def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
@@ -49,29 +50,21 @@ def consistency(images: Pixels, sources: Pixels) -> Scores:
     return np.sqrt(mean_squared_error(area_reduce(images, *sources.shape[1:3], is_reduced=True), sources))
 
 
-def consistency_scores(images: Pixels, sources: Pixels, count: int = 1) -> dict[str, float | None]:
-    """Return scores of all images' `consistency`, with the same arguments, and `with_interval`.
+def consistency_scores(images: Pixels, sources: Pixels) -> Entries:
+    """Return scores of all images' `consistency`, with their intervals.
 
     "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB, as of Lugmayr et
     al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the mean squared error over all images;
-    None if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images. Its
-    interval is that of the mean squared error, to first order in dB.
+    None if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images.
     "consistent_images" is the share of images that reduce to exactly their input.
 
-    `count` successive images have the same input; see `picture_scores`.
+    `images` are uint8 [N * M,H,W,C], M successive ones of each of `sources`, uint8 [N,h,w,C].
     """
-    error = consistency(images, sources)
-    squares = _per_input(np.square(error), count)
-    half = half_width(squares) if squares.any() else None
-    return {**with_interval("consistency_rmse", _per_input(error, count)), "lr_psnr": _pooled_psnr(squares),
-            "lr_psnr_half_width": None if half is None else 10 / math.log(10) * half / float(squares.mean()),
+    count = len(images) // len(sources)
+    error = consistency(images, sources.repeat(count, axis=0))
+    scores = {"consistency_rmse": Estimate.mean(error), "lr_psnr": _pooled_psnr(np.square(error))}
+    return {**all_entries({name: score.by_input(count) for name, score in scores.items()}),
             "consistent_images": float((error == 0).mean())}
-
-
-def _per_input(scores: Scores, count: int) -> Scores:
-    """Return the means of each `count` successive scores, which are not independent of each other."""
-    means: Scores = scores.reshape(-1, count).mean(axis=1)
-    return means
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
@@ -85,71 +78,61 @@ def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
 
     A mean of PSNRs would be infinite as soon as one pair of images is identical.
     """
-    return _pooled_psnr(mean_squared_error(images, references))
+    return _pooled_psnr(mean_squared_error(images, references)).entries("psnr")["psnr"]
 
 
-def _pooled_psnr(errors: Scores) -> float | None:
-    error = float(errors.mean())
-    return 10 * math.log10(255.0**2 / error) if error else None
+def _pooled_psnr(errors: Scores) -> Estimate:
+    return Estimate.ratio(np.full(len(errors), 255.0**2), errors).decibels()
 
 
-def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float | None]:
+def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> Entries:
     """Return the agreement of `images` with the greedily decoded images; all arguments are uint8 [N,H,W,C].
 
-    `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that of greedy decoding,
-    `with_interval`.
+    `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that of greedy decoding.
     """
     equal = equal_tokens(images, greedy)
-    return {"psnr_to_greedy": pooled_psnr(images, greedy),
-            **with_interval("psnr_difference", _difference(psnr(images, truth), psnr(greedy, truth))),
+    difference = Estimate.mean(psnr(images, truth)).minus(Estimate.mean(psnr(greedy, truth)))
+    return {"psnr_to_greedy": pooled_psnr(images, greedy), **difference.entries("psnr_difference"),
             "equal_tokens": float(equal.mean()), "identical_images": float((equal == 1).mean())}
 
 
-def quality(images: Pixels, references: Pixels) -> dict[str, Scores]:
-    """Return each image's PSNR, SSIM and, with the `scores` extra, FSIM, float64 [N] each, from uint8 [N,H,W,3]."""
-    measures = {"psnr": psnr, "ssim": ssim, "fsim": fsim()}
-    return {name: measure(images, references) for name, measure in measures.items() if measure is not None}
+def quality(images: Pixels, pairs: FacePairs) -> dict[str, Estimate]:
+    """Return PSNR, SSIM, ST-LPIPS and `detail_scores` of images, with intervals over inputs.
 
-
-def picture_scores(images: Pixels, pairs: FacePairs, count: int = 1) -> dict[str, float | None]:
-    """Return the means of `quality`, `with_interval`, and `consistency_scores`.
-
-    Args:
-        images: uint8 [N,H,W,3].
-        pairs: the truth and the input of each image.
-        count: successive images with the same truth. Their scores are averaged before the interval, which is that of
-            the mean over inputs.
+    ST-LPIPS needs the `scores` extra and sides of at least `LEAST_SIDE`. `images` are uint8 [N * M,H,W,3], M successive
+    ones of each of the N pairs.
     """
-    scores = {name: _per_input(values, count) for name, values in quality(images, pairs.hr).items()}
-    return mean_scores(scores) | consistency_scores(images, pairs.lr, count)
+    count = len(images) // len(pairs)
+    truth = pairs.hr.repeat(count, axis=0)
+    distance = st_lpips() if pairs.task.target >= LEAST_SIDE else None
+    measures = {"psnr": psnr, "ssim": ssim, **({"st_lpips": distance} if distance is not None else {})}
+    means = {name: Estimate.mean(measure(images, truth)) for name, measure in measures.items()}
+    scores = means | detail_scores(images, truth, pairs.task)
+    return {name: score.by_input(count) for name, score in scores.items()}
 
 
-def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, dict[str, float | None]]:
-    """Return `picture_scores` by method, and the mean differences of `quality` from that of `BASELINE`.
+def picture_scores(images: Pixels, pairs: FacePairs) -> Entries:
+    """Return the entries of `quality` and `consistency_scores`, which say what `images` are."""
+    return all_entries(quality(images, pairs)) | consistency_scores(images, pairs.lr)
 
-    `pictures` are uint8 [N,H,W,3] by method. The difference of a score has the name "<score>_above_lanczos". Its
-    interval is computed from the pictures' differences, so it is narrower than the scores' intervals.
+
+def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, Entries]:
+    """Return `picture_scores` by method, and the differences of `quality` from those of the `REFERENCES` among them.
+
+    `pictures` are those of `quality` by method. The difference of a score has the name "<score>_above_lanczos" or
+    "<score>_above_greedy". Its interval is that of the difference on the same inputs.
     """
-    scores = {method: quality(images, pairs.hr) for method, images in pictures.items()}
+    scores = {method: quality(images, pairs) for method, images in pictures.items()}
     compared = {}
     for method, own in scores.items():
-        compared[method] = mean_scores(own) | consistency_scores(pictures[method], pairs.lr)
-        if method != BASELINE:
-            compared[method] |= mean_scores({
-                f"{name}_above_{BASELINE}": _difference(values, scores[BASELINE][name])
-                for name, values in own.items()})
+        compared[method] = all_entries(own) | consistency_scores(pictures[method], pairs.lr)
+        for reference in REFERENCES:
+            if reference in scores and reference != method:
+                compared[method] |= all_entries({f"{name}_above_{reference}": score.minus(scores[reference][name])
+                                                 for name, score in own.items()})
     return compared
 
 
-def mean_scores(scores: dict[str, Scores]) -> dict[str, float | None]:
-    """Return the means of `scores` by name, `with_interval`."""
-    means: dict[str, float | None] = {}
-    for name, values in scores.items():
-        means |= with_interval(name, values)
-    return means
-
-
-def _difference(scores: Scores, others: Scores) -> Scores:
-    """Return the difference; NaN where both are infinite."""
-    with np.errstate(invalid="ignore"):
-        return scores - others
+def all_entries(scores: dict[str, Estimate]) -> Entries:
+    """Return the entries of `scores` by name."""
+    return {key: value for name, score in scores.items() for key, value in score.entries(name).items()}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superres.config import DecodeConfig
-from superres.evaluation.images import method_lines, stage_options
-from superres.evaluation.intervals import with_interval
-from superres.evaluation.picture_scores import mean_squared_error, picture_scores, psnr, ssim
+from superres.evaluation.detail import swings
+from superres.evaluation.images import detail_lines, difference_lines, method_lines, stage_options
+from superres.evaluation.intervals import Entries, with_interval
+from superres.evaluation.picture_scores import GREEDY, all_entries, compared_scores, mean_squared_error, psnr, ssim
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
@@ -50,22 +51,19 @@ def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
     return float(100 * np.divide(whole - local, whole, out=np.zeros(count), where=whole > 0).mean())
 
 
-def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, float | None]]:
-    """Return the scores by method of `samples`, uint8 [N,M,H,W,3], M samples of each of N inputs.
+def sample_scores(samples: Pixels, greedy: Pixels, pairs: FacePairs) -> dict[str, Entries]:
+    """Return the scores by method of `samples`, uint8 [N,M,H,W,3], and of greedy decoding, uint8 [N,H,W,3].
 
     "one sample" is the mean over all samples. "best of M" is the mean over inputs of the best sample by each measure.
     "mean of M" scores the rounded mean picture of each input's samples.
     """
     count = samples.shape[1]
-    every = FacePairs(pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0), pairs.ids.repeat(count))
-    flat = samples.reshape(-1, *samples.shape[2:])
-    psnrs, ssims = (measure(flat, every.hr).reshape(-1, count).max(axis=1) for measure in (psnr, ssim))
+    flat, truth = samples.reshape(-1, *samples.shape[2:]), pairs.hr.repeat(count, axis=0)
+    psnrs, ssims = (measure(flat, truth).reshape(-1, count).max(axis=1) for measure in (psnr, ssim))
     mean = np.rint(samples.mean(axis=1)).astype(np.uint8)
-    return {
-        "one sample": picture_scores(flat, every, count),
-        f"best of {count}": with_interval("psnr", psnrs) | with_interval("ssim", ssims),
-        f"mean of {count}": picture_scores(mean, pairs),
-    }
+    scores = compared_scores({GREEDY: greedy, "one sample": flat, f"mean of {count}": mean}, pairs)
+    scores[f"best of {count}"] = with_interval("psnr", psnrs) | with_interval("ssim", ssims)
+    return scores
 
 
 def draw_samples(
@@ -83,21 +81,27 @@ def draw_samples(
 
 
 def evaluate_samples(
-    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int, first: Pixels,
+    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int,
+    known: dict[str, Pixels],
 ) -> dict[str, Any]:
-    """Score several samples per input (at least 2), of which `first`, uint8 [N,H,W,3], is known; and greedy decoding.
+    """Score several samples per input (at least 2) and greedy decoding.
+
+    `known` are pictures of `evaluate_images`: the first samples, and greedy pictures, which are decoded if they are
+    missing.
 
     Raises:
         ConfigError: `decode` does not sample, or does not match the checkpoint.
     """
     decode = stage_options(decode, upscaler, samples)
     others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
-    drawn = np.concatenate([first[:, None], others], axis=1)
-    greedy = draw_samples(pairs.lr, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
-    methods = {"greedy": picture_scores(greedy, pairs), **sample_scores(drawn, pairs)}
+    drawn = np.concatenate([known["blockwise"][:, None], others], axis=1)
+    greedy = known.get(GREEDY)
+    if greedy is None:
+        greedy = draw_samples(pairs.lr, upscaler, decode.greedy(), [1], batch_size)[:, 0]
     cell = pairs.task.target // pairs.task.source
     return {"samples": samples, "diversity_rmse": diversity(drawn), "cell": cell,
-            "local_diversity": local_diversity(drawn, pairs.hr, cell), "methods": methods}
+            "local_diversity": local_diversity(drawn, pairs.hr, cell),
+            "truth": all_entries(swings(pairs.hr, pairs.task)), "methods": sample_scores(drawn, greedy, pairs)}
 
 
 def samples_table(report: dict[str, Any]) -> str:
@@ -106,4 +110,6 @@ def samples_table(report: dict[str, Any]) -> str:
                f"{report['diversity_rmse']:.2f} grey levels (RMSE); the best sample of each "
                f"{report['cell']}x{report['cell']} cell has {report['local_diversity']:.1f} % less squared error than "
                "the best whole sample")
-    return "\n".join([heading, *method_lines(report["methods"])])
+    methods = report["methods"]
+    return "\n".join([heading, *method_lines(methods), "", *detail_lines(methods, report["truth"]), "",
+                      *difference_lines(methods, GREEDY)])
