@@ -1,0 +1,113 @@
+"""Score the pictures of a checkpoint by all measures, by way of decoding: similarity, detail and recognised faces.
+
+The ways are those of `superres upscale`: within the checkpoint's limits, and from its likeliest tokens. Differences
+are from exact pictures, which are those of greedy decoding.
+
+    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --page docs/results-faces.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import (
+    Checkpoint,
+    Columns,
+    Device,
+    Document,
+    Faces,
+    Limit,
+    Output,
+    Page,
+    Row,
+    Table,
+    Values,
+    columns_table,
+    run,
+    values,
+)
+from superres import DecodeConfig
+from superres.evaluation.detail import bands, swings
+from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, compared_scores
+from superres.evaluation.recognition import Recogniser, recognition_scores
+from superres.evaluation.sample_scores import draw_samples
+from superres.pipeline.upscaler import Upscaler
+from superres.system.output import short_digest
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.faces import FaceTask
+
+WAYS = {
+    GREEDY: DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
+    "sampled at temperature 0.7": DecodeConfig(temperature=0.7),
+    "sampled at temperature 0.9": DecodeConfig(temperature=0.9),
+}
+NAMES = {GREEDY: "exact, the tokens of greedy", BASELINE: "Lanczos", "truth": "true pictures"}
+
+
+def measure(upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int) -> Values:
+    """Draw one picture per input in each way, and return the scores by way, of Lanczos and of the true pictures."""
+    recogniser = Recogniser()
+    pictures = {way: draw_samples(pairs.lr, upscaler, options, [1], batch_size)[:, 0] for way, options in ways.items()}
+    pictures[BASELINE] = pairs.task.enlarge(pairs.lr, BASELINE)
+    scores: dict[str, Any] = {**compared_scores(pictures, pairs), "truth": all_entries(swings(pairs.hr, pairs.task))}
+    found, recognised = recognition_scores(recogniser, pictures, pairs.hr)
+    return {"faces_found": found, "methods": {name: own | recognised[name] for name, own in scores.items()}}
+
+
+def percent(name: str) -> Any:  # noqa: ANN401 -- a column
+    """Return a column of the share `name` and half the width of its interval, in per cent."""
+    return (lambda row: f"{100 * row[name]:.1f} ±{100 * row[f'{name}_half_width']:.1f}"), 1
+
+
+def views(document: Document) -> dict[str, str]:
+    """Return similarity to the truth, detail, and recognised faces, with a line per way."""
+    (found,) = values(document).values()
+    conditions = document["conditions"]
+    rows = [{"way": NAMES.get(way, way), **own} for way, own in found["methods"].items()]
+    drawn = [row for row in rows if "psnr" in row]
+    power: Columns = {f"{name.removeprefix('power_').replace('_', ' ')}, dB": (name, 1)
+                      for name in bands(FaceTask(conditions["source"], conditions["target"]))}
+    above = f"above_{GREEDY}"
+    return {
+        "similarity": columns_table(drawn, {
+            "": ("way", 0), "PSNR, dB": ("psnr", 2), "above exact": (f"psnr_{above}", 2), "SSIM": ("ssim", 3),
+            "SSIM above exact": (f"ssim_{above}", 3), "ST-LPIPS": ("st_lpips", 3),
+            "ST-LPIPS above exact": (f"st_lpips_{above}", 3), "LR-PSNR, dB": ("lr_psnr", 2)}),
+        "detail": columns_table(rows, {
+            "": ("way", 0), "detail": ("detail", 2), "above exact": (f"detail_{above}", 3),
+            "swing across, %": ("swing_across", 0), "swing down, %": ("swing_down", 0)}),
+        "power": columns_table(drawn, {"": ("way", 0), **power}),
+        "recognised": columns_table(rows, {
+            "": ("way", 0), "the same person, %": percent("same_person"), "a stranger, %": percent("stranger")}),
+    }
+
+
+def main(
+    data: Faces, output: Output = Path("face-scores"), limit: Limit = None, page: Page = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 25, checkpoint: Checkpoint = "celeba-8to64",
+    device: Device = "auto", engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
+) -> None:
+    """Draw and score the pictures."""
+    upscaler = Upscaler.load(checkpoint, device, engine)
+    pairs, network = read_faces(data, upscaler.face_task, "valid", limit), upscaler.model_config
+    ways = {way: dataclasses.replace(options, consistent=network.consistent, nucleus=network.nucleus)
+            for way, options in WAYS.items()}
+    table = Table("face_scores", output, {
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
+        "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
+    }, upscaler.device, "face-scores")
+    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size),
+                       {way: options.to_dict() for way, options in ways.items()})])
+    table.finish(page)
+
+
+if __name__ == "__main__":
+    run(main)
