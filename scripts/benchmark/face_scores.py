@@ -1,7 +1,7 @@
 """Score the pictures of a checkpoint by all measures, by way of decoding: similarity, detail and recognised faces.
 
-The ways are those of `superres upscale`: within the checkpoint's limits, and from its likeliest tokens. Differences
-are from exact pictures, which are those of greedy decoding.
+The ways are those of `superres upscale`: within the checkpoint's limits, and samples from its likeliest tokens, unless
+the name says otherwise. Differences are from exact pictures, which are those of greedy decoding.
 
     python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --page docs/results-faces.md
 """
@@ -44,10 +44,10 @@ from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
 
-WAYS = {
-    GREEDY: DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
-    "sampled at temperature 0.7": DecodeConfig(temperature=0.7),
-    "sampled at temperature 0.9": DecodeConfig(temperature=0.9),
+WAYS: dict[str, dict[str, Any]] = {
+    GREEDY: {}, "epsilon 2": {"accept": "distance", "epsilon": 2},
+    "sampled at temperature 0.7": {"temperature": 0.7}, "sampled at temperature 0.9": {"temperature": 0.9},
+    "sampled at temperature 1, all tokens": {"temperature": 1.0, "nucleus": 1.0},
 }
 NAMES = {GREEDY: "exact, the tokens of greedy", BASELINE: "Lanczos", "truth": "true pictures"}
 
@@ -98,12 +98,12 @@ def main(
     """Draw and score the pictures."""
     upscaler = Upscaler.load(checkpoint, device, engine)
     pairs, network = read_faces(data, upscaler.face_task, "valid", limit), upscaler.model_config
-    ways = {way: dataclasses.replace(options, consistent=network.consistent, nucleus=network.nucleus)
-            for way, options in WAYS.items()}
+    default = DecodeConfig(consistent=network.consistent, nucleus=network.nucleus)
+    ways = {way: dataclasses.replace(default, **options) for way, options in WAYS.items()}
     table = Table("face_scores", output, {
         "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
         "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
-    }, upscaler.device, "face-scores")
+    }, upscaler.device, f"face-scores-{upscaler.name}")
     table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size),
                        {way: options.to_dict() for way, options in ways.items()})])
     table.finish(page)
