@@ -118,8 +118,8 @@ REFUSED = [
     ("evaluate images --data root --split test", "annotation files"),
     ("tune --data in --split test --max-bits-loss 1", "--split test has no effect on in"),
     *((f"evaluate images --data dev.npz --likelihood-only {options}", f"{options} has no effect {LIKELIHOOD}")
-      for options in ("--samples 2", "--no-greedy", "--sheet s.png", "--engine plain", "--temperature 0.9",
-                      "--consistent")),
+      for options in ("--samples 2", "--no-greedy", "--same-person", "--sheet s.png", "--engine plain",
+                      "--temperature 0.9", "--consistent")),
     ("translate dog --length-penalty 0.6",
      "--length-penalty 0.6 has no effect without beam search; leave it out, or give --beam 4"),
     ("translate dog --beam 2 --trace", "--trace has no effect with --beam 2"),

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -40,9 +42,11 @@ from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, co
 from superres.evaluation.recognition import Recogniser, recognition_scores
 from superres.evaluation.sample_scores import draw_samples
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import short_digest
+from superres.system.output import short_digest, write_result
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
+from superres.tasks.image_files import encode_png
+from superres.tasks.pictures import Picture, Pixels
 
 WAYS: dict[str, dict[str, Any]] = {
     GREEDY: {}, "epsilon 2": {"accept": "distance", "epsilon": 2},
@@ -52,10 +56,23 @@ WAYS: dict[str, dict[str, Any]] = {
 NAMES = {GREEDY: "exact, the tokens of greedy", BASELINE: "Lanczos", "truth": "true pictures"}
 
 
-def measure(upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int) -> Values:
-    """Draw one picture per input in each way, and return the scores by way, of Lanczos and of the true pictures."""
+def drawn(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_size: int, folder: Path) -> Pixels:
+    """Return one picture per input, uint8 [N,H,W,3], from `folder` if an interrupted run has left them there."""
+    made_by = f"{upscaler.name}@{upscaler.revision} {upscaler.scoring.code} {options.to_dict()}".encode()
+    path = folder / f"{short_digest(pairs.lr.tobytes() + made_by)}.png"
+    if not path.exists():
+        pictures = draw_samples(pairs.lr, upscaler, options, [1], batch_size)[:, 0]
+        write_result(path, encode_png(Picture(pictures.reshape(-1, *pictures.shape[2:])), {}), "--output")
+    with Image.open(path) as column:
+        return np.asarray(column).reshape(pairs.hr.shape)
+
+
+def measure(
+    upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int, folder: Path,
+) -> Values:
+    """Return the scores of the pictures by way, of Lanczos and of the true pictures."""
     recogniser = Recogniser()
-    pictures = {way: draw_samples(pairs.lr, upscaler, options, [1], batch_size)[:, 0] for way, options in ways.items()}
+    pictures = {way: drawn(upscaler, pairs, options, batch_size, folder) for way, options in ways.items()}
     pictures[BASELINE] = pairs.task.enlarge(pairs.lr, BASELINE)
     scores: dict[str, Any] = {**compared_scores(pictures, pairs), "truth": all_entries(swings(pairs.hr, pairs.task))}
     found, recognised = recognition_scores(recogniser, pictures, pairs.hr)
@@ -104,7 +121,7 @@ def main(
         "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
         "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
     }, upscaler.device, f"face-scores-{upscaler.name}")
-    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size),
+    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output),
                        {way: options.to_dict() for way, options in ways.items()})])
     table.finish(page)
 

@@ -264,8 +264,9 @@ def table_lines(title: str, methods: Methods, columns: dict[str, tuple[str, str]
     """Return the scores of `columns` by method as the lines of a text table.
 
     `columns` has the title and the form of each score by name; `title` is that of the methods. A score that no method
-    has gets no column; "-" stands for one that a method lacks.
+    has gets no column, and a method without any of the scores no line; "-" stands for a score that a method lacks.
     """
+    methods = {method: scores for method, scores in methods.items() if columns.keys() & scores.keys()}
     shown = {name: column for name, column in columns.items() if any(name in scores for scores in methods.values())}
     rows = {title: [head for head, _ in shown.values()]}
     for method, scores in methods.items():
