@@ -1,5 +1,6 @@
 """A face recogniser takes a picture for its own person, and hardly for strangers."""
 
+import importlib.util
 import sys
 
 import numpy as np
@@ -13,7 +14,8 @@ from superres.evaluation.recognition import Recogniser, recognition_scores
 
 @pytest.fixture(scope="module")
 def recogniser():
-    pytest.importorskip("dlib", reason="the recognition extra is not installed")
+    if not all(map(importlib.util.find_spec, ("dlib", "face_recognition_models"))):
+        pytest.skip("the recognition extra is not installed")
     return Recogniser()
 
 

@@ -69,12 +69,14 @@ def drawn(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_siz
 
 def measure(
     upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int, folder: Path,
+    recogniser: Recogniser | None,
 ) -> Values:
     """Return the scores of the pictures by way, of Lanczos and of the true pictures."""
-    recogniser = Recogniser()
     pictures = {way: drawn(upscaler, pairs, options, batch_size, folder) for way, options in ways.items()}
     pictures[BASELINE] = pairs.task.enlarge(pairs.lr, BASELINE)
     scores: dict[str, Any] = {**compared_scores(pictures, pairs), "truth": all_entries(swings(pairs.hr, pairs.task))}
+    if recogniser is None:
+        return {"methods": scores}
     found, recognised = recognition_scores(recogniser, pictures, pairs.hr)
     return {"faces_found": found, "methods": {name: own | recognised[name] for name, own in scores.items()}}
 
@@ -89,30 +91,34 @@ def views(document: Document) -> dict[str, str]:
     (found,) = values(document).values()
     conditions = document["conditions"]
     rows = [{"way": NAMES.get(way, way), **own} for way, own in found["methods"].items()]
-    drawn = [row for row in rows if "psnr" in row]
+    scored = [row for row in rows if "psnr" in row]
     power: Columns = {f"{name.removeprefix('power_').replace('_', ' ')}, dB": (name, 1)
                       for name in bands(FaceTask(conditions["source"], conditions["target"]))}
     above = f"above_{GREEDY}"
-    return {
-        "similarity": columns_table(drawn, {
+    parts = {
+        "similarity": columns_table(scored, {
             "": ("way", 0), "PSNR, dB": ("psnr", 2), "above exact": (f"psnr_{above}", 2), "SSIM": ("ssim", 3),
             "SSIM above exact": (f"ssim_{above}", 3), "ST-LPIPS": ("st_lpips", 3),
             "ST-LPIPS above exact": (f"st_lpips_{above}", 3), "LR-PSNR, dB": ("lr_psnr", 2)}),
         "detail": columns_table(rows, {
             "": ("way", 0), "detail": ("detail", 2), "above exact": (f"detail_{above}", 3),
             "swing across, %": ("swing_across", 0), "swing down, %": ("swing_down", 0)}),
-        "power": columns_table(drawn, {"": ("way", 0), **power}),
-        "recognised": columns_table(rows, {
-            "": ("way", 0), "the same person, %": percent("same_person"), "a stranger, %": percent("stranger")}),
+        "power": columns_table(scored, {"": ("way", 0), **power}),
     }
+    if "faces_found" in found:
+        parts["recognised"] = columns_table(rows, {
+            "": ("way", 0), "the same person, %": percent("same_person"), "a stranger, %": percent("stranger")})
+    return parts
 
 
 def main(
     data: Faces, output: Output = Path("face-scores"), limit: Limit = None, page: Page = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 25, checkpoint: Checkpoint = "celeba-8to64",
     device: Device = "auto", engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
+    same_person: Annotated[bool, typer.Option(help="Score recognised faces.")] = True,
 ) -> None:
     """Draw and score the pictures."""
+    recogniser = Recogniser() if same_person else None
     upscaler = Upscaler.load(checkpoint, device, engine)
     pairs, network = read_faces(data, upscaler.face_task, "valid", limit), upscaler.model_config
     default = DecodeConfig(consistent=network.consistent, nucleus=network.nucleus)
@@ -121,8 +127,8 @@ def main(
         "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
         "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
     }, upscaler.device, f"face-scores-{upscaler.name}")
-    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output),
-                       {way: options.to_dict() for way, options in ways.items()})])
+    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output, recogniser), {
+        "same_person": same_person, **{way: options.to_dict() for way, options in ways.items()}})])
     table.finish(page)
 
 
