@@ -24,6 +24,7 @@ from superres.evaluation.images import (
 from superres.evaluation.intervals import Estimate, half_width
 from superres.evaluation.picture_scores import (
     agreement,
+    all_entries,
     compared_scores,
     consistency,
     consistency_scores,
@@ -61,19 +62,19 @@ def test_consistency_is_zero_for_an_exact_enlargement_and_the_shift_in_grey_leve
 
 def test_lr_psnr_pools_all_inputs_and_is_absent_if_every_image_reduces_to_its_input():
     sources = np.full((2, 8, 8, 3), 50, np.uint8)
-    assert consistency_scores(constant(50), sources) == {
+    assert all_entries(consistency_scores(constant(50), sources)) == {
         "consistency_rmse": 0, "consistency_rmse_half_width": 0, "lr_psnr": None, "lr_psnr_half_width": None,
-        "consistent_images": 1}
+        "consistent_images": 1, "consistent_images_half_width": 0}
     sources[1] = 53
     scores = consistency_scores(constant(50), sources)
-    assert scores["lr_psnr"] == pytest.approx(10 * np.log10(255**2 / 4.5))
-    assert (scores["consistency_rmse"], scores["consistent_images"]) == (1.5, 0.5)
+    assert scores["lr_psnr"].value == pytest.approx(10 * np.log10(255**2 / 4.5))
+    assert (scores["consistency_rmse"].value, scores["consistent_images"].value) == (1.5, 0.5)
 
 
 def test_the_interval_of_lr_psnr_is_that_of_its_mean_squared_error():
     sources = np.full((40, 8, 8, 3), 50, np.uint8)
     sources += np.arange(40, dtype=np.uint8)[:, None, None, None] % 2
-    scores = consistency_scores(constant(53, 40), sources)  # squared errors 9 and 4
+    scores = all_entries(consistency_scores(constant(53, 40), sources))  # squared errors 9 and 4
     half = half_width(np.array([9.0, 4.0] * 20))
     ends = [10 * np.log10(255**2 / (6.5 + sign * half)) for sign in (-1, 1)]
     assert scores["lr_psnr_half_width"] == pytest.approx((ends[0] - ends[1]) / 2, rel=0.02)

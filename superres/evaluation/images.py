@@ -217,7 +217,8 @@ def report_table(report: dict[str, Any]) -> str:
 Methods = dict[str, Entries]
 """Scores by name, by method."""
 
-QUALITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f")}
+SIMILARITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f"),
+              "lr_psnr": ("LR-PSNR dB", ".2f")}
 DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"), "swing_down": ("swing y %", ".0f")}
 """Titles and forms of the scores of `quality`; the bands' are made of their names."""
 
@@ -225,8 +226,7 @@ DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"), "sw
 def method_lines(methods: Methods) -> list[str]:
     """Return similarity and consistency in the `picture_scores` by method as the lines of a text table."""
     return table_lines("", methods, {
-        **QUALITY, "lr_psnr": ("LR-PSNR dB", ".2f"), "consistency_rmse": ("consistency", ".2f"),
-        "consistent_images": ("consistent", ".1%")})
+        **SIMILARITY, "consistency_rmse": ("consistency", ".2f"), "consistent_images": ("consistent", ".1%")})
 
 
 def detail_lines(methods: Methods, truth: Entries) -> list[str]:
@@ -245,7 +245,7 @@ def recognition_lines(report: dict[str, Any]) -> list[str]:
 def difference_lines(methods: Methods, reference: str) -> list[str]:
     """Return the differences from a method in `compared_scores` as the lines of a text table."""
     return table_lines(f"above {reference}", {name: scores for name, scores in methods.items() if name != reference}, {
-        f"{name}_above_{reference}": (title, f"+{form}") for name, (title, form) in (QUALITY | DETAIL).items()})
+        f"{name}_above_{reference}": (title, f"+{form}") for name, (title, form) in (SIMILARITY | DETAIL).items()})
 
 
 def decoding_lines(report: dict[str, Any]) -> list[str]:

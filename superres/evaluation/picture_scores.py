@@ -50,21 +50,17 @@ def consistency(images: Pixels, sources: Pixels) -> Scores:
     return np.sqrt(mean_squared_error(area_reduce(images, *sources.shape[1:3], is_reduced=True), sources))
 
 
-def consistency_scores(images: Pixels, sources: Pixels) -> Entries:
-    """Return scores of all images' `consistency`, with their intervals.
+def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, Estimate]:
+    """Return scores of all images' `consistency`, with the same arguments.
 
     "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB, as of Lugmayr et
     al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the mean squared error over all images;
-    None if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images.
+    infinite if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images.
     "consistent_images" is the share of images that reduce to exactly their input.
-
-    `images` are uint8 [N * M,H,W,C], M successive ones of each of `sources`, uint8 [N,h,w,C].
     """
-    count = len(images) // len(sources)
-    error = consistency(images, sources.repeat(count, axis=0))
-    scores = {"consistency_rmse": Estimate.mean(error), "lr_psnr": _pooled_psnr(np.square(error))}
-    return {**all_entries({name: score.by_input(count) for name, score in scores.items()}),
-            "consistent_images": float((error == 0).mean())}
+    error = consistency(images, sources)
+    return {"consistency_rmse": Estimate.mean(error), "lr_psnr": _pooled_psnr(np.square(error)),
+            "consistent_images": Estimate.mean((error == 0).astype(np.float64))}
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
@@ -97,27 +93,27 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> Entries:
 
 
 def quality(images: Pixels, pairs: FacePairs) -> dict[str, Estimate]:
-    """Return PSNR, SSIM, ST-LPIPS and `detail_scores` of images, with intervals over inputs.
+    """Return PSNR, SSIM, ST-LPIPS, `detail_scores` and `consistency_scores` of images, with intervals over inputs.
 
     ST-LPIPS needs the `scores` extra and sides of at least `LEAST_SIDE`. `images` are uint8 [N * M,H,W,3], M successive
     ones of each of the N pairs.
     """
     count = len(images) // len(pairs)
-    truth = pairs.hr.repeat(count, axis=0)
+    truth, sources = pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0)
     distance = st_lpips() if pairs.task.target >= LEAST_SIDE else None
     measures = {"psnr": psnr, "ssim": ssim, **({"st_lpips": distance} if distance is not None else {})}
-    means = {name: Estimate.mean(measure(images, truth)) for name, measure in measures.items()}
-    scores = means | detail_scores(images, truth, pairs.task)
+    scores = {name: Estimate.mean(measure(images, truth)) for name, measure in measures.items()}
+    scores |= detail_scores(images, truth, pairs.task) | consistency_scores(images, sources)
     return {name: score.by_input(count) for name, score in scores.items()}
 
 
 def picture_scores(images: Pixels, pairs: FacePairs) -> Entries:
-    """Return the entries of `quality` and `consistency_scores`, which say what `images` are."""
-    return all_entries(quality(images, pairs)) | consistency_scores(images, pairs.lr)
+    """Return the entries of `quality`."""
+    return all_entries(quality(images, pairs))
 
 
 def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, Entries]:
-    """Return `picture_scores` by method, and the differences of `quality` from those of the `REFERENCES` among them.
+    """Return `picture_scores` by method, and the differences from those of the `REFERENCES` among the methods.
 
     `pictures` are those of `quality` by method. The difference of a score has the name "<score>_above_lanczos" or
     "<score>_above_greedy". Its interval is that of the difference on the same inputs.
@@ -125,7 +121,7 @@ def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, 
     scores = {method: quality(images, pairs) for method, images in pictures.items()}
     compared = {}
     for method, own in scores.items():
-        compared[method] = all_entries(own) | consistency_scores(pictures[method], pairs.lr)
+        compared[method] = all_entries(own)
         for reference in REFERENCES:
             if reference in scores and reference != method:
                 compared[method] |= all_entries({f"{name}_above_{reference}": score.minus(scores[reference][name])
