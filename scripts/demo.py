@@ -21,7 +21,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
 from superres.pipeline.pipeline import fastest_exact
-from superres.pipeline.upscaler import Upscaled
+from superres.pipeline.upscaled import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
 from superres.tasks.faces import FaceTask, image_key

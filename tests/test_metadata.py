@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from superres import __version__
 from superres.cli.main import run
 from superres.config import DecodeConfig
-from superres.pipeline.upscaler import Upscaled
+from superres.pipeline.upscaled import Upscaled
 from superres.tasks import exif
 from superres.tasks.image_files import FORMATS as FORMATS_OF_RESULTS
 from superres.tasks.image_files import DrawnImage, encode_png, encode_webp

@@ -31,7 +31,8 @@ from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.resolved_options import SETTINGS
 from superres.pipeline.translator import Translated, Translator
-from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.photos import choose_crops
 
 ROOT = Path(__file__).parent.parent

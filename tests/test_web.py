@@ -19,7 +19,8 @@ from superres.config import DecodeConfig
 from superres.decoding.block_size import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing

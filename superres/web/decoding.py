@@ -15,7 +15,8 @@ import numpy as np
 from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.resolved_options import resolve_options
 from superres.pipeline.translator import Translated, Translator
-from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
 from superres.web.turns import StoppedError, Turns

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.translator import Translated
-from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels

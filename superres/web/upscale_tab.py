@@ -17,7 +17,8 @@ from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
 from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
-from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
 from superres.tasks.image_files import encode_png
 from superres.tasks.photos import DEFAULT_CROP

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from browser_tools import decode, open_tab
 
-from superres.pipeline.upscaler import Upscaled
+from superres.pipeline.upscaled import Upscaled
 from superres.web.drawing import unfinished
 
 WALK = """([root, pictures]) => {
