@@ -12,21 +12,32 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, file_name, reader_of, require
+from superres.config import (
+    FORMAT_VERSION,
+    Confidence,
+    Config,
+    DecodeConfig,
+    ModelConfig,
+    Reliability,
+    file_name,
+    reader_of,
+    require,
+)
 from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.system.json_files import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.system.machine import TorchThreads
-from superres.system.output import short_digest
+from superres.system.output import short_digest, write_atomically
 from superres.tasks.registry import TASK_FILES
 
+ConfigT = TypeVar("ConfigT", bound=Config)
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 MOST_STAGES = 8
@@ -37,6 +48,8 @@ DECODE = "decode"
 """Optional entry of config.json: the default decoding settings by type of device ("cpu", "cuda")."""
 CONFIDENCE = "confidence"
 """Optional entry of config.json: the coefficients of `superres.config.Confidence`."""
+RELIABILITY = "reliability"
+"""Optional entry of config.json: the calibration of `superres.config.Reliability`, also of a cascade."""
 RETIRED = "-old"
 """Suffix of a folder's name while a new folder replaces it."""
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
@@ -132,6 +145,21 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return document
 
 
+def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Set entries of a checkpoint's config.json; its other entries are unchanged.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged.
+        OutputError: the file cannot be written; it is unchanged.
+    """
+    document = {**read_config(folder), **entries}
+    try:
+        write_atomically(folder / CONFIG, (json.dumps(document, indent=2) + "\n").encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {folder / CONFIG}: {error.strerror}; use a copy of the checkpoint, or give "
+                          "--no-save") from error
+
+
 def read_stages(folder: str | Path) -> list[Path]:
     """Return the folders of the checkpoints of a cascade, the first stage first; none for a single network.
 
@@ -194,11 +222,21 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
 
 def read_confidence(folder: str | Path) -> Confidence | None:
     """Return the coefficients in a checkpoint's config.json; None without them, a CheckpointError if damaged."""
-    values = read_config(folder).get(CONFIDENCE)
+    return _read_entry(folder, CONFIDENCE, Confidence, "tune")
+
+
+def read_reliability(folder: str | Path) -> Reliability | None:
+    """Return the calibration in a checkpoint's config.json; None without it, a CheckpointError if damaged."""
+    return _read_entry(folder, RELIABILITY, Reliability, "calibrate")
+
+
+def _read_entry(folder: str | Path, name: str, kind: type[ConfigT], command: str) -> ConfigT | None:
+    """Return the optional settings `name` in config.json, which a command of superres saves."""
+    values = read_config(folder).get(name)
     try:
-        return None if values is None else Confidence.from_dict(values)
+        return None if values is None else kind.from_dict(values)
     except SuperresError as error:
-        raise CheckpointError(f"{Path(folder) / CONFIG}: {CONFIDENCE} is damaged ({error}); run superres tune again"
+        raise CheckpointError(f"{Path(folder) / CONFIG}: {name} is damaged ({error}); run superres {command} again"
                               ) from error
 
 

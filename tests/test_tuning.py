@@ -189,7 +189,7 @@ def test_a_checkpoint_that_cannot_be_written_is_left_as_it_was(folder, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", refuse)
-        with pytest.raises(OutputError, match="Read-only file system; tune a copy"):
+        with pytest.raises(OutputError, match="Read-only file system; use a copy"):
             save_default(folder, "cpu", LOOSE)
     assert (folder / CONFIG).read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG, "model.safetensors"]

@@ -33,7 +33,7 @@ def upscale_few(plan: Plan, upscaler: Upscaler, decode: DecodeConfig) -> Summary
     """
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples)
-    with Progress("upscaling", plan.count * options.samples, "images") as progress:
+    with Progress("upscaling", plan.count * options.per_input, "images") as progress:
         files = _Files(RunSettings.of(upscaler, decode, options), progress)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), plan.count * options.samples)
         try:

@@ -66,7 +66,7 @@ class Known:
         if keeps_failures:
             return len(group)
         faces = (group[0].crop or {}).get("faces") or 1
-        return len(group) if len(made) == len(group) == self.options.samples * faces else 0
+        return len(group) if len(made) == len(group) == self.options.per_input * faces else 0
 
     def freeze(self) -> None:
         """Prepare to be asked; what was read last about an input counts."""

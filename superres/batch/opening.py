@@ -144,7 +144,7 @@ def open_parts(
             content = InvalidInputError(entry.error)
         elif (owner := names.setdefault(entry.name, entry.input)) != entry.input:
             content = InvalidInputError(f"{entry.input} would be written to the same output as {owner}; rename it")
-        all_samples = range(1, 1 + (1 if entry.error is not None else settings.options.samples))
+        all_samples = range(1, 1 + (1 if entry.error is not None else settings.options.per_input))
         samples = list(all_samples if part.archive is not None else part.samples[turn - part.turn])
         yield part, (turn, entry, samples, content)
         turn += 1

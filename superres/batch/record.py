@@ -21,11 +21,12 @@ from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import FORMATS
 from superres.tasks.pictures import Picture, Pixels
-from superres.tasks.sheets import face_sheet
+from superres.tasks.sheets import Mask, face_sheet
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
     from superres.decoding.trace import RowTrace
+    from superres.pipeline.judging import JudgedResult
     from superres.pipeline.upscaler import Upscaler
 
 
@@ -36,6 +37,7 @@ class Request:
     Attributes:
         turn: number of the input among those of the run.
         index: number of the output among those of the input.
+        sample: number of the sample; 1 where the likeliest of several is kept.
         picture: the reduced input, with the transparency and the metadata that the output copies.
         crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
@@ -161,21 +163,30 @@ class RunSettings:
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
         from superres.pipeline.cascade import stage_traces  # imports torch
+        from superres.pipeline.judging import JudgedResult
 
         image = self.task.decode(result.tokens[None].numpy())[0]
-        return self.drawn(result.item, image, stage_traces(result), result.seconds)
+        judged = result if isinstance(result, JudgedResult) else None
+        return self.drawn(result.item, image, stage_traces(result), result.seconds, judged)
 
-    def drawn(self, request: Request, image: Pixels, traces: Sequence[RowTrace], seconds: float) -> Output:
+    def drawn(
+        self, request: Request, image: Pixels, traces: Sequence[RowTrace], seconds: float,
+        judged: JudgedResult | None = None,
+    ) -> Output:
         """Return the output of an image, uint8 [target, target, 3], with the traces of its stages."""
         tokens, iterations, calls = (sum(getattr(trace, name) for trace in traces)
                                      for name in ("tokens", "iterations", "model_calls"))
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
         if request.crop is not None:
             record["crop"] = request.crop
-        data = encode(request, image, record, self.options)
+        sample = bits = reliable = None
+        if judged is not None:
+            sample, bits, reliable = judged.sample, judged.bits_per_dim, judged.reliable
+        record["sample"] = request.sample if sample is None else sample
+        data = encode(request, image, record, self.options, reliable)
         row = Row(request.entry.input, request.output, "ok", None, tokens, iterations, calls,
                   tokens / max(iterations, 1), seconds, **self._fields(request.entry),
-                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
+                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop, sample=sample, bits_per_dim=bits)
         return Output(row, data, request.turn, request.index)
 
     def failed(self, entry: Input, output: str, reason: str, turn: int = 0, index: int = 0) -> Output:
@@ -199,12 +210,14 @@ class RunSettings:
                 "archive": entry.archive if self.options.in_parts else None}
 
 
-def encode(request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
+def encode(
+    request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions, reliable: Mask | None = None,
+) -> bytes:
     """Return the bytes of the file of a decoded image, uint8 [target, target, 3], or of a sheet with it."""
     picture = replace(request.picture, rgb=image)
     if options.sheet:
-        picture = replace(picture, rgb=face_sheet(request.source, image), alpha=None)
-    return FORMATS[options.format](picture, {**record, "sample": request.sample})
+        picture = replace(picture, rgb=face_sheet(request.source, image, reliable), alpha=None)
+    return FORMATS[options.format](picture, record)
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Row:
         version: what the input's file was then, as `Input.version`.
         archive: the archive of the input, if that is a part by itself.
         shard_sha256: digest of the shard.
+        sample: number of the sample that was kept of several.
+        bits_per_dim: that of the picture under p1, if it was judged: `superres.pipeline.judging.Judged`.
     """
 
     input: str
@@ -71,6 +73,8 @@ class Row:
     version: str | None = None
     archive: str | None = None
     shard_sha256: str | None = None
+    sample: int | None = None
+    bits_per_dim: float | None = None
 
     @property
     def key(self) -> str:

@@ -139,7 +139,9 @@ def _decode(
     feed: Feed[Request], sink: Sink, upscaler: Upscaler, rows: int,
 ) -> tuple[list[Request], Exception | None]:
     """Decode a feed to its end; return the items lost to an error, and the error or None."""
-    decoder = upscaler.refilled(feed, sink.settings.decode, rows)
+    options = sink.settings.options
+    is_judged = options.sheet and upscaler.reliability is not None
+    decoder = upscaler.refilled(feed, sink.settings.decode, rows, options.samples if options.keep else 1, is_judged)
     try:
         for finished in decoder.run():
             for one in finished:
@@ -203,7 +205,7 @@ class Run:
 
     def __enter__(self) -> Run:
         """Start the writing thread."""
-        total = (self.plan.count - self.plan.archives) * self.settings.options.samples
+        total = (self.plan.count - self.plan.archives) * self.settings.options.per_input
         self._progress = Progress("upscaling", total, "images").__enter__()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
@@ -339,7 +341,7 @@ class Run:
         part.expect(turn, count)
         self._receive(len(part.waiting.get(turn, ())))
         with self._moving:
-            planned = 0 if part.part.archive is not None else self.settings.options.samples
+            planned = 0 if part.part.archive is not None else self.settings.options.per_input
             self._progress.total = (self._progress.total or 0) + part.expected[turn] - planned
 
     def _on_end(self, part: Part) -> None:

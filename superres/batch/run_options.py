@@ -14,6 +14,7 @@ from PIL import ImageColor
 from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
+from superres.pipeline.resolved_options import check_keep
 from superres.system.places import is_url
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS, SUFFIXES
@@ -49,6 +50,7 @@ class BatchOptions:
         manifest: JSON lines file with one row per output; in the output folder if None. A run whose outputs are not
             single files of this machine has a manifest beside each part instead.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
+        keep: "likeliest" writes only the likeliest of the samples of an input; None writes all of them.
         sheet: make each output a sheet of the input, its enlargement and the result, named <name>-sheet.
         verify: compare the digests of existing outputs, not only their sizes.
     """
@@ -58,6 +60,7 @@ class BatchOptions:
     rows: int | None = None
     batch_size: int | None = None
     samples: int = 1
+    keep: str | None = None
     source: str = "auto"
     recursive: bool = False
     on_existing: str = "skip"
@@ -76,6 +79,7 @@ class BatchOptions:
         require_choice("--format", self.layout, list(LAYOUTS))
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
         require_whole("--samples", self.samples, 1, MOST_SAMPLES)
+        check_keep(self.keep, self.samples)
         require_choice("--source", self.source, SOURCES)
         self.check_crop()
         require_choice("--on-existing", self.on_existing, [mode for mode in ON_EXISTING
@@ -123,7 +127,13 @@ class BatchOptions:
         names = ["source", "crop", "alpha", "metadata", "format", "sheet"]
         # Where a part has its own manifest, an input is known by its name alone.
         names += ["layout", "samples", "suffix"] if self.in_parts else []
-        return {name: getattr(self, name) for name in names}
+        keep = None if self.keep is None else f"{self.keep} of {self.samples}"
+        return {**{name: getattr(self, name) for name in names}, "keep": keep}
+
+    @property
+    def per_input(self) -> int:
+        """Number of pictures that are written per input, or per face of it."""
+        return self.samples if self.keep is None else 1
 
     @property
     def ending(self) -> str:
@@ -136,7 +146,7 @@ class BatchOptions:
         `face` is the number of the face, from 1, if several are found in the input; otherwise 0.
         """
         stem = f"{entry.name}{f'-face{face}' if face else ''}"
-        if self.samples == 1:
+        if self.per_input == 1:
             return [f"{stem}{self.ending}"]
         return [f"{stem}-{sample}{self.ending}" for sample in range(1, self.samples + 1)]
 
@@ -146,7 +156,7 @@ class BatchOptions:
 
     def face_of(self, output: str) -> tuple[str, int]:
         """Return the output's path without "-faceN", and N; 0 if the path has no such part."""
-        sample = r"-\d+" if self.samples > 1 else ""
+        sample = r"-\d+" if self.per_input > 1 else ""
         found = re.fullmatch(rf"(.+)-face([1-9]\d{{0,3}})({sample}{re.escape(self.ending)})", output, re.DOTALL)
         return (found[1] + found[3], int(found[2])) if found else (output, 0)
 

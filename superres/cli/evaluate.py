@@ -1,4 +1,4 @@
-"""The commands `superres evaluate images`, `superres evaluate text` and `superres tune`."""
+"""The commands `superres evaluate images`, `superres evaluate text`, `superres tune` and `superres calibrate`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from typer import Option
 from superres.cli import options as opt
 from superres.cli.translate import Languages, Sentences
 from superres.config import (
+    COVERAGE,
     DECODING,
+    DEFAULT_CASCADE,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     FACES,
+    LARGEST_ERROR,
     TRANSLATION,
     BeamConfig,
     QualityBound,
+    Reliability,
     require_choice,
 )
 from superres.pipeline.resolved_options import SETTINGS, combined
@@ -54,6 +58,10 @@ MinPsnr = Annotated[float | None, Option(metavar="DB", help="Bound: smallest PSN
 MaxBits = Annotated[float | None, Option(metavar="BITS", help="Bound: largest increase in bits/dim under p1 over the "
                                          "greedy images.")]
 Save = Annotated[bool, Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
+Tolerance = Annotated[float, Option(metavar="LEVELS", help="Largest difference from the truth of a pixel that is "
+                                    "right, in grey levels, as the mean over the colours.")]
+Coverage = Annotated[float, Option(metavar="P", help="Share of the reliable pixels that are right, between 0 and 1.")]
+SaveMask = Annotated[bool, Option("--save/--no-save", help="Save the result in the checkpoint's config.json.")]
 
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 
@@ -92,7 +100,8 @@ def images(
     pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
     network = upscaler.model_config
     default = dataclasses.replace(opt.DEFAULTS, consistent=network.consistent, nucleus=network.nucleus)
-    decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
+    decode = combined(default, opt.given_options(context, decode), upscaler.model_config.prediction_heads,
+                      stages=upscaler.stages)
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy, same_person)
     if samples > 1:
         report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures)
@@ -197,6 +206,38 @@ def tune(
             say(confidence_line(calibration))
         outcome = f"saved as its default on {pipeline.device.type} in {folder}" if save else "not saved"
         say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+
+
+def calibrate(
+    context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CASCADE, split: Split = "valid",
+    limit: Limit = None, tolerance: Tolerance = LARGEST_ERROR, coverage: Coverage = COVERAGE,
+    device: opt.Device = "auto", save: SaveMask = True, as_json: opt.AsJson = False, engine: opt.Engine = "auto",
+) -> None:
+    """Find the pixels of a face on which one can rely, by faces whose truth is known.
+
+    They are those of which p1 is sure enough that most of them are close to the truth (conformal prediction). With the
+    result saved in the checkpoint, sheets and the web demo show them. Faces must be others than those of the training.
+    """
+    check_split(context, data)
+    Reliability(0.0, tolerance, coverage)  # refuses values out of range
+
+    from superres.checkpoint import RELIABILITY, find_checkpoint, save_entries
+    from superres.evaluation.reliability import calibrate_mask, mask_text
+    from superres.system.output import prepare_folder
+    from superres.tasks.face_data import read_faces
+
+    folder = find_checkpoint(checkpoint)
+    if save:
+        prepare_folder(folder, "--checkpoint, or give --no-save")
+    upscaler = opt.load_upscaler(checkpoint, device, engine)
+    pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
+    found, report = calibrate_mask(upscaler, pairs, tolerance, coverage)
+    if save:
+        save_entries(folder, {RELIABILITY: found.to_dict()})
+    saved = str(folder) if save else None
+    _show({**report, "device": upscaler.device.type, "saved": saved}, mask_text(report), as_json)
+    if not as_json:
+        say("not saved" if saved is None else f"saved in {folder}")
 
 
 def _is_text(context: typer.Context, checkpoint: str) -> bool:

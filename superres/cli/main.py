@@ -19,7 +19,7 @@ import typer
 
 from superres import __version__
 from superres.cli.benchmark import benchmark_app
-from superres.cli.evaluate import evaluate_app, tune
+from superres.cli.evaluate import calibrate, evaluate_app, tune
 from superres.cli.info import info
 from superres.cli.options import HelpfulCommand, decoding_command
 from superres.cli.space import space
@@ -61,6 +61,7 @@ def superres(version: Version = False) -> None:
 decoding_command(app, FACES)(upscale)
 decoding_command(app, TRANSLATION)(translate)
 app.command(cls=HelpfulCommand)(tune)
+app.command(cls=HelpfulCommand)(calibrate)
 app.command(cls=HelpfulCommand)(info)
 app.command(cls=HelpfulCommand)(space)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),

@@ -109,7 +109,7 @@ def option_of(
     unset = about.unset if default in (None, ()) else "the checkpoint's" if about.by_checkpoint else None
     parts = [about.help, about.faces if task == FACES else "", f"[default: {unset}]" if unset else ""]
     if about.parse is not None:
-        kind, default = str, str(default)
+        kind, default = str, None if default is None else str(default)
     # A checkpoint's default may set a switch, so it can be turned off, too.
     spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
     option = Option(default, spelled, metavar=about.metavar or (choices(about.choices) if about.choices else None),

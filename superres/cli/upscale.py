@@ -27,7 +27,7 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
-from superres.pipeline.resolved_options import as_option, combined
+from superres.pipeline.resolved_options import KEEPS, as_option, combined
 from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
@@ -82,6 +82,10 @@ Start = Annotated[int | None, Option(metavar="PIXELS", help="Side to which input
                                      "[default: that of its first stage]")]
 Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is above 1; N "
                                 "above 1 needs a temperature above 0.")]
+Keep = Annotated[str | None, Option(metavar=opt.choices(KEEPS), help="Draw all samples, and write only the one that "
+                                    "the model finds likeliest, as <name>.png; the manifest has its number and "
+                                    "bits/dim. Judging a sample takes about twice as long as drawing it. [default: all "
+                                    "samples]")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
                                    "folders.")]
 Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have the size of the "
@@ -92,7 +96,8 @@ Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to us
 OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
                                    "an output that exists.")]
 Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the input, its Lanczos "
-                               "enlargement and the result, side by side and enlarged.")]
+                               "enlargement and the result, side by side and enlarged; and where one can rely on "
+                               "it, if superres calibrate has found that for the checkpoint.")]
 Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Do only every N-th part of the run, from "
                               "part I on, I from 0 to N-1.")]
 Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
@@ -111,7 +116,8 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, start: Start = None, samples: Samples = 1, sheet: Sheet = False, format_name: Format = "png",
+    size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, sheet: Sheet = False,
+    format_name: Format = "png",
     alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
     recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
@@ -133,7 +139,7 @@ def upscale(
             on_existing = "error"  # without a manifest, nothing says how an output was made
     layout = format_name if format_name in SHARDS else "files"
     options = BatchOptions(
-        output or "", layout, rows, parse_batch_size(batch_size), samples, source, recursive, on_existing,
+        output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive, on_existing,
         parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha,
         metadata, crop, sheet, verify)
     check_given(context, inputs, listed, workers)
@@ -146,7 +152,8 @@ def upscale(
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
-    decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
+    decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads,
+                      stages=upscaler.stages)
     if is_few:
         from superres.batch.few import upscale_few
 

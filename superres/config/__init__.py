@@ -1,6 +1,7 @@
 """Frozen, validated settings of the network and of decoding, with a strict JSON form."""
 
 from superres.config.decode_settings import (
+    COVERAGE,
     CRITERION_NAMES,
     CRITERION_PLUGINS,
     DEFAULT_CASCADE,
@@ -9,6 +10,7 @@ from superres.config.decode_settings import (
     DEVICES,
     ENGINE_NAMES,
     FIRST_GUESS,
+    LARGEST_ERROR,
     LEAST_TEMPERATURE,
     PROPOSER_NAMES,
     PROPOSER_PLUGINS,
@@ -17,7 +19,8 @@ from superres.config.decode_settings import (
     DecodeConfig,
     DecodeOptions,
     QualityBound,
-    parse_temperature,
+    Reliability,
+    parse_numbers,
 )
 from superres.config.names import file_name
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
@@ -44,10 +47,10 @@ from superres.config.setting import (
 )
 
 __all__ = [
-    "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR",
-    "DEVICES", "ENGINE_NAMES", "EXPERTS", "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST",
-    "LEAST_TEMPERATURE", "LONGEST", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING",
-    "TRANSLATION", "BeamConfig", "Confidence", "Config", "DecodeConfig", "DecodeOptions", "ModelConfig",
-    "QualityBound", "Registry", "Setting", "documented", "file_name", "is_number", "is_whole", "parse_temperature",
-    "reader_of", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "COVERAGE", "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT",
+    "DEFAULT_TRANSLATOR", "DEVICES", "ENGINE_NAMES", "EXPERTS", "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS",
+    "LARGEST", "LARGEST_ERROR", "LEAST_TEMPERATURE", "LONGEST", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS",
+    "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence", "Config", "DecodeConfig", "DecodeOptions",
+    "ModelConfig", "QualityBound", "Registry", "Reliability", "Setting", "documented", "file_name", "is_number",
+    "is_whole", "parse_numbers", "reader_of", "require", "require_choice", "require_whole", "setting", "settings_of",
 ]

@@ -21,7 +21,7 @@ from superres.config.setting import (
     settings_of,
     with_plugins,
 )
-from superres.errors import ConfigError, shown
+from superres.errors import shown
 
 DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeba-8to64", "multi30k-en-de"
 """Default checkpoints: a network for faces, the cascade that draws pictures to look at, and a translator; bundled."""
@@ -56,16 +56,14 @@ less than 1e-7.
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
 FIRST_GUESS = 0.8  # probability that a proposal passes, where nothing is known about it
 LARGEST_COEFFICIENT = 8  # the spread of the probabilities of `Confidence` then fits into float32
+LARGEST_INTENSITY = 255
+LARGEST_ERROR, COVERAGE = 25.0, 0.9  # the mask of reliable pixels: a tenth of the grey levels, at 9 of 10 pixels
 LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
 
 
-def parse_temperature(text: str) -> float | tuple[float, ...]:
-    """Return the temperature in text such as "0.9" or "0.9,0.7,0.7", or raise ConfigError; its range is not checked."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
-                          f"not {shown(text)}") from None
+def parse_numbers(text: str) -> float | tuple[float, ...]:
+    """Return the number or numbers in text such as "0.9" or "0.9,0.7,0.7", or raise ValueError."""
+    values = tuple(float(part) for part in text.split(","))
     return values if len(values) > 1 else values[0]
 
 
@@ -79,6 +77,7 @@ class DecodeOptions(TypedDict, total=False):
     min_block: int
     consistent: bool
     temperature: float | tuple[float, ...]
+    later_temperature: float | tuple[float, ...] | None
     seed: int
     proposer: ProposerName
     adaptive: bool
@@ -118,8 +117,13 @@ class DecodeConfig(Config):
         "input).", tasks=(FACES,), by_checkpoint=True)
     temperature: float | tuple[float, ...] = setting(
         0.0, "0 decodes greedily; above 0, tokens are sampled (try 0.9). The smallest value above 0 is "
-        f"{LEAST_TEMPERATURE:g}.", "T", panel=SAMPLING, parse=parse_temperature,
+        f"{LEAST_TEMPERATURE:g}.", "T", panel=SAMPLING, parse=parse_numbers,
         faces="Greedy pictures are smooth. Three values, T,T,T, set red, green and blue.")
+    later_temperature: float | tuple[float, ...] | None = setting(
+        None, "Temperature of the stages after the first. Values with commas between them are those of the second "
+        "stage, the third and so on; the last one holds for all that follow. With 0, these stages decode greedily, "
+        "which is faster and hardly changes the picture.", "T", panel=SAMPLING, parse=parse_numbers,
+        unset="that of the first stage", tasks=(FACES,))
     seed: int = setting(
         0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1)
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
@@ -159,6 +163,9 @@ class DecodeConfig(Config):
             len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures)),
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per colour, "
                 f"not {shown(self.temperature)}")
+        require(all(t == 0 or t >= LEAST_TEMPERATURE for t in self._later) and self.later_temperature != (),
+                f"later-temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per stage "
+                f"after the first, not {shown(self.later_temperature)}")
         require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
@@ -172,9 +179,22 @@ class DecodeConfig(Config):
         return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
 
     @property
+    def _later(self) -> tuple[float, ...]:
+        later = () if self.later_temperature is None else self.later_temperature
+        return later if isinstance(later, tuple) else (later,)
+
+    @property
     def is_sampling(self) -> bool:
-        """Whether tokens are sampled rather than chosen greedily."""
-        return self.temperature != 0
+        """Whether tokens of any stage are sampled rather than chosen greedily."""
+        return self.temperature != 0 or any(self._later)
+
+    def of_stage(self, number: int) -> DecodeConfig:
+        """Return the settings of stage `number` of a cascade, from 0, whose `temperature` is that of the stage."""
+        if self.later_temperature is None:
+            return self
+        temperature = self._later[min(number, len(self._later)) - 1] if number else self.temperature
+        sampling = self.sampling if temperature != 0 else "coupled"
+        return dataclasses.replace(self, temperature=temperature, later_temperature=None, sampling=sampling)
 
     @property
     def is_exact(self) -> bool:
@@ -209,7 +229,7 @@ class DecodeConfig(Config):
         if given.get("sampling") == "speculative":
             changes.update(accept=plain.accept, min_block=plain.min_block)
         if is_number(temperature) and temperature == 0:
-            changes.update(sampling=plain.sampling)
+            changes.update(sampling=plain.sampling, later_temperature=plain.later_temperature)
         other_proposer = given.get("proposer", self.proposer) != self.proposer
         if other_proposer:
             changes.update(block_size=plain.block_size, min_block=plain.min_block)
@@ -232,6 +252,26 @@ class Confidence(Config):
     offset: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
     exponent: float = setting(REQUIRED, least=-LARGEST_COEFFICIENT, most=LARGEST_COEFFICIENT)
     accepted: float = setting(FIRST_GUESS, least=0, most=1)
+
+
+@dataclass(frozen=True)
+class Reliability(Config):
+    """The calibration of the mask of the pixels of a face that one can rely on: `superres.evaluation.reliability`.
+
+    A pixel is reliable if its uncertainty is at most `threshold`, in grey levels. Of the reliable pixels of faces like
+    those of the calibration, drawn with the checkpoint's default settings, a share of at least `coverage` differs from
+    the truth by at most `tolerance` grey levels, as the mean over the colours. `revision` is that of the weights for
+    which it was found; with other weights, there is no mask.
+    """
+
+    threshold: float = setting(REQUIRED, least=0, most=LARGEST_INTENSITY)
+    tolerance: float = setting(LARGEST_ERROR, least=0, most=LARGEST_INTENSITY)
+    coverage: float = COVERAGE
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_probability("coverage", self.coverage)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,8 @@ class Setting:
         by_checkpoint: whether a checkpoint's `config.json` has a default of its own.
         faces: a further sentence of the help where faces are decoded.
         choices: valid names; a `Registry` may add names.
-        parse: function from text to the value, which raises ConfigError; None if `kind` converts text.
+        parse: function from text to the value, which raises ConfigError, or ValueError unless the text has numbers with
+            commas between them; None if `kind` converts text.
         least: smallest valid number; None if the settings class has its own check. `most` is the largest; None for
             `LARGEST` of whole numbers.
         depends_on: setting whose value decides whether this setting is used: "accept", "proposer" or "temperature".
@@ -208,7 +209,8 @@ class Setting:
         try:
             return (self.parse or self.kind)(text)
         except ValueError:
-            form = "number" if self.kind is float else "whole number"
+            form = "whole number" if self.kind is int else "number" if self.parse is None else \
+                "number, or several with commas between them such as 0.9,0.7,0.7"
             raise ConfigError(f"{name} must be a {form}, not {shown(text)}") from None
 
     def check(self, name: str, value: object) -> Any:  # noqa: ANN401 -- the type of the setting

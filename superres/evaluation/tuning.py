@@ -6,21 +6,19 @@ Variants of decoding are compared by the quality that each acceptance loses, and
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
+from superres.checkpoint import CONFIDENCE, DECODE, read_config, save_entries
 from superres.config import Confidence, DecodeConfig, QualityBound, require
 from superres.decoding.acceptance import CRITERIA
-from superres.errors import OutputError
 from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
 from superres.evaluation.picture_scores import agreement
 from superres.evaluation.text import Variant, decode_text
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import markdown_table, number_text, write_atomically
+from superres.system.output import markdown_table, number_text
 from superres.tasks.face_data import FacePairs
 from superres.tasks.translation import TextPairs
 
@@ -204,18 +202,8 @@ def tune_text(
 def save_default(folder: Path, kind: str, options: DecodeConfig, confidence: Confidence | None = None) -> None:
     """Make `options` the default of the checkpoint in `folder` on devices of `kind` ("cpu", "cuda").
 
-    Other entries of its config.json are unchanged; its coefficients too, if `confidence` is None.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-        OutputError: the file cannot be written; it is unchanged.
+    Other entries of its config.json are unchanged; its coefficients too, if `confidence` is None. Errors are those of
+    `superres.checkpoint.save_entries`.
     """
-    document = read_config(folder)
-    document[DECODE] = {**document.get(DECODE, {}), kind: options.to_dict()}
-    if confidence is not None:
-        document[CONFIDENCE] = confidence.to_dict()
-    try:
-        write_atomically(folder / CONFIG, (json.dumps(document, indent=2) + "\n").encode())
-    except OSError as error:
-        raise OutputError(f"cannot save the default in {folder / CONFIG}: {error.strerror}; tune a copy of the "
-                          "checkpoint, or give --no-save") from error
+    entries = {DECODE: {**read_config(folder).get(DECODE, {}), kind: options.to_dict()}}
+    save_entries(folder, entries if confidence is None else {**entries, CONFIDENCE: confidence.to_dict()})

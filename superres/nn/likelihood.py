@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from superres.nn.model import EncoderDecoder
 from superres.system.machine import TorchThreads, usable_cores
 
+Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Returns properties [B, ...] of targets [B, T] from p1's logarithms of probabilities [B, T, V]."""
+
 
 def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8) -> Tensor:
     """Return p1's mean bits per token for each target, float64 [N], of tokens [N, S] and [N, T].
@@ -19,20 +22,50 @@ def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_si
     `batch_size` is the number of images per batch on an accelerator. On a CPU, every thread takes one image at a time:
     its tensors fit the cache better than those of a batch, and no thread waits for one that another process delays.
     """
+    (bits,) = _measured(model, source, target, batch_size, lambda log_p, tokens: (_bits(log_p, tokens),))
+    return bits
+
+
+def bits_and_variance(
+    model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8,
+) -> tuple[Tensor, Tensor]:
+    """Return `bits_per_dim`, and the variance of p1's distribution of each token, whose value is a number, [N, T]."""
+    bits, variance = _measured(model, source, target, batch_size,
+                               lambda log_p, tokens: (_bits(log_p, tokens), _variance(log_p)))
+    return bits, variance
+
+
+def _bits(log_p: Tensor, target: Tensor) -> Tensor:
+    own = log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)  # [B, T]
+    return -own.double().mean(-1) / math.log(2)
+
+
+def _variance(log_p: Tensor) -> Tensor:
+    p = log_p.exp()
+    value = torch.arange(p.shape[-1], device=p.device, dtype=p.dtype)
+    mean = p @ value
+    return (p @ value.square() - mean.square()).clamp(min=0)  # [B, T]
+
+
+def _measured(
+    model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int, measure: Measure,
+) -> tuple[Tensor, ...]:
+    """Return the properties of all targets, on the CPU; arguments as for `bits_per_dim`."""
     device = next(model.parameters()).device
 
-    def score(rows: slice) -> Tensor:
+    def score(rows: slice) -> tuple[Tensor, ...]:
         part = target[rows].to(device)
         with torch.inference_mode():  # a setting of the thread
             scores = model.scores(model(source[rows].to(device), part))
-            log_p = scores.log_softmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)  # [B, T]
-            return (-log_p.double().mean(-1) / math.log(2)).cpu()
+            return tuple(value.cpu() for value in measure(scores.log_softmax(-1), part))
 
     if device.type != "cpu":
-        return torch.cat([score(slice(first, first + batch_size)) for first in range(0, len(source), batch_size)])
-    count = min(TorchThreads.limit(), usable_cores())
-    with TorchThreads(1), ThreadPoolExecutor(count) as threads:
-        return torch.cat(list(threads.map(score, (slice(first, first + 1) for first in range(len(source))))))
+        parts = [score(slice(first, first + batch_size)) for first in range(0, len(source), batch_size)]
+    else:
+        count = min(TorchThreads.limit(), usable_cores())
+        with TorchThreads(1), ThreadPoolExecutor(count) as threads:
+            parts = list(threads.map(score, (slice(first, first + 1) for first in range(len(source)))))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def bits_per_token(

@@ -91,6 +91,7 @@ class Pipeline:
     Attributes:
         bundled: name of the bundled checkpoint for the task.
         end_token: token that ends a target early; None if targets have a fixed length.
+        stages: number of networks that decode one after another, more than 1 in a cascade.
         revision: first digits of the SHA-256 of the weights.
         default: decoding settings of a call without options.
         scoring: the network in the form that the decoder uses.
@@ -101,6 +102,7 @@ class Pipeline:
     task: ClassVar[str]
     bundled: ClassVar[str]
     end_token: ClassVar[int | None] = None
+    stages: int = 1
     origin: tuple[str, str, str] | None = None
 
     def __init__(
@@ -189,7 +191,7 @@ class Pipeline:
         """
         unknown = ", ".join(sorted(set(settings) - set(SETTINGS)))
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
-        return combined(self.default, dict(settings), self.model_config.prediction_heads, as_setting)
+        return combined(self.default, dict(settings), self.model_config.prediction_heads, as_setting, self.stages)
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from superres.config import DecodeConfig, require, settings_of
+from superres.config import DecodeConfig, require, require_choice, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import check_options
 from superres.decoding.proposers import PROPOSERS
@@ -19,6 +19,8 @@ from superres.errors import ConfigError
 Spell = Callable[[str, str], str]  # formats a setting and its value (empty for a switch) as the user writes them
 
 SETTINGS = settings_of(DecodeConfig)
+KEEPS = ("likeliest",)
+"""Which of several samples of an input is kept, if one is: the one with the smallest bits/dim under p1."""
 
 
 class Checkpoint(Protocol):
@@ -62,24 +64,28 @@ def as_setting(name: str, value: str) -> str:
 
 
 def combined(
-    default: DecodeConfig, given: dict[str, Any], prediction_heads: int, spell: Spell = as_option,
+    default: DecodeConfig, given: dict[str, Any], prediction_heads: int, spell: Spell = as_option, stages: int = 1,
 ) -> DecodeConfig:
     """Return the checkpoint's settings `default`, overridden by the settings that a user gave.
 
-    `given` may also hold settings equal to the default. `prediction_heads` is K of the checkpoint. Raises ConfigError
-    if settings contradict each other, the checkpoint does not support them, or a given setting has no effect.
+    `given` may also hold settings equal to the default. `prediction_heads` is K of the checkpoint, and `stages` the
+    number of its stages. Raises ConfigError if settings contradict each other, the checkpoint does not support them, or
+    a given setting has no effect.
     """
     options = default.changed(given)
-    reasons = unused_settings(options, check_options(options, prediction_heads), spell)
+    reasons = unused_settings(options, check_options(options, prediction_heads), spell, stages)
     for name, value in given.items():
         if name in reasons:
             raise ConfigError(f"{spell(name, '' if value is True else str(value))} has no effect {reasons[name]}")
     return options
 
 
-def unused_settings(options: DecodeConfig, block_size: int, spell: Spell = as_option) -> dict[str, str]:
+def unused_settings(
+    options: DecodeConfig, block_size: int, spell: Spell = as_option, stages: int = 1,
+) -> dict[str, str]:
     """Return the settings without effect by name, with a reason and a remedy; `block_size` is the resolved one."""
-    reasons: dict[str, str] = {}
+    alone = "where a single stage draws; leave it out, or choose a checkpoint of several stages"
+    reasons = {"later_temperature": alone} if stages == 1 else {}
     of_criteria, of_proposers = dependent_on("accept"), dependent_on("proposer")
 
     def add(reason: str, *names: str) -> None:
@@ -116,3 +122,10 @@ def check_samples(decode: DecodeConfig, samples: int) -> None:
     """Raise ConfigError if several samples of an image would be equal."""
     require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
+
+
+def check_keep(keep: str | None, samples: int) -> None:
+    """Raise ConfigError unless `keep` is None, or one of `KEEPS` and there are several samples."""
+    if keep is not None:
+        require_choice("--keep", keep, KEEPS)
+        require(samples > 1, f"--keep {keep} has no effect on one sample; give --samples 4, or leave it out")

@@ -285,6 +285,7 @@ class Translator(Pipeline):
         require(options.accept in criteria, f"{options.accept} compares grey levels, but text has none; "
                 f"choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1, "text has no colour channels; give one temperature")
+        require(options.later_temperature is None, "text is decoded in one stage; leave out later_temperature")
 
     def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]], list[str]]:
         """Return the segments of each line as text, none for an empty line, and why it cannot be cut, "" if it can."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,9 +18,13 @@ from superres.config import require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import shown
 from superres.pipeline.display import images_html, images_png
+from superres.pipeline.judging import Judged, judge, reliable_pixels
 from superres.system.output import counted, write_result
 from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import Crop
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 """Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""
@@ -37,6 +44,8 @@ class Upscaled:
         notes: one line per photo: which squares are used, and how little the model sees of them.
         earlier: result of the stage before, in a cascade.
         record: checkpoint and decoding settings, which files of the images hold.
+        samples: number of each image among the samples of its input, from 1; empty if one sample of each was drawn.
+        scorer: the upscaler, which judges the images when that is first asked for; a pickled result has none.
     """
 
     images: np.ndarray
@@ -48,6 +57,8 @@ class Upscaled:
     notes: list[str] = field(default_factory=list)
     earlier: Upscaled | None = None
     record: dict[str, Any] = field(default_factory=dict)
+    samples: list[int] = field(default_factory=list)
+    scorer: Upscaler | None = field(default=None, repr=False)
 
     @property
     def stages(self) -> list[Upscaled]:
@@ -67,6 +78,57 @@ class Upscaled:
         """Share of the tokens of all stages that are decoded, float64 [N] in [0, 1]."""
         done = sum(stage.filled.reshape(len(stage.images), -1).sum(1) for stage in self.stages)
         return np.asarray(done / sum(math.prod(stage.images.shape[1:]) for stage in self.stages))
+
+    @cached_property
+    def _judged(self) -> Judged:
+        require(self.scorer is not None and self.is_complete,
+                "p1 judges complete results, as an upscaler returns them; judge them before they are pickled")
+        inputs = cast(np.ndarray, self.sources)
+        return judge(cast("Upscaler", self.scorer), [inputs, *(stage.images for stage in self.stages)])
+
+    @property
+    def bits_per_dim(self) -> np.ndarray:
+        """Bits per token of each image under p1, summed over all stages, float64 [N]: see `pipeline.judging.judge`.
+
+        The first read of this or of `uncertainty` takes about twice the time of decoding.
+        """
+        return self._judged.bits_per_dim
+
+    @property
+    def uncertainty(self) -> np.ndarray:
+        """How unsure p1 is of each pixel, in grey levels, float32 [N, target, target]: see `pipeline.judging.judge`."""
+        return self._judged.uncertainty
+
+    @property
+    def reliable(self) -> np.ndarray | None:
+        """The mask of the pixels that one can rely on, bool [N, target, target]; None without a calibration of it.
+
+        What that means is in `superres.config.Reliability`; `superres calibrate` finds it for a checkpoint.
+        """
+        return None if self.scorer is None else reliable_pixels(self.scorer, self.uncertainty)
+
+    def of_rows(self, rows: Sequence[int]) -> Upscaled:
+        """Return the result of the images `rows` alone, in their order."""
+        def chosen(values: list[Any]) -> list[Any]:
+            return [values[row] for row in rows] if values else values
+
+        part = dataclasses.replace(
+            self, images=self.images[rows], traces=chosen(self.traces),
+            sources=None if self.sources is None else self.sources[rows], crops=chosen(self.crops),
+            inputs=chosen(self.inputs), samples=chosen(self.samples),
+            earlier=None if self.earlier is None else self.earlier.of_rows(rows))
+        if "_judged" in vars(self):
+            vars(part)["_judged"] = Judged(self.bits_per_dim[rows], self.uncertainty[rows])
+        return part
+
+    def by_likelihood(self, count: int) -> Upscaled:
+        """Return the same images, of which each `count` neighbours are samples of an input, the likeliest one first."""
+        order = self.bits_per_dim.reshape(-1, count).argsort(axis=1, kind="stable")
+        return self.of_rows((order + np.arange(0, len(self.images), count)[:, None]).ravel().tolist())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the network, which is large."""
+        return {**vars(self), "scorer": None}
 
     def stage_traces(self, row: int) -> list[RowTrace]:
         """Return the acceptance traces of image `row`, one per stage."""

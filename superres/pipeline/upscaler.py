@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from superres.checkpoint import find_checkpoint, read_stages
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require_whole
+from superres.checkpoint import find_checkpoint, read_reliability, read_stages
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require, require_whole
 from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
 from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
@@ -28,10 +28,12 @@ from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
+from superres.pipeline.judging import JudgingDecoder, coded_stages
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
+from superres.pipeline.resolved_options import check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
-from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode
+from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
 from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 1024}  # batch size beyond which a device hardly gets faster, by kind of device
@@ -57,12 +59,14 @@ class Upscaler(Pipeline):
     Attributes:
         first: draws the inputs of this upscaler's network, in a cascade.
         last: the last stage alone, in a cascade.
+        reliability: which uncertainty a reliable pixel has at most; None unless `superres calibrate` has found it.
     """
 
     task = FaceTask.name
     bundled = DEFAULT_CHECKPOINT
     first: Upscaler | None = None
     last: Upscaler | None = None
+    reliability: Reliability | None = None
 
     @classmethod
     def load(
@@ -74,13 +78,17 @@ class Upscaler(Pipeline):
             super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder) or [folder])
         for stage in following:
             upscaler = stage.after(upscaler, folder.resolve().name)
+        reliability = read_reliability(folder)
+        if reliability is not None and reliability.revision == upscaler.revision:
+            upscaler.reliability = reliability
         return upscaler
 
     def __reduce__(self) -> tuple[Any, ...]:
         """See `Pipeline.__reduce__`; a cascade consists of its stages."""
         if self.last is None or self.first is None:
             return super().__reduce__()
-        return Upscaler.after, (self.last, self.first, self.name), {"default": self.default}
+        return Upscaler.after, (self.last, self.first, self.name), {
+            "default": self.default, "reliability": self.reliability}
 
     def after(self, first: Upscaler, name: str) -> Upscaler:
         """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
@@ -89,7 +97,7 @@ class Upscaler(Pipeline):
                                   f", {self.name} enlarges {self.face_task.source_size}")
         cascade = copy.copy(self)
         vars(cascade).pop("limits", None)  # those of a cascade are narrower
-        cascade.first, cascade.last, cascade.name = first, self, name
+        cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
         cascade.revision = f"{first.revision}+{self.revision}"
         cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
         return cascade
@@ -143,6 +151,15 @@ class Upscaler(Pipeline):
         return self.last.after(self.first.from_size(side), self.name)
 
     @property
+    def stages(self) -> int:  # type: ignore[override]
+        """Number of stages, 1 unless this is a cascade."""
+        return 1 + (0 if self.first is None else self.first.stages)
+
+    def of_last(self, options: DecodeConfig) -> DecodeConfig:
+        """Return the settings by which the last stage, this upscaler's own network, decodes."""
+        return options.of_stage(self.stages - 1)
+
+    @property
     def tokens_per_image(self) -> int:
         """Number of tokens that all stages decode for an image."""
         return self.model_config.target_length + (0 if self.first is None else self.first.tokens_per_image)
@@ -158,7 +175,7 @@ class Upscaler(Pipeline):
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, width: int | None = None,
+        keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1, keep: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Upscaled:
         """Upscale a picture or a batch.
@@ -175,18 +192,32 @@ class Upscaler(Pipeline):
                 `superres.tasks.photos.choose_crops`.
             keys: key of each image's sampling noise, in [0, 2**63); the image's number in the result if None.
             width: step width, at least the block size; see `superres.decoding.batching.RefilledDecoder`.
+            samples: pictures per image; several need a temperature above 0, and have the noise of the command's samples
+                of the image (`superres.tasks.faces.image_key`), which takes the place of `keys`.
+            keep: "likeliest" returns only the sample of each image with the smallest `Upscaled.bits_per_dim`.
             progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
 
         Raises:
             InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
-            ConfigError: the checkpoint does not support `options`, or the crop is unknown.
+            ConfigError: the checkpoint does not support `options`, the crop is unknown, or samples would be equal.
         """
         options = self.default_of_width(width) if options is None else options
         check_callable("progress", progress)
+        require_whole("samples", samples)
+        check_samples(options, samples)
+        check_keep(keep, samples)
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
-        return self._batch(given, faces, options, width, progress)
+        if samples == 1:
+            return self._batch(given, faces, options, width, progress)
+        require(keys is None, "samples have noise of their own; leave out keys, or draw one sample per key")
+        numbers = [number for _ in faces for number in range(1, samples + 1)]
+        faces = [Face(face.source, image_key(face.source, number)) for face in faces
+                 for number in range(1, samples + 1)]
+        drawn = dataclasses.replace(self._batch(given.repeat(samples), faces, options, width, progress),
+                                    samples=numbers)
+        return drawn if keep is None else drawn.by_likelihood(samples).of_rows(range(0, len(numbers), samples))
 
     def _batch(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
@@ -199,7 +230,7 @@ class Upscaler(Pipeline):
             earlier = self.first._batch(given, faces, self._options_of_first(options), width, of_first)
             faces = self._enlarging(faces, earlier)
         # This may measure costs, which are no part of the decoding time.
-        self.block_sizes.get(options, self.source_tokens(np.stack([face.source for face in faces])))
+        self.block_sizes.get(self.of_last(options), self.source_tokens(np.stack([face.source for face in faces])))
         started, before = time.perf_counter(), total - self.model_config.target_length
         for _, results in self._steps(faces, options, width):
             if progress is not None:  # the results of a step take longer than the step
@@ -252,19 +283,25 @@ class Upscaler(Pipeline):
         for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
             yield self._upscaled(results, seconds, given, options, earlier)
 
-    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> StreamDecoder:
+    def refilled(
+        self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1, judged: bool = False,
+    ) -> StreamDecoder:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
         An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
         of `Face`, and `face_task.decode` converts the decoder's tokens to images. The stages of a cascade take turns,
-        and it also takes images of the size of a later stage's input. `options` are as for a call; raises ConfigError
-        if the checkpoint does not support them.
+        and it also takes images of the size of a later stage's input. Of several `samples` per image, the likeliest
+        one is kept; with them, or if `judged`, the results are of type `superres.pipeline.judging.JudgedResult`.
+        `options` are as for a call; raises ConfigError if the checkpoint does not support them.
         """
         options = self.default if options is None else options
+        own = self.of_last(options)
 
         def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
-            return self._decoder(self.scoring_for(options), sources, self._sources, options, rows)
+            return self._decoder(self.scoring_for(own), sources, self._sources, own, rows)
 
+        if samples > 1 or judged:
+            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows), samples)
         first = self.first
         if first is None:
             return decoder(feed)
@@ -272,7 +309,8 @@ class Upscaler(Pipeline):
                               first.face_task, rows)
 
     def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
-        """Upscale a batch: a stream that ends, whose images all begin together."""
+        """Upscale a batch by the last stage: a stream that ends, whose images all begin together."""
+        options = self.of_last(options)
         decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options, len(faces),
                                 batch=True, width=width)
         return batch_steps(decoder)
@@ -283,14 +321,15 @@ class Upscaler(Pipeline):
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
         """Return the batch size that is useful on this device and needs at most half of its free memory."""
         options = self.default if options is None else options
-        block_size, proposer = self.block_size(options), self.proposers.get(options)
-        proposer = proposer or PROPOSERS[options.proposer]()
-        model, kind = with_proposer_state(self.scoring_for(options), proposer), decoding_type(proposer, block_size)
+        own = self.of_last(options)
+        block_size, proposer = self.block_size(own), self.proposers.get(own)
+        proposer = proposer or PROPOSERS[own.proposer]()
+        model, kind = with_proposer_state(self.scoring_for(own), proposer), decoding_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            session = kind.open_session(model, source, options, block_size)
+            session = kind.open_session(model, source, own, block_size)
         size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        size += self.scoring.row_bytes(session.width, options.proposer == "heads")
+        size += self.scoring.row_bytes(session.width, own.proposer == "heads")
         rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
         return rows if self.first is None else min(rows, self.first.fitting_rows(self._options_of_first(options)))
 
@@ -324,22 +363,20 @@ class Upscaler(Pipeline):
         pictures between the stages: without limits, the last stage may draw the target from others than the reduced
         one, too.
         """
-        require_whole("batch-size", batch_size)
         shapes = self.face_task.source_shape, self.face_task.target_shape
         for images, shape in zip((sources, targets), shapes, strict=True):
             encode(images)  # refuses other types
             if images.shape != (len(sources), *shape):
                 raise InvalidInputError(f"images of the shape {list(images.shape)} are not {[len(sources), *shape]}; "
                                         "give as many inputs as targets, at the checkpoint's sizes")
-        if self.first is None:
-            source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
-            values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
-            return values
-        reduced = self.network_task.both_sizes(targets)[1]
-        source, target = (torch.from_numpy(encode(images)) for images in (reduced, targets))
-        own = bits_per_dim(self.model, source, target, batch_size).numpy()
-        share = self.first.model_config.target_length / self.model_config.target_length
-        return np.asarray(own + share * self.first.bits_per_dim(sources, reduced, batch_size))
+        require_whole("batch-size", batch_size)
+        pictures, upscaler = [targets], self
+        while upscaler.first is not None:
+            pictures.insert(0, upscaler.network_task.both_sizes(pictures[0])[1])
+            upscaler = upscaler.first
+        tokens = self.model_config.target_length
+        return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy() * (pair[1].shape[1] / tokens)
+                              for model, pair in coded_stages(self, [sources, *pictures])))
 
     def record(self, options: DecodeConfig) -> dict[str, Any]:
         """Return how pictures are drawn with `options`, as their files hold it."""
@@ -356,4 +393,4 @@ class Upscaler(Pipeline):
         traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64)) for _ in range(count)]
         seconds += 0.0 if earlier is None else earlier.seconds
         return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs, given.notes, earlier,
-                        self.record(options))
+                        self.record(options), scorer=self)

@@ -208,6 +208,12 @@ class PhotoSources:
     inputs: list[int]
     notes: list[str]
 
+    def repeat(self, count: int) -> PhotoSources:
+        """Return each input `count` times in succession."""
+        crops = [crop for crop in self.crops for _ in range(count)]
+        inputs = [number for number in self.inputs for _ in range(count)]
+        return PhotoSources(self.images.repeat(count, axis=0), crops, inputs, self.notes)
+
 
 def read_sources(
     pictures: PictureLike | Iterable[PictureLike], task: FaceTask, crop: str = DEFAULT_CROP,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from superres.tasks.faces import enlarge
@@ -14,6 +16,10 @@ SHEET_ROWS = 12
 """Largest number of images on a contact sheet."""
 PANEL = 256
 """Largest side in pixels of a picture on the sheet of one face."""
+VEIL, COVER = (122, 80, 200), 0.75
+"""The colour over unreliable pixels, a violet that no face has, and its share in what is shown."""
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""Which pixels are meant, bool [H, W]."""
 
 
 def contact_sheet(
@@ -41,12 +47,21 @@ def contact_sheet(
     return np.asarray(sheet)
 
 
-def face_sheet(source: Pixels, face: Pixels) -> Pixels:
+def face_sheet(source: Pixels, face: Pixels, reliable: Mask | None = None) -> Pixels:
     """Return a sheet of a face: its input, uint8 [source, source, 3], the Lanczos enlargement, and the result.
 
-    `face` is uint8 [target, target, 3]. All are enlarged by whole pixels to at most PANEL, or shown as they are.
+    `face` is uint8 [target, target, 3]. With the mask of its `reliable` pixels, bool [target, target], the sheet also
+    has the `veiled` face. All are enlarged by whole pixels to at most PANEL, or shown as they are.
     """
     side = len(face)
     columns = {f"input, {len(source)}x{len(source)}": enlarge(source[None], "nearest", side),
                "Lanczos": enlarge(source[None], "lanczos", side), f"superres, {side}x{side}": face[None]}
+    if reliable is not None:
+        columns["unreliable pixels veiled"] = veiled(face, reliable)[None]
     return contact_sheet(columns, max(PANEL // side, 1))
+
+
+def veiled(face: Pixels, reliable: Mask) -> Pixels:
+    """Return a face, uint8 [H, W, 3], in which the colour VEIL covers the pixels that are not `reliable` [H, W]."""
+    cover = np.where(reliable, 0.0, COVER)[:, :, None]
+    return np.asarray(np.rint((1 - cover) * face + cover * np.array(VEIL)), np.uint8)

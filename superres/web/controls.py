@@ -51,6 +51,7 @@ CONTROLS = {
     "top_k": Control("Top k", 16, tasks=(FACES, TRANSLATION)),
     "consistent": Control("Consistent with the input"),
     "temperature": Control("Temperature", 1.5, 0.05),
+    "later_temperature": Control("Temperature of later stages"),
     "seed": Control("Seed"),
 }
 """Controls of the settings that the page offers, by the name of the field."""
@@ -95,7 +96,8 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
         return gr.Slider(about.least or 0, control.high, max(values), step=control.step, **common)
     if about.kind in (int, float) and about.parse is None:
         return gr.Number(value, minimum=about.least or 0, precision=0 if about.kind is int else None, **common)
-    return gr.Textbox(",".join(map(str, values)), max_lines=1, **common)
+    text = "" if value is None else ",".join(map(str, values))
+    return gr.Textbox(text, max_lines=1, placeholder=about.unset, **common)
 
 
 def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
@@ -158,7 +160,8 @@ def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES
     given = {}
     for (name, about), value in zip(offered(default, task).items(), values, strict=True):
         if about.parse is not None:
-            given[name] = about.parse(value if isinstance(value, str) else shown(value))
+            is_unset = about.unset is not None and value in (None, "")
+            given[name] = None if is_unset else about.read(name, value if isinstance(value, str) else shown(value))
         else:
             given[name] = whole_number(name.replace("_", " "), value) if about.kind is int else value
     if given["block_size"] == 0:

@@ -379,7 +379,9 @@ def blocks_html(result: Upscaled) -> str:
 
 def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled) -> str:
     """Return the command that gives the same pictures."""
-    default, unused = upscaler.default, list(unused_settings(options, upscaler.block_size(options)))
+    default = upscaler.default
+    stages = upscaler.from_size(len(subject.source)).stages
+    unused = list(unused_settings(options, upscaler.block_size(options), stages=stages))
     if options.block_size == upscaler.block_size(default):
         unused.append("block_size")
     parts = ["superres upscale face.png --output faces"]

@@ -1,0 +1,179 @@
+"""Judging finished pictures by p1, and choosing the likeliest one of several samples of each input."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from superres.decoding.batching import Feed, Result
+from superres.nn.likelihood import bits_and_variance
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.cascade import StageResult, StreamDecoder, stage_traces
+from superres.tasks.faces import encode, image_key
+from superres.tasks.pictures import Pixels
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
+
+
+class Judged(NamedTuple):
+    """What p1 says of N pictures.
+
+    Attributes:
+        bits_per_dim: bits per token of the last stage, summed over all stages, float64 [N].
+        uncertainty: standard deviation of the intensities around each pixel, in grey levels, float32 [N, H, W].
+    """
+
+    bits_per_dim: np.ndarray
+    uncertainty: np.ndarray
+
+
+def judge(upscaler: Upscaler, pictures: Sequence[Pixels]) -> Judged:
+    """Return what p1 says of pictures, given those of all stages: the input, and what each stage drew.
+
+    `pictures` are uint8 [N, side, side, 3]. The bits are those of -log2 p(first | input) - log2 p(second | first) and
+    so on, each by p1 itself: at temperature 1, without filters and without limits. Given that pictures reduce to their
+    input (`DecodeConfig.consistent`), their probabilities have the same ratios as under p1. The limits, which divide
+    the probability of every token by that of all allowed tokens, would change the order.
+
+    The uncertainty of a pixel is the root of the variance of p1's distribution of an intensity, summed over the stages,
+    and averaged over the colours of the 3x3 pixels around it. It takes one model call per picture and stage.
+    """
+    bits, variance, tokens = np.zeros(len(pictures[0])), torch.zeros(()), upscaler.model_config.target_length
+    for model, pair in coded_stages(upscaler, pictures):
+        own, spread = bits_and_variance(model, *pair)
+        bits += own.numpy() * (pair[1].shape[1] / tokens)
+        pixels = spread.view(len(spread), *model.config.target_shape).mean(-1).unsqueeze(1)  # [N, 1, h, w]
+        variance = variance + F.interpolate(pixels, scale_factor=len(pictures[-1][0]) // pixels.shape[-1])
+    around = F.avg_pool2d(variance, 3, 1, 1, count_include_pad=False)
+    return Judged(bits, around.squeeze(1).sqrt().numpy())
+
+
+def reliable_pixels(upscaler: Upscaler, uncertainty: np.ndarray) -> np.ndarray | None:
+    """Return which pixels are reliable, bool [..., H, W], by their uncertainty; None without a calibration."""
+    return None if upscaler.reliability is None else uncertainty <= upscaler.reliability.threshold
+
+
+def coded_stages(
+    upscaler: Upscaler, pictures: Sequence[Pixels],
+) -> Iterator[tuple[EncoderDecoder, tuple[Tensor, Tensor]]]:
+    """Yield the network of each stage, the last one first, with the tokens of its input and of its output.
+
+    `pictures` are those of all stages, as for `judge`.
+    """
+    tokens, stage = [torch.from_numpy(encode(images)) for images in pictures], upscaler
+    for pair in list(itertools.pairwise(tokens))[::-1]:
+        yield stage.model, pair
+        stage = stage.first or stage
+
+
+def pictures_of(upscaler: Upscaler, results: Sequence[Result[Any]]) -> list[Pixels]:
+    """Return the pictures of all stages, as for `judge`, of results that the same stages drew."""
+    pictures, stage, sources = list[Pixels](), upscaler, [one.item.source for one in results]
+    while True:
+        pictures.insert(0, stage.network_task.decode(torch.stack([one.tokens for one in results]).numpy()))
+        results = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier is not None]
+        if not results or stage.first is None:
+            return [np.stack(sources), *pictures]
+        stage = stage.first
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A sample (from 1) of an item of a feed: a `superres.pipeline.upscaler.Face`."""
+
+    item: Any
+    number: int
+    key: int
+
+    @property
+    def source(self) -> Pixels:
+        """Pixels of the input, uint8 [source, source, 3]."""
+        return np.asarray(self.item.source)
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedResult(StageResult):
+    """The picture of an item, of several samples the likeliest one, whose number is `sample`; None for a single one.
+
+    `bits_per_dim` is that of `Judged`, and `reliable` the mask of reliable pixels, bool [H, W], if it is calibrated.
+    `seconds` are those of all samples of the item, without judging; the trace is that of the picture.
+    """
+
+    sample: int | None = None
+    bits_per_dim: float | None = None
+    reliable: np.ndarray | None = None
+
+
+class JudgingDecoder:
+    """A `StreamDecoder` that judges pictures, and yields the likeliest of several samples of each item of a feed."""
+
+    def __init__(
+        self, upscaler: Upscaler, feed: Feed[Any], decoder: Callable[[Feed[Sample]], StreamDecoder], count: int,
+    ) -> None:
+        """Prepare; nothing is taken from the feed yet.
+
+        Args:
+            upscaler: judges the pictures.
+            feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`.
+            decoder: makes the decoder of the samples.
+            count: number of samples per item. A single one has the noise of the item's key, several have that of
+                `superres.tasks.faces.image_key`.
+        """
+        self.upscaler, self.count, self._given = upscaler, count, feed
+        self._waiting = deque[Sample]()  # what the decoder has not taken yet
+        self._drawn = dict[int, list[Result[Sample]]]()  # results by the identity of their item, until all are there
+        self.decoder = decoder(self._samples)
+
+    @property
+    def under_way(self) -> list[Any]:
+        drawn = [results[0].item.item for results in self._drawn.values()]
+        items = [*drawn, *(sample.item for sample in (*self.decoder.under_way, *self._waiting))]
+        return list({id(item): item for item in items}.values())
+
+    @property
+    def tokens_under_way(self) -> int:
+        drawn = (trace.tokens for results in self._drawn.values() for one in results for trace in stage_traces(one))
+        return (self.decoder.tokens_under_way + sum(drawn)) // self.count
+
+    def run(self) -> Iterator[list[Result[Any]]]:
+        """See `StreamDecoder.run`; the results are of type `JudgedResult`."""
+        for finished in self.decoder.run():
+            for one in finished:
+                self._drawn.setdefault(id(one.item.item), []).append(one)
+            complete = [key for key, results in self._drawn.items() if len(results) == self.count]
+            yield [self._likeliest(key) for key in complete]
+
+    def _likeliest(self, key: int) -> JudgedResult:
+        """Return the likeliest of an item's results, the first sample among equals."""
+        results = sorted(self._drawn[key], key=lambda one: one.item.number)
+        judged = judge(self.upscaler, pictures_of(self.upscaler, results))
+        place = int(judged.bits_per_dim.argmin())
+        best = results[place]
+        del self._drawn[key]  # only now, since an item whose judging fails is still under way
+        return JudgedResult(
+            best.item.item, best.tokens, best.trace, sum(one.seconds for one in results),
+            best.earlier if isinstance(best, StageResult) else None, best.item.number if self.count > 1 else None,
+            float(judged.bits_per_dim[place]), reliable_pixels(self.upscaler, judged.uncertainty[place]))
+
+    def _samples(self, limit: int, wait: bool) -> Sequence[Sample] | None:
+        """Provide samples of the items of the feed."""
+        if not self._waiting:
+            items = self._given(max(limit // self.count, 1), wait)
+            if items is None:
+                return None
+            self._waiting.extend(sample for item in items for sample in self._samples_of(item))
+        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+
+    def _samples_of(self, item: Any) -> list[Sample]:  # noqa: ANN401 -- of the feed
+        if self.count == 1:
+            return [Sample(item, 1, item.key)]
+        return [Sample(item, number, image_key(item.source, number)) for number in range(1, self.count + 1)]
