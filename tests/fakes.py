@@ -125,6 +125,8 @@ class FakeUpscaler:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     revision: str = "0123abcd"
     engine: str = "fake"
+    stages: int = 1
+    reliability: None = None
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
     called: list = field(default_factory=list)
@@ -146,7 +148,8 @@ class FakeUpscaler:
     def fitting_rows(self, options=None):
         return 16
 
-    def refilled(self, feed, options, rows):
+    def refilled(self, feed, options, rows, samples=1, judged=False):
+        assert (samples, judged) == (1, False)  # tests of judging have a real network
         return FakeRefilled(self, feed, options, rows)
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):

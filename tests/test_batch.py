@@ -61,9 +61,9 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7, "crop": None,
         "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
         "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png",
-                    "sheet": False, "start": 8},
+                    "sheet": False, "keep": None, "start": 8},
         "size": (out / "b.png").stat().st_size, "version": version_of(str(faces / "b.png")), "archive": None,
-        "shard_sha256": None,
+        "shard_sha256": None, "sample": None, "bits_per_dim": None,
     }
     assert summary.line().endswith(" images/s, mean accepted block size 9.97")
     with Image.open(out / "b.png") as image:

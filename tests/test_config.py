@@ -142,7 +142,7 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     from superres.web.translate_tab import variant_of
 
     face = {"block_size": 4, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True, "temperature": 0,
-            "seed": 0}
+            "later_temperature": "", "seed": 0}
     text = {"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0}
     options_of(DecodeConfig(), face.values())
     for name in ("block_size", "epsilon", "top_k", "seed"):

@@ -18,7 +18,7 @@ from stress_demo import encoded, zipped
 from superres.config import DecodeConfig
 from superres.decoding.block_size import check_options
 from superres.decoding.trace import RowTrace
-from superres.errors import InvalidInputError
+from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, area_reduce
@@ -44,7 +44,7 @@ class FakeStream:
         self.default, self.face_task = DecodeConfig(), TASK
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
 
-    record = Upscaler.record
+    record, stages = Upscaler.record, 1
 
     def from_size(self, side):
         return self
@@ -133,7 +133,7 @@ def test_names_are_text_and_not_html(photo):
 
 
 VALUES = {"block_size": 10, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True, "temperature": 0,
-          "seed": 0}
+          "later_temperature": "", "seed": 0}
 
 
 def test_settings_come_from_controls_and_the_others_from_the_checkpoint():
@@ -141,6 +141,11 @@ def test_settings_come_from_controls_and_the_others_from_the_checkpoint():
     assert options_of(DecodeConfig(), VALUES.values()) == wanted
     assert options_of(DecodeConfig(), {**VALUES, "epsilon": 4.0, "temperature": 0.5}.values()) == replace(
         wanted, epsilon=4, temperature=0.5)
+    for value, read in ((None, None), ("0", 0.0), ("0.7,0", (0.7, 0.0))):
+        assert options_of(DecodeConfig(), {**VALUES, "temperature": 1, "later_temperature": value}.values()) == replace(
+            wanted, temperature=1, later_temperature=read)
+    with pytest.raises(ConfigError, match="later_temperature must be a number, or several with commas"):
+        options_of(DecodeConfig(), {**VALUES, "later_temperature": "warm"}.values())
     tuned = DecodeConfig(min_block=3, proposer="jacobi", accept="top-k")
     values = {**VALUES, "block_size": 2, "accept": "top-k", "consistent": False}
     assert options_of(tuned, values.values()) == replace(tuned, block_size=2, min_block=2)

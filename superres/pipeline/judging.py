@@ -57,11 +57,6 @@ def judge(upscaler: Upscaler, pictures: Sequence[Pixels]) -> Judged:
     return Judged(bits, around.squeeze(1).sqrt().numpy())
 
 
-def reliable_pixels(upscaler: Upscaler, uncertainty: np.ndarray) -> np.ndarray | None:
-    """Return which pixels are reliable, bool [..., H, W], by their uncertainty; None without a calibration."""
-    return None if upscaler.reliability is None else uncertainty <= upscaler.reliability.threshold
-
-
 def coded_stages(
     upscaler: Upscaler, pictures: Sequence[Pixels],
 ) -> Iterator[tuple[EncoderDecoder, tuple[Tensor, Tensor]]]:
@@ -158,11 +153,12 @@ class JudgingDecoder:
         judged = judge(self.upscaler, pictures_of(self.upscaler, results))
         place = int(judged.bits_per_dim.argmin())
         best = results[place]
+        found, uncertainty = self.upscaler.reliability, judged.uncertainty[place]
         del self._drawn[key]  # only now, since an item whose judging fails is still under way
         return JudgedResult(
             best.item.item, best.tokens, best.trace, sum(one.seconds for one in results),
             best.earlier if isinstance(best, StageResult) else None, best.item.number if self.count > 1 else None,
-            float(judged.bits_per_dim[place]), reliable_pixels(self.upscaler, judged.uncertainty[place]))
+            float(judged.bits_per_dim[place]), None if found is None else uncertainty <= found.threshold)
 
     def _samples(self, limit: int, wait: bool) -> Sequence[Sample] | None:
         """Provide samples of the items of the feed."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from superres.config import require
+from superres.config import Reliability, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import shown
 from superres.pipeline.display import images_html, images_png
-from superres.pipeline.judging import Judged, judge, reliable_pixels
+from superres.pipeline.judging import Judged, judge
 from superres.system.output import counted, write_result
 from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import Crop
@@ -100,12 +100,18 @@ class Upscaled:
         return self._judged.uncertainty
 
     @property
+    def reliability(self) -> Reliability | None:
+        """What the mask of reliable pixels means; None without a calibration of it."""
+        return None if self.scorer is None else self.scorer.reliability
+
+    @property
     def reliable(self) -> np.ndarray | None:
         """The mask of the pixels that one can rely on, bool [N, target, target]; None without a calibration of it.
 
-        What that means is in `superres.config.Reliability`; `superres calibrate` finds it for a checkpoint.
+        `reliability` says what that means; `superres calibrate` finds it for a checkpoint.
         """
-        return None if self.scorer is None else reliable_pixels(self.scorer, self.uncertainty)
+        found = self.reliability
+        return None if found is None else self.uncertainty <= found.threshold
 
     def of_rows(self, rows: Sequence[int]) -> Upscaled:
         """Return the result of the images `rows` alone, in their order."""

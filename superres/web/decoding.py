@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -80,12 +81,13 @@ class Decoder:
 
     def upscale(
         self, purpose: str, sources: Pixels, variants: Mapping[str, DecodeConfig], samples: int = 1,
-        deadline: Deadline | None = None,
+        deadline: Deadline | None = None, *, judged: bool = False,
     ) -> Iterator[dict[str, Upscaled]]:
         """Upscale images, uint8 [N, source, source, 3], by the stages from their size on.
 
         The samples of a source are neighbours in the frames.
-        Yield the latest frame of every variant; the last frames are complete. The log names the purpose.
+        Yield the latest frame of every variant; the last frames are complete. The log names the purpose. If `judged`,
+        the frames of the last variant are those of `judged_last`.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or contradict each other.
@@ -94,9 +96,12 @@ class Decoder:
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         upscaler = self.upscaler.from_size(sources.shape[1])
         resolved = {name: resolve_options(options, upscaler, samples) for name, options in variants.items()}
-        yield from self._run(purpose, deadline, {
+        streams = {
             name: upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
-            for name, options in resolved.items()})
+            for name, options in resolved.items()}
+        yield from self._run(purpose, deadline, {
+            name: judged_last(stream, samples) if judged and name == [*streams][-1] else stream
+            for name, stream in streams.items()})
 
     def translate(
         self, purpose: str, lines: Sequence[str], variants: Mapping[str, DecodeConfig | BeamConfig],
@@ -153,6 +158,17 @@ class Decoder:
         if deadline.left() < 0:
             raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was stopped; reduce the input, "
                                "or choose a larger block size or another acceptance")
+
+
+def judged_last(stream: Iterator[Upscaled], samples: int) -> Iterator[Upscaled]:
+    """Yield the frames of a stream; the last one has its mask of reliable pixels, and the likeliest sample first."""
+    for frame in stream:
+        if frame.is_complete:
+            if samples > 1:
+                numbers = list(range(1, samples + 1)) * (len(frame.images) // samples)
+                frame = dataclasses.replace(frame, samples=numbers).by_likelihood(samples)
+            frame.reliable  # noqa: B018 -- judges the pictures in the thread that decodes
+        yield frame
 
 
 def is_complete(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> bool:

@@ -23,6 +23,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
+from superres.tasks.sheets import veiled
 from superres.web.decoding import is_complete
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
@@ -197,3 +198,24 @@ def mean_and_difference(images: Pixels) -> tuple[Pixels, Pixels, float]:
     spread = images.std(axis=0).mean(axis=2)
     mean: Pixels = np.floor(images.mean(axis=0) + 0.5).astype(np.uint8)
     return mean, colours(spread, 0, spread.max()).astype(np.uint8), float(spread.max())
+
+
+def veiled_picture(result: Upscaled, row: int) -> list[tuple[str, Pixels]]:
+    """Return a picture with its unreliable pixels veiled, by name; nothing without a calibration."""
+    return [] if result.reliable is None else [("Unreliable veiled", veiled(result.images[row], result.reliable[row]))]
+
+
+def reliability(result: Upscaled, name: str) -> str:
+    """Return the first picture, called `name`, with its veil, and its uncertainty; "" without a calibration."""
+    found = result.reliability
+    if found is None:
+        return ""
+    ((_, face),), uncertainty = veiled_picture(result, 0), result.uncertainty[0].astype(np.float64)
+    shown = colours(uncertainty, 0, uncertainty.max()).astype(np.uint8)
+    note = (f"Of the pixels without a veil, {found.coverage:.0%} are within {found.tolerance:g} grey levels of the "
+            "truth, for faces like those of CelebA, drawn with the default settings.")
+    return figures([
+        figure(face, f"{name}, unreliable pixels veiled", "The face with a veil over its unreliable pixels"),
+        figure(shown, "Uncertainty (standard deviation)", "Map of the uncertainty",
+               below=legend("0", f"{uncertainty.max():.0f} grey levels"))],
+        "Reliability") + f'<p class="sr-hint">{note}</p>'

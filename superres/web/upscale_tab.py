@@ -143,7 +143,7 @@ def views_of(
 ) -> Iterator[str]:
     """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
     options = list(variants.values())[-1]
-    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline):
+    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline, judged=True):
         shown = results_html(decoder.upscaler, subject, options, frames) if is_complete(frames) else frames_html(frames)
         yield f'<div class="sr-result">{shown}</div>'
 
@@ -232,6 +232,7 @@ def results_html(
             f"{viewer_html(stage, subject, options, result)}"
             f'<p class="sr-hint" role="status">{summary}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
+            f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
             f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"
             f"{drawing.fold('Where blocks were accepted', per_stage(result, blocks_html))}"
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
@@ -271,7 +272,12 @@ def names_of(result: Upscaled) -> list[str]:
     """Return the names of the pictures of a result."""
     if len(result.images) == 1:
         return [f"superres, {size_of(result.images[0])}"]
-    return [f"Sample {row}" for row in range(1, len(result.images) + 1)]
+    return [f"Sample {number}" for number in numbers_of(result)]
+
+
+def numbers_of(result: Upscaled) -> Sequence[int]:
+    """Return the number of each picture of a result among the samples of its input, from 1."""
+    return result.samples or range(1, len(result.images) + 1)
 
 
 def size_of(image: Pixels) -> str:
@@ -315,11 +321,12 @@ def viewer_html(
     With the sheet are the mean of the samples, and a map of how much they differ.
     """
     faces, sheet = [], ""
-    for row, (name, image) in enumerate(zip(names_of(result), result.images, strict=True), 1):
-        kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
-        faces.append({"name": name, "note": caption_of("", image, subject.truth), "kept": kept,
-                      "file": f"face-{row}.png", "before": uris(earlier_pictures(result, row - 1), drawing.DRAWN),
-                      "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, row))})
+    for row, (number, name, image) in enumerate(zip(numbers_of(result), names_of(result), result.images, strict=True)):
+        kept = f"sample {number} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
+        own = [*earlier_pictures(result, row), *drawing.veiled_picture(result, row)]
+        faces.append({"name": name, "note": note_of(subject, result, row), "kept": kept, "file": f"face-{number}.png",
+                      "before": uris(own, drawing.DRAWN),
+                      "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, number))})
     before = uris([*baselines(subject, result), *truth_of(subject)], None)
     if len(faces) > 1:
         mean, spread, highest = drawing.mean_and_difference(result.images)
@@ -330,6 +337,13 @@ def viewer_html(
                            below=drawing.legend("0", f"{highest:.0f} grey levels"))], "Mean and differences")
     data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
+
+
+def note_of(subject: crops.Subject, result: Upscaled, row: int) -> str:
+    """Return what is known of a picture: its scores if there is a truth, and of several samples its bits/dim."""
+    scored = caption_of("", result.images[row], subject.truth)
+    bits = f"{result.bits_per_dim[row]:.3f} bits per intensity" if result.samples else ""
+    return "; ".join(filter(None, (scored, bits)))
 
 
 def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) -> list[dict[str, str]]:
@@ -345,7 +359,8 @@ def faces_stepper(result: Upscaled) -> str:
     return drawing.stepper("face", [
         {"name": f"Sample {number}", "seconds": seconds, "below": uri,
          "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}
-        for number, (trace, uri) in enumerate(zip(result.traces, below, strict=True), 1)], side=result.images.shape[2])
+        for number, trace, uri in zip(numbers_of(result), result.traces, below, strict=True)],
+        side=result.images.shape[2])
 
 
 def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:

@@ -47,7 +47,7 @@
         radio.addEventListener("change", () => this.choose(at));
         return make("label", {class: "sr-choice"}, radio, make("img", {src: face.uri, alt: face.name}));
       });
-      return make("fieldset", {class: "sr-sheet"}, make("legend", {}, "Choose a sample"), ...choices);
+      return make("fieldset", {class: "sr-sheet"}, make("legend", {}, "Choose a sample, the likeliest first"), ...choices);
     }
 
     // Show the face with this index; the left side keeps its kind of picture.
