@@ -121,8 +121,8 @@ class DecodeConfig(Config):
         faces="Greedy pictures are smooth. Three values, T,T,T, set red, green and blue.")
     later_temperature: float | tuple[float, ...] | None = setting(
         None, "Temperature of the stages after the first. Values with commas between them are those of the second "
-        "stage, the third and so on; the last one holds for all that follow. With 0, these stages decode greedily, "
-        "which is faster and hardly changes the picture.", "T", panel=SAMPLING, parse=parse_numbers,
+        "stage, the third and so on; the last one holds for all that follow. 0 decodes them greedily, "
+        "which is faster.", "T", panel=SAMPLING, parse=parse_numbers,
         unset="that of the first stage", tasks=(FACES,))
     seed: int = setting(
         0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1)

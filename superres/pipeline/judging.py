@@ -6,22 +6,36 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from superres.config import ModelConfig, Reliability
 from superres.decoding.batching import Feed, Result
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.cascade import StageResult, StreamDecoder, stage_traces
-from superres.tasks.faces import encode, image_key
+from superres.tasks.faces import FaceTask, encode, image_key
 from superres.tasks.pictures import Pixels
 
-if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Upscaler
+
+class Stages(Protocol):
+    """The networks that draw pictures, one after another: a `superres.pipeline.upscaler.Upscaler`."""
+
+    model: EncoderDecoder
+    model_config: ModelConfig
+    reliability: Reliability | None
+
+    @property
+    def first(self) -> Stages | None:
+        """The stages before this one."""
+
+    @property
+    def network_task(self) -> FaceTask:
+        """The sizes of the last network's input and output."""
 
 
 class Judged(NamedTuple):
@@ -36,8 +50,10 @@ class Judged(NamedTuple):
     uncertainty: np.ndarray
 
 
-def judge(upscaler: Upscaler, pictures: Sequence[Pixels]) -> Judged:
+def judge(upscaler: Stages, pictures: Sequence[Pixels]) -> Judged:
     """Return what p1 says of pictures, given those of all stages: the input, and what each stage drew.
+
+    The network judges in float32, whatever engine drew them.
 
     `pictures` are uint8 [N, side, side, 3]. The bits are those of -log2 p(first | input) - log2 p(second | first) and
     so on, each by p1 itself: at temperature 1, without filters and without limits. Given that pictures reduce to their
@@ -58,7 +74,7 @@ def judge(upscaler: Upscaler, pictures: Sequence[Pixels]) -> Judged:
 
 
 def coded_stages(
-    upscaler: Upscaler, pictures: Sequence[Pixels],
+    upscaler: Stages, pictures: Sequence[Pixels],
 ) -> Iterator[tuple[EncoderDecoder, tuple[Tensor, Tensor]]]:
     """Yield the network of each stage, the last one first, with the tokens of its input and of its output.
 
@@ -70,7 +86,7 @@ def coded_stages(
         stage = stage.first or stage
 
 
-def pictures_of(upscaler: Upscaler, results: Sequence[Result[Any]]) -> list[Pixels]:
+def pictures_of(upscaler: Stages, results: Sequence[Result[Any]]) -> list[Pixels]:
     """Return the pictures of all stages, as for `judge`, of results that the same stages drew."""
     pictures, stage, sources = list[Pixels](), upscaler, [one.item.source for one in results]
     while True:
@@ -112,7 +128,7 @@ class JudgingDecoder:
     """A `StreamDecoder` that judges pictures, and yields the likeliest of several samples of each item of a feed."""
 
     def __init__(
-        self, upscaler: Upscaler, feed: Feed[Any], decoder: Callable[[Feed[Sample]], StreamDecoder], count: int,
+        self, upscaler: Stages, feed: Feed[Any], decoder: Callable[[Feed[Sample]], StreamDecoder], count: int,
     ) -> None:
         """Prepare; nothing is taken from the feed yet.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,13 +18,10 @@ from superres.config import Reliability, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import shown
 from superres.pipeline.display import images_html, images_png
-from superres.pipeline.judging import Judged, judge
+from superres.pipeline.judging import Judged, Stages, judge
 from superres.system.output import counted, write_result
 from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import Crop
-
-if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Upscaler
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 """Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""
@@ -58,7 +55,7 @@ class Upscaled:
     earlier: Upscaled | None = None
     record: dict[str, Any] = field(default_factory=dict)
     samples: list[int] = field(default_factory=list)
-    scorer: Upscaler | None = field(default=None, repr=False)
+    scorer: Stages | None = field(default=None, repr=False)
 
     @property
     def stages(self) -> list[Upscaled]:
@@ -84,7 +81,7 @@ class Upscaled:
         require(self.scorer is not None and self.is_complete,
                 "p1 judges complete results, as an upscaler returns them; judge them before they are pickled")
         inputs = cast(np.ndarray, self.sources)
-        return judge(cast("Upscaler", self.scorer), [inputs, *(stage.images for stage in self.stages)])
+        return judge(cast(Stages, self.scorer), [inputs, *(stage.images for stage in self.stages)])
 
     @property
     def bits_per_dim(self) -> np.ndarray:
