@@ -55,11 +55,11 @@ def split(page):
 
 
 def samples_of(demo, path, count, seed):
-    """Return the samples that a sheet of a picture must show."""
+    """Return the samples that a sheet of a picture must show, the likeliest first, and their numbers."""
     source, upscaler = read_image(path), demo.decoder.upscaler
     options = upscaler.default.changed({"temperature": 0.7, "seed": seed})
-    return upscaler(source[None].repeat(count, axis=0), options,
-                    keys=[image_key(source, sample) for sample in range(1, count + 1)]).images
+    drawn = upscaler(source[None], options, samples=count).by_likelihood(count)
+    return drawn.images, drawn.samples
 
 
 def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
@@ -105,7 +105,10 @@ def run_the_command_of_the_page(page, folder, checkpoints):
     words[words.index("8to32")] = str(checkpoints / "8to32")
     result = CliRunner().invoke(commands, [*words[1:], "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    for number, image in enumerate(shown, 1):
+    names = page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.alt)")
+    assert sorted(names) == [f"Sample {number}" for number in range(1, 5)]
+    for name, image in zip(names, shown, strict=True):
+        number = name.removeprefix("Sample ")
         np.testing.assert_array_equal(np.asarray(Image.open(folder / "faces" / f"face-{number}.png")), image)
     page.get_by_label("Consistent with the input").first.check()
 
@@ -147,7 +150,7 @@ def replace_results(page, demo):
 def choose_and_keep_a_sample(page, demo):
     choose(page, 1)
     draw(page, 4)
-    expected = samples_of(demo, FACES[0], 4, seed=0)
+    expected, numbers = samples_of(demo, FACES[0], 4, seed=0)
     for uri, image in zip(page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)"), expected,
                           strict=True):
         np.testing.assert_array_equal(np.asarray(picture(uri)), image)
@@ -157,22 +160,22 @@ def choose_and_keep_a_sample(page, demo):
     first.focus()
     for _ in range(3):
         first.page.keyboard.press("ArrowRight")
-    assert page.get_attribute(SHOWN, "alt") == "Sample 4"
+    assert page.get_attribute(SHOWN, "alt") == f"Sample {numbers[3]}"
     np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected[3])
     page.get_by_role("button", name="Keep this face").click()
     page.get_by_role("button", name="Keep this face").click()  # a second time changes nothing
     draw(page, 4, "#other")
     assert page.get_by_label("Seed").first.input_value() == "1"
-    others = samples_of(demo, FACES[0], 4, seed=1)
+    others, _ = samples_of(demo, FACES[0], 4, seed=1)
     np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), others[0])
     kept = page.locator("superres-kept li")
     assert kept.count() == 1
-    assert "sample 4 of seed 0" in kept.inner_text()
+    assert f"sample {numbers[3]} of seed 0" in kept.inner_text()
     saved = picture(kept.locator("a").get_attribute("href"))
     np.testing.assert_array_equal(np.asarray(saved), expected[3])
     record = json.loads(saved.text["superres"])
-    assert (record["sample"], record["config"]["seed"], record["config"]["temperature"]) == (4, 0, 0.7)
-    page.get_by_role("button", name="Remove sample 4 of seed 0").click()
+    assert (record["sample"], record["config"]["seed"], record["config"]["temperature"]) == (numbers[3], 0, 0.7)
+    page.get_by_role("button", name=f"Remove sample {numbers[3]} of seed 0").click()
     assert not page.is_visible("superres-kept")
 
 

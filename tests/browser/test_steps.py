@@ -159,7 +159,7 @@ def test_a_face_is_stepped_through_and_played_and_so_is_every_sample(visit, reco
     walk(page, recorded)
     play(page)
     decode(page, "#draw")
-    first, second, *_ = recorded[-1].traces
-    assert value(page) == first.iterations
+    likeliest, (_, second, *_) = int(recorded[-1].bits_per_dim.argmin()), recorded[-1].traces
+    assert value(page) == recorded[-1].traces[likeliest].iterations
     page.get_by_role("combobox", name="Decode").select_option("Sample 2")
     assert value(page) == second.iterations
