@@ -105,3 +105,13 @@ def test_every_picture_of_the_cascade_reduces_to_exactly_its_input(way, sources)
     assert result.images.shape == (len(given), 64, 64, 3)
     for side, reduced in ((32, result.earlier.images), (8, given)):
         assert np.array_equal(area_reduce(result.images, side, side, is_reduced=True), reduced)
+
+
+def test_the_mask_of_the_bundled_cascade_belongs_to_its_weights_and_veils_eyes_rather_than_the_forehead():
+    upscaler = superres.load("celeba-8to64", "cpu")
+    assert upscaler.reliability is not None, "new weights need `superres calibrate`"
+    result = upscaler(np.stack([read_image(FACES / f"face-{number}.png") for number in (1, 2, 3, 4)]))
+    assert all(0.3 < share < 0.95 for share in result.reliable.mean((1, 2)))
+    eyes, forehead = result.uncertainty[:, 30:36, 18:46], result.uncertainty[:, 18:25, 22:42]
+    assert eyes.mean() > 1.5 * forehead.mean()
+    assert result.reliable[:, 18:25, 22:42].mean() > result.reliable[:, 30:36, 18:46].mean() + 0.3

@@ -330,7 +330,7 @@ def test_the_page_shows_the_likeliest_sample_first_and_where_to_rely_on_it(calib
     assert viewer.count("Unreliable veiled") == 3
     page = results_html(upscaler, subject, SAMPLED, {"": last})
     assert "Where one can rely on it" in page
-    assert "60% are within 25 grey levels" in page
+    assert "60 % are within 25 grey levels" in page
     unjudged = replace(last, scorer=None, samples=[])
     assert "Where one can rely" not in results_html(upscaler, subject, SAMPLED, {"": unjudged})
     greedy_later = replace(SAMPLED, later_temperature=0.0)
