@@ -38,7 +38,7 @@ MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder o
                                       "the option for several comparisons, or judged methods.")]
 MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all; none with "
                                       "--judge.")]
-Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, as --method-a of superres "
+Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, written as for superres "
                                      "survey create; repeat the option for several.")]
 FacesPath = Annotated[Path, Option("--images", metavar="PATH", help="Images to decode: .npz, folder of images or "
                                    "CelebA root.")]
@@ -228,7 +228,8 @@ def look(
     """Make a study of single pictures, and serve it: how many of each method are torn, unequal and good?
 
     Raters see the pictures one by one in random order, without a method's name, and judge each by the keys 1, 2 and 3.
-    Ask two or more. This is create --judge, which has more options, and then serve, which serves the study again.
+    Ask two or more. The command survey create makes such a study, too, and has more options; survey serve serves it
+    again.
     """
     _create(study, StudySettings(**JUDGING), store, method, [], images, pictures, None, None, batch_size, device)
     serve(study, store, host, port)

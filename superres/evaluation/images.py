@@ -29,7 +29,8 @@ from superres.tasks.faces import ENLARGEMENTS, image_key
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Upscaled, Upscaler
+    from superres.pipeline.upscaled import Upscaled
+    from superres.pipeline.upscaler import Upscaler
 
 SEQUENTIAL = "sequential"
 """The sample that is decoded with one token per step."""
