@@ -285,10 +285,11 @@ def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade
     for number, photo in enumerate(photos):
         Image.fromarray(photo).save(tmp_path / "photos" / f"{number}.png")
     store, votes = tmp_path / "survey.db", tmp_path / "votes.jsonl"
+    methods = [f"name=large,checkpoint={folder}", f"name=small,checkpoint={folder},size=4",
+               f"name=warm,checkpoint={folder},temperature=0.9,samples=2", "lanczos"]
     assert run(["survey", "create", "study", "--store", str(store), "--images", str(tmp_path / "photos"), "--device",
-                "cpu", "--interpolation", "lanczos", "--gold", "1", "--practice", "0", "--method-a",
-                f"name=large,checkpoint={folder}", "--method-a", f"name=small,checkpoint={folder},size=4", "--method-a",
-                "lanczos", "--method-b", "camera"]) == 0
+                "cpu", "--interpolation", "lanczos", "--gold", "1", "--practice", "0", "--method-b", "camera",
+                *(word for method in methods for word in ("--method-a", method))]) == 0
     assert "the pictures of small are enlarged to 8x8 by --interpolation lanczos" in capsys.readouterr().err
     opened = Store(store)
     study = opened.study("study")
@@ -299,8 +300,10 @@ def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade
     assert record["stages"] == [{"size": stage.images.shape[1], "mean_accepted_block_size": mean_accepted_block_size(
         stage.traces)} for stage in expected.stages]
     assert study.methods["small"]["enlargement"] == "lanczos"
+    assert study.methods["warm"]["samples"] == 2
+    warm = cascade(area_reduce(photos, 2, 2), cascade.options(temperature=0.9), samples=2, keep="likeliest")
     pictures = {"large": expected.images, "small": enlarge(expected.earlier.images, "lanczos", 8), "camera": photos,
-                "lanczos": enlarge(area_reduce(photos, 2, 2), "lanczos", 8)}
+                "warm": warm.images, "lanczos": enlarge(area_reduce(photos, 2, 2), "lanczos", 8)}
     digests = {sha256(picture.tobytes()).hexdigest() for made in pictures.values() for picture in made}
     vote_through(opened, study)
     records = [one for one in read_votes(opened, study) if one["kind"] == "main"]

@@ -203,6 +203,8 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "epsilon must be a whole number"),
     (("--method-a", "ours", "--method-b", "block_size=2", "--images", "photos"), "needs a name: name=k6"),
+    (("--method-a", "ours", "--method-b", "name=b,samples=4", "--images", "photos"),
+     "would draw the same picture 4 times"),
     (("--method-a", "ours", "--method-b", "name=camera,block_size=2"), "'camera' is the name of the photographs"),
     (("--method-a", "ours", "--method-b", "name=x,folder=theirs,epsilon=2"), "takes no decoding settings"),
     (("--method-a", "ours", "--method-b", "name=x,block_size=99", "--images", "photos"), "more than the 10 prediction"),

@@ -34,8 +34,9 @@ StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE,
                                       "database URL such as postgresql://user@host/name.")]
 MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, lanczos, "
                                       "bicubic, nearest, or settings such as name=k6,accept=distance,epsilon=2,"
-                                      "block_size=6 (also checkpoint=DIR, and size=N for a stage of a cascade). Repeat "
-                                      "the option for several comparisons, or judged methods.")]
+                                      "block_size=6 (also checkpoint=DIR, size=N for a stage of a cascade, and "
+                                      "samples=N for the likeliest of N samples). Repeat the option for several "
+                                      "comparisons, or judged methods.")]
 MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all; none with "
                                       "--judge.")]
 Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, written as for superres "

@@ -9,6 +9,7 @@ One argument of the command line, SPEC, describes a method:
     name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
     name=both,checkpoint=DIR,block_size=6             pictures of another checkpoint
     name=small,checkpoint=DIR,size=N                  those of the stage of a cascade that draws N x N pixels
+    name=warm,temperature=0.7,samples=4               the likeliest of four samples of each image
 
 Colons join several numbers of a setting: temperature=0.9:0.7:0.7. The pictures of a study have the size of the largest
 checkpoint's outputs. Smaller ones are enlarged to it as the study's page enlarges pictures.
@@ -26,7 +27,7 @@ import numpy as np
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline.resolved_options import SETTINGS, resolve_options
+from superres.pipeline.resolved_options import KEEPS, SETTINGS, resolve_options
 from superres.survey.pairs import (
     RIGHT,
     SHUFFLED,
@@ -59,7 +60,8 @@ class Spec:
     """Specification of a method: a folder, a name in ENLARGEMENTS, `CAMERA`, or a checkpoint.
 
     `checkpoint` is a bundled name, folder or hub id. `size` is the side of its pictures in pixels; None for that of its
-    last stage. `settings` are decoding settings that differ from its defaults.
+    last stage. `settings` are decoding settings that differ from its defaults. Of several `samples`, the likeliest is
+    the method's picture.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Spec:
     checkpoint: str | None = None
     size: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    samples: int = 1
 
 
 def parse_spec(text: str) -> Spec:
@@ -80,7 +83,7 @@ def parse_spec(text: str) -> Spec:
         return Spec(folder_name(Path(text)), folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
     values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
-    known = ("name", "folder", "checkpoint", "size", *SETTINGS)
+    known = ("name", "folder", "checkpoint", "size", "samples", *SETTINGS)
     unknown = sorted(set(values) - set(known))
     require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
                          "(join the numbers of one setting by colons)")
@@ -94,9 +97,11 @@ def parse_spec(text: str) -> Spec:
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
     size = Setting("", kind=int).read("size", values.pop("size")) if "size" in values else None
+    samples = Setting("", kind=int, least=1).read("samples", values.pop("samples", "1"))
     settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key, value in values.items()}
-    DecodeConfig(**settings)
-    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, size=size, settings=settings)
+    require(DecodeConfig(**settings).is_sampling or samples == 1, f"the method {text!r} would draw the same picture "
+            f"{samples} times at temperature 0; add temperature=0.7, or leave samples out")
+    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, size=size, settings=settings, samples=samples)
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,7 @@ def make_comparisons(
             if spec.enlargement is not None:
                 made, record = [*task.enlarge(sources, spec.enlargement)], {"enlargement": spec.enlargement}
             else:
-                made, record = _decode(spec.name, *decoders[spec.name], sources, batch_size)
+                made, record = _decode(spec, *decoders[spec.name], sources, batch_size)
                 record["training"] = training_of(str(spec.checkpoint))
                 if len(made[0]) != task.target:
                     made, record["enlargement"] = [*task.enlarge(np.stack(made), interpolation)], interpolation
@@ -292,14 +297,14 @@ def _load(spec: Spec, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscale
     try:
         upscaler = loaded[name] if spec.size is None else loaded[name].at_size(spec.size)
         options = upscaler.options(**spec.settings)
-        resolve_options(options, upscaler)  # refuses what the checkpoint does not support
+        resolve_options(options, upscaler, spec.samples)  # refuses what the checkpoint does not support
         return upscaler, options
     except ConfigError as error:
         raise ConfigError(f"the method {spec.name!r}: {error}") from error
 
 
 def _decode(
-    name: str, upscaler: Upscaler, options: DecodeConfig, sources: Pixels, batch_size: int,
+    spec: Spec, upscaler: Upscaler, options: DecodeConfig, sources: Pixels, batch_size: int,
 ) -> tuple[list[Pixels], dict[str, Any]]:
     """Decode `sources`, uint8 [N, source, source, 3]; return the pictures and their record.
 
@@ -307,14 +312,17 @@ def _decode(
     """
     from superres.decoding.trace import mean_accepted_block_size
 
-    starts = track(range(0, len(sources), batch_size), f"decoding {name}", "batches")
+    starts = track(range(0, len(sources), batch_size), f"decoding {spec.name}", "batches")
     batches = (sources[start:start + batch_size] for start in starts)
-    results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) for batch in batches]
+    results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) if spec.samples == 1 else
+               upscaler(batch, options, samples=spec.samples, keep=KEEPS[0]) for batch in batches]
     stages = [[trace for result in parts for trace in result.traces]
               for parts in zip(*(result.stages for result in results), strict=True)]
     record = {"checkpoint": upscaler.name, "revision": upscaler.revision,
               "config": resolve_options(options, upscaler).to_dict(),
               "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
+    if spec.samples > 1:
+        record["samples"] = spec.samples
     if len(stages) > 1:
         record["stages"] = [{"size": part.images.shape[1], "mean_accepted_block_size": mean_accepted_block_size(traces)}
                             for part, traces in zip(results[0].stages, stages, strict=True)]
