@@ -33,8 +33,9 @@ def contact_sheet(
     """
     strips = [np.concatenate(list(images[:SHEET_ROWS])) for images in columns.values()]
     body = np.concatenate(strips, axis=1).repeat(scale, axis=0).repeat(scale, axis=1)
-    font = ImageFont.load_default(0.625 * caption_height)
-    ruler = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    ruler, size = ImageDraw.Draw(Image.new("RGB", (1, 1))), 0.625 * caption_height
+    longest = max(ruler.textlength(caption, ImageFont.load_default(size)) for caption in columns)
+    font = ImageFont.load_default(size * min(1.0, 0.9 * body.shape[1] / len(columns) / longest))
     margin = max((int(ruler.multiline_textbbox((0, 0), name, font=font)[2]) + 6 for name in rows), default=0)
     sheet = Image.new("RGB", (margin + body.shape[1], body.shape[0] + caption_height), "white")
     sheet.paste(Image.fromarray(body), (margin, caption_height))
