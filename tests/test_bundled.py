@@ -12,7 +12,7 @@ import pytest
 import superres
 from superres.cli.main import run
 from superres.tasks.face_data import read_faces
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.faces import FaceTask, area_reduce, enlarge
 from superres.tasks.pictures import read_image
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -76,9 +76,10 @@ def test_consistent_pictures_of_the_int8_engine_reduce_to_their_input(sources):
 
 
 def test_more_heads_take_fewer_steps(sources):
-    wide = superres.load(f"{NAME}-24-heads", device="cpu")
+    wide = superres.load("celeba-32to64", device="cpu")
     ten, all_heads = (superres.DecodeConfig(accept="distance", epsilon=2, block_size=k) for k in (10, None))
-    few, many = wide(sources, all_heads), wide(sources, ten)
+    larger = enlarge(sources, "lanczos", 32)
+    few, many = wide(larger, all_heads), wide(larger, ten)
     assert all(less.model_calls < 0.75 * more.model_calls for less, more in zip(few.traces, many.traces, strict=True))
 
 
