@@ -1,6 +1,6 @@
 """Upscale a few freely licensed faces with the bundled checkpoint and print the speed: `make demo`.
 
-The inputs are free photographs of people, in which the face is found and reduced, and the faces of 8x8 pixels in
+The inputs are free photographs of people, in which the face is found and reduced, and the small faces in
 `scripts/faces`, which a model of this project drew.
 """
 

@@ -50,7 +50,7 @@ def swing(images: Pixels, cell: int, axis: int) -> Estimate:
 
     It is 100 * (largest - smallest) / mean over the positions of `gradient_by_position`, each averaged over all
     pictures. Seams of cells make it large; of photographs it is not 0, since faces lie alike in their crops. On the
-    first 100 faces of 64x64 from 8x8, across and down: true pictures 5 and 15, greedy ones 26 and 31. With fewer
+    first 100 faces of `celeba-8to64`, across and down: true pictures 5 and 15, greedy ones 26 and 31. With fewer
     pictures it is larger by chance. The interval holds for the given largest and smallest positions.
     """
     gradient = gradient_by_position(images, cell, axis)
@@ -69,7 +69,7 @@ def bands(task: FaceTask) -> dict[str, tuple[float, float]]:
     """Return the radial frequencies, above the first and up to the second, in cycles per picture, by a band's name.
 
     The first band ends at the input's Nyquist frequency, and each other one an octave higher; the last has all that is
-    left. From 8x8 to 32x32: 0 to 4, 4 to 8 and above 8.
+    left. From 6 to 18 pixels: 0 to 3, 3 to 6 and above 6.
     """
     edges, edge = [0.0], task.source / 2
     while edge < task.target / 2:

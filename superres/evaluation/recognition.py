@@ -21,7 +21,7 @@ from superres.tasks.pictures import Pixels
 
 THRESHOLD = 0.6
 """Largest distance of two descriptors of the same person, as dlib recommends for its recogniser."""
-SIDE = 256  # of the enlarged pictures, in pixels: the finder needs faces of about 80
+ENLARGED = 256  # of the enlarged pictures, in pixels: the finder needs faces of about 80
 
 
 class Recogniser:
@@ -47,12 +47,12 @@ class Recogniser:
         self.network = dlib.face_recognition_model_v1(str(folder / "dlib_face_recognition_resnet_model_v1.dat"))
 
     def landmarks(self, image: Pixels) -> Any | None:  # noqa: ANN401 -- of dlib, which has no types
-        """Return the landmarks of the largest face in a picture, uint8 [SIDE,SIDE,3]; None if none is found."""
+        """Return the landmarks of the largest face in a picture, uint8 [ENLARGED,ENLARGED,3]; None if none is found."""
         faces = self.find(image)
         return self.locate(image, max(faces, key=lambda face: face.area())) if len(faces) else None
 
     def describe(self, image: Pixels, landmarks: Any) -> Scores:  # noqa: ANN401
-        """Return the descriptor, float64 [128], of the face at `landmarks` in a picture, uint8 [SIDE,SIDE,3]."""
+        """Return the descriptor, float64 [128], of the face at `landmarks` in a picture, uint8 [ENLARGED,ENLARGED,3]."""
         return np.array(self.network.compute_face_descriptor(self.dlib.get_face_chip(image, landmarks)))
 
 
@@ -73,14 +73,14 @@ def recognition_scores(
     Raises:
         InvalidInputError: fewer than two true pictures have a face.
     """
-    places = [recogniser.landmarks(image) for image in enlarge(truth, "bicubic", SIDE)]
+    places = [recogniser.landmarks(image) for image in enlarge(truth, "bicubic", ENLARGED)]
     found = [index for index, place in enumerate(places) if place is not None]
     if len(found) < 2:
         raise InvalidInputError(f"--same-person needs two true pictures with a face that dlib finds, and "
                                 f"{len(found)} of {len(truth)} have one; score more pictures, or leave it out")
 
     def describe(method: str, images: Pixels) -> Scores:
-        return np.stack([recogniser.describe(enlarge(images[index, None], "bicubic", SIDE)[0], places[index])
+        return np.stack([recogniser.describe(enlarge(images[index, None], "bicubic", ENLARGED)[0], places[index])
                          for index in track(found, f"describing faces, {method}", "faces")])
 
     known = describe("truth", truth)

@@ -205,6 +205,7 @@ def test_single_pictures_are_judged_by_keys_and_buttons_and_reported(look, sqlit
     page = screens.page
     with serving(sqlite, study) as address:
         page.goto(address)
+        page.wait_for_selector("#consent:not([hidden])")
         assert "pictures of faces, one by one" in page.inner_text("#consent")
         screens.agree("me")
         screens.vote(1, "1")
