@@ -52,7 +52,7 @@ class Recogniser:
         return self.locate(image, max(faces, key=lambda face: face.area())) if len(faces) else None
 
     def describe(self, image: Pixels, landmarks: Any) -> Scores:  # noqa: ANN401
-        """Return the descriptor, float64 [128], of the face at `landmarks` in a picture, uint8 [ENLARGED,ENLARGED,3]."""
+        """Return the descriptor, float64 [128], of the face at `landmarks` in such a picture."""
         return np.array(self.network.compute_face_descriptor(self.dlib.get_face_chip(image, landmarks)))
 
 
