@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 
@@ -99,13 +100,16 @@ def test_the_drawn_faces_serve_the_documented_commands(tmp_path, capsys, monkeyp
 
 
 @pytest.mark.parametrize("way", [{"block_size": 1}, {"temperature": 0.9}], ids=str)
-def test_every_picture_of_the_cascade_reduces_to_exactly_its_input(way, sources):
-    cascade = superres.load("celeba-8to64", device="cpu")
+@pytest.mark.parametrize("name", ["celeba-8to64", "celeba-8to64-doubling"])
+def test_every_picture_of_a_cascade_reduces_to_exactly_its_input(name, way, sources):
+    cascade = superres.load(name, device="cpu")
     given = beside_a_hard_one(sources)
     result = cascade(given, cascade.options(**way))
     assert result.images.shape == (len(given), 64, 64, 3)
-    for side, reduced in ((32, result.earlier.images), (8, given)):
-        assert np.array_equal(area_reduce(result.images, side, side, is_reduced=True), reduced)
+    for small, large in itertools.pairwise(stage.images for stage in result.stages):
+        side = small.shape[1]
+        assert np.array_equal(area_reduce(large, side, side, is_reduced=True), small)
+        assert np.array_equal(area_reduce(large, 8, 8, is_reduced=True), given)
 
 
 def test_the_mask_of_the_bundled_cascade_belongs_to_its_weights_and_veils_eyes_rather_than_the_forehead():
