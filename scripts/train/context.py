@@ -38,8 +38,9 @@ from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import encode
 from superres.tasks.pictures import Pixels
 
-ROWS, COLUMNS = (1, 2, 3, 4), (4,)
-"""Distances beyond which the context is replaced."""
+ROWS, COLUMNS = (1, 2, 3, 4, 6), (4,)
+"""Distances beyond which the context is replaced, where they leave the token's own cell as it is: what the network is
+told of the rest of a cell would be wrong if some of its pixels were replaced."""
 BATCH = 16
 """Pictures of one true picture that are scored together, one per row or column of it."""
 SAMPLED = DecodeConfig(temperature=1.0, nucleus=1.0, consistent=True)
@@ -87,8 +88,8 @@ def measure(upscaler: Upscaler, pairs: FacePairs) -> Values:
     """Return the cost and its interval by distance for a network, on all `pairs`."""
     others = draw_samples(pairs.lr, upscaler, SAMPLED, [1], BATCH)[:, 0]
     found: Values = {}
-    for by_row, distances in ((True, ROWS), (False, COLUMNS)):
-        for most in distances:
+    for by_row, distances, cell in zip((True, False), (ROWS, COLUMNS), upscaler.model_config.enlargement, strict=True):
+        for most in filter(lambda most, cell=cell: most >= cell - 1, distances):
             keep = functools.partial(within_rows if by_row else within_columns, most)
             costs = np.array([cost(upscaler.model, *images, keep, by_row) for images in track(
                 [*zip(pairs.lr, pairs.hr, others, strict=True)], f"{'rows' if by_row else 'columns'} beyond {most}",
