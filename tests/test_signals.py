@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,23 @@ from superres.system.progress import say
 def stuck():
     threading.Timer(1.0, say, ["begun"]).start()  # by then, this thread is in the call
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # compiled code that never asks for signals
+
+main()
+"""
+STARTING = """
+import threading, time
+from superres.cli.main import app, main
+from superres.system.progress import say
+
+class Late(threading.Thread):
+    def _bootstrap(self):
+        time.sleep(0.5)  # as on a busy machine
+        super()._bootstrap()
+
+@app.command()
+def starting():
+    say("begun")
+    Late(target=say, args=("the thread has ended",)).start()
 
 main()
 """
@@ -143,6 +161,16 @@ def test_training_saves_its_state_at_a_signal(folder, tmp_path):
     assert command.end() == (129, f"superres: interrupted by SIGHUP; {tmp_path / 'run'}: saved; the same command "
                                   "resumes it\n")
     assert json.loads((tmp_path / "run" / "state" / "state.json").read_text())["step"] >= 1
+
+
+def test_a_command_waits_for_a_thread_whose_start_was_interrupted():
+    command = Command("starting", code=STARTING)
+    command.wait_for("begun")
+    time.sleep(0.2)
+    command.send(signal.SIGTERM)
+    code, _ = command.end()
+    assert code == 143
+    assert "superres: the thread has ended\n" in command.lines
 
 
 def test_the_second_signal_ends_a_command_that_is_stuck_in_compiled_code():

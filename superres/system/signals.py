@@ -18,6 +18,8 @@ from types import FrameType
 from superres.system.progress import say
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+START_SECONDS = 5.0
+"""Longest wait of an interrupted command for a thread that it was starting."""
 SAME_SECONDS = 1.0
 """A signal that follows the first this soon is the same request: `timeout` and a closing terminal send two."""
 NOTHING_KEPT = "no result was written"
@@ -85,6 +87,19 @@ def handled() -> Iterator[None]:
             for number, handler in before.items():
                 signal.signal(number, handler)
             ringing.shutdown(socket.SHUT_RDWR)  # ends the thread
+            if _Received.number:
+                _wait_for_starting_threads()
+
+
+def _wait_for_starting_threads() -> None:
+    """Wait until all threads have started, so that the interpreter waits for their end before its own.
+
+    A signal may interrupt `Thread.start` before the new thread has run at all. Nobody joins such a thread; in torch's
+    code while the interpreter ends, it would abort the process.
+    """
+    end = time.monotonic() + START_SECONDS
+    while not all(thread.is_alive() for thread in threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
