@@ -15,7 +15,9 @@ from superres.evaluation.sample_scores import (
     diversity,
     draw_samples,
     evaluate_samples,
+    likeliest_of,
     local_diversity,
+    pictures_of,
     sample_scores,
     samples_table,
 )
@@ -61,16 +63,17 @@ def test_each_input_takes_its_own_best_sample_and_each_measure_its_own(pairs, rn
     samples[0, 0] = np.clip(pairs.hr[0].astype(int) + 9, 0, 255)
     samples[0, 1] = 200
     samples[2, 1] = np.clip(pairs.hr[2].astype(int) - 5, 0, 255)
-    scores = sample_scores(samples, samples[:, 0], pairs)
+    scores = sample_scores(samples, samples[:, 1], samples[:, 0], pairs)
     for name, measure in (("psnr", psnr), ("ssim", ssim)):
         each = np.stack([measure(samples[:, i], pairs.hr) for i in range(2)])
         assert scores["one sample"][name] == pytest.approx(each.mean())
         assert scores["best of 2"][name] == pytest.approx(each.max(axis=0).mean())
+        assert scores["likeliest of 2"][name] == pytest.approx(each[1].mean())
 
 
 def test_samples_are_keyed_by_their_number_whatever_the_batches(pairs):
     upscaler = FakeUpscaler()
-    samples = draw_samples(pairs.lr, upscaler, SAMPLED, range(2, 4), batch_size=4)
+    samples = pictures_of(draw_samples(pairs.lr, upscaler, SAMPLED, range(2, 4), batch_size=4), 2)
     assert samples.shape == (3, 2, 32, 32, 3)
     assert upscaler.batches == [4, 2]
     expected = [[image_key(source, number) % 256 for number in (2, 3)] for source in pairs.lr]
@@ -78,14 +81,20 @@ def test_samples_are_keyed_by_their_number_whatever_the_batches(pairs):
     np.testing.assert_array_equal(samples[:, 1, 1:], enlarge(pairs.lr, "nearest", 32)[:, 1:])
 
 
-def test_samples_are_scored_next_to_greedy_and_the_first_is_not_drawn_again(pairs):
+def test_the_likeliest_of_drawn_samples_is_the_one_that_the_upscaler_keeps(pairs, upscaler):
+    sources = pairs.lr[:2]
+    drawn = draw_samples(sources, upscaler, SAMPLED, range(1, 4), batch_size=2)
+    kept = upscaler(sources, SAMPLED, samples=3, keep="likeliest")
+    np.testing.assert_array_equal(likeliest_of(drawn, 3), kept.images)
+    assert kept.samples != [1, 1]
+
+
+def test_samples_are_scored_next_to_greedy(pairs):
     upscaler = FakeUpscaler()
-    first = draw_samples(pairs.lr, FakeUpscaler(), SAMPLED, [1], 3)[:, 0]
-    report = evaluate_samples(pairs, upscaler, SAMPLED, 3, 3, {"blockwise": first})
+    report = evaluate_samples(pairs, upscaler, SAMPLED, 3, 3, None)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
-    assert list(report["methods"]) == ["greedy", "one sample", "mean of 3", "best of 3"]
-    assert [options.is_sampling for options in upscaler.called] == [True, True, False]
-    assert image_key(pairs.lr[0], 1) not in upscaler.keys[:6]
+    assert list(report["methods"]) == ["greedy", "one sample", "likeliest of 3", "mean of 3", "best of 3"]
+    assert [options.is_sampling for options in upscaler.called] == [True, True, True, False]
     assert report["methods"]["greedy"]["consistency_rmse"] == 0
     assert report["diversity_rmse"] > 0
     assert all(name in samples_table(report) for name in (*report["methods"], "3 samples"))

@@ -79,6 +79,20 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
     assert all(entry["psnr"] > 0 and -1 <= entry["ssim"] <= 1 for entry in report["samples"])
 
 
+def test_upscale_keeps_the_likeliest_of_several_samples(client, upscaler, tmp_path):
+    source = np.random.default_rng(5).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(source).save(tmp_path / "input.png")
+    (file,), report = client.predict(handle_file(tmp_path / "input.png"), temperature=0.8, samples=3,
+                                     keep="likeliest", **FAST, api_name="/upscale")
+    options = DecodeConfig(block_size=8, accept="distance", epsilon=255, temperature=0.8)
+    expected = upscaler(source[None], options, samples=3, keep="likeliest")
+    np.testing.assert_array_equal(np.asarray(Image.open(file)), expected.images[0])
+    assert Path(file).name == f"face-{expected.samples[0]}.png"
+    (entry,) = report["samples"]
+    assert entry["sample"] == expected.samples[0]
+    assert entry["bits_per_dim"] == pytest.approx(float(expected.bits_per_dim[0]))
+
+
 def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "gradio_client" in block)
@@ -102,6 +116,8 @@ def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypa
     ({"block_size": 99}, "more than the 8 prediction heads; use 8 or less"),
     ({"accept": "nothing"}, "accept must be one of exact, "),
     ({"samples": 2}, "add temperature 0.9"),
+    ({"keep": "likeliest"}, "keep likeliest has no effect on one sample"),
+    ({"keep": "best", "samples": 2, "temperature": 0.9}, "keep must be one of likeliest, not"),
     ({"crop": "left"}, "crop must be face, centre or X,Y,SIZE"),
     ({"crop": "0,0,999"}, "crop 0,0,999 does not lie inside the picture"),
     ({"image": None}, "there is no image yet; upload one"),

@@ -40,7 +40,7 @@ from superres import DecodeConfig
 from superres.evaluation.detail import bands, swings
 from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, compared_scores
 from superres.evaluation.recognition import Recogniser, recognition_scores
-from superres.evaluation.sample_scores import draw_samples
+from superres.evaluation.sample_scores import draw_samples, likeliest_of, pictures_of
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest, write_result
 from superres.tasks.face_data import FacePairs, read_faces
@@ -48,20 +48,30 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
 
+LIKELIEST, SAMPLES = "likeliest of four at temperature 0.7", 4
+"""The way that draws several samples, and their number."""
 WAYS: dict[str, dict[str, Any]] = {
     GREEDY: {}, "epsilon 2": {"accept": "distance", "epsilon": 2},
-    "sampled at temperature 0.7": {"temperature": 0.7}, "sampled at temperature 0.9": {"temperature": 0.9},
+    "sampled at temperature 0.7": {"temperature": 0.7}, LIKELIEST: {"temperature": 0.7},
+    "first stage sampled at temperature 0.9": {"temperature": 0.9, "later_temperature": 0},
+    "sampled at temperature 0.9": {"temperature": 0.9},
     "sampled at temperature 1, all tokens": {"temperature": 1.0, "nucleus": 1.0},
 }
 NAMES = {GREEDY: "exact, the tokens of greedy", BASELINE: "Lanczos", "truth": "true pictures"}
 
 
-def drawn(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_size: int, folder: Path) -> Pixels:
-    """Return one picture per input, uint8 [N,H,W,3], from `folder` if an interrupted run has left them there."""
-    made_by = f"{upscaler.name}@{upscaler.revision} {upscaler.scoring.code} {options.to_dict()}".encode()
+def drawn(
+    upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, samples: int, batch_size: int, folder: Path,
+) -> Pixels:
+    """Return one picture per input, uint8 [N,H,W,3], the likeliest of its samples.
+
+    They are read from `folder` if an interrupted run has left them there.
+    """
+    made_by = f"{upscaler.name}@{upscaler.revision} {upscaler.scoring.code} {options.to_dict()} {samples}".encode()
     path = folder / f"{short_digest(pairs.lr.tobytes() + made_by)}.png"
     if not path.exists():
-        pictures = draw_samples(pairs.lr, upscaler, options, [1], batch_size)[:, 0]
+        batches = draw_samples(pairs.lr, upscaler, options, range(1, samples + 1), batch_size)
+        pictures = pictures_of(batches, 1)[:, 0] if samples == 1 else likeliest_of(batches, samples)
         write_result(path, encode_png(Picture(pictures.reshape(-1, *pictures.shape[2:])), {}), "--output")
     with Image.open(path) as column:
         return np.asarray(column).reshape(pairs.hr.shape)
@@ -72,7 +82,8 @@ def measure(
     recogniser: Recogniser | None,
 ) -> Values:
     """Return the scores of the pictures by way, of Lanczos and of the true pictures."""
-    pictures = {way: drawn(upscaler, pairs, options, batch_size, folder) for way, options in ways.items()}
+    pictures = {way: drawn(upscaler, pairs, options, SAMPLES if way == LIKELIEST else 1, batch_size, folder)
+                for way, options in ways.items()}
     pictures[BASELINE] = pairs.task.enlarge(pairs.lr, BASELINE)
     scores: dict[str, Any] = {**compared_scores(pictures, pairs), "truth": all_entries(swings(pairs.hr, pairs.task))}
     if recogniser is None:

@@ -29,7 +29,7 @@ from measurements import Columns, Document, Row, Table, Values, columns_table, r
 from superres.checkpoint import find_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.evaluation.intervals import half_width
-from superres.evaluation.sample_scores import draw_samples
+from superres.evaluation.sample_scores import draw_samples, pictures_of
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest
@@ -86,7 +86,7 @@ def cost(model: EncoderDecoder, low: Pixels, high: Pixels, other: Pixels, keep: 
 
 def measure(upscaler: Upscaler, pairs: FacePairs) -> Values:
     """Return the cost and its interval by distance for a network, on all `pairs`."""
-    others = draw_samples(pairs.lr, upscaler, SAMPLED, [1], BATCH)[:, 0]
+    others = pictures_of(draw_samples(pairs.lr, upscaler, SAMPLED, [1], BATCH), 1)[:, 0]
     found: Values = {}
     for by_row, distances, cell in zip((True, False), (ROWS, COLUMNS), upscaler.model_config.enlargement, strict=True):
         for most in filter(lambda most, cell=cell: most >= cell - 1, distances):

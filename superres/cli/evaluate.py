@@ -85,6 +85,7 @@ def images(
         return
 
     from superres.evaluation.images import evaluate_images, report_table
+    from superres.evaluation.picture_scores import GREEDY
     from superres.evaluation.sample_scores import evaluate_samples, samples_table
     from superres.pipeline.resolved_options import check_samples
     from superres.system.output import prepare_folder, write_result
@@ -104,7 +105,7 @@ def images(
                       stages=upscaler.stages)
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy, same_person)
     if samples > 1:
-        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures)
+        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures.get(GREEDY))
     if sheet is not None:
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
         record = {"checkpoint": report["checkpoint"]}

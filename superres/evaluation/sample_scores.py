@@ -19,6 +19,7 @@ from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
+    from superres.pipeline.upscaled import Upscaled
     from superres.pipeline.upscaler import Upscaler
 
 
@@ -51,57 +52,71 @@ def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
     return float(100 * np.divide(whole - local, whole, out=np.zeros(count), where=whole > 0).mean())
 
 
-def sample_scores(samples: Pixels, greedy: Pixels, pairs: FacePairs) -> dict[str, Entries]:
+def sample_scores(samples: Pixels, likeliest: Pixels, greedy: Pixels, pairs: FacePairs) -> dict[str, Entries]:
     """Return the scores by method of `samples`, uint8 [N,M,H,W,3], and of greedy decoding, uint8 [N,H,W,3].
 
     "one sample" is the mean over all samples. "best of M" is the mean over inputs of the best sample by each measure.
-    "mean of M" scores the rounded mean picture of each input's samples.
+    "mean of M" scores the rounded mean picture of each input's samples, and "likeliest of M" the pictures `likeliest`,
+    uint8 [N,H,W,3].
     """
     count = samples.shape[1]
     flat, truth = samples.reshape(-1, *samples.shape[2:]), pairs.hr.repeat(count, axis=0)
     psnrs, ssims = (measure(flat, truth).reshape(-1, count).max(axis=1) for measure in (psnr, ssim))
     mean = np.rint(samples.mean(axis=1)).astype(np.uint8)
-    scores = compared_scores({GREEDY: greedy, "one sample": flat, f"mean of {count}": mean}, pairs)
+    scores = compared_scores({GREEDY: greedy, "one sample": flat, f"likeliest of {count}": likeliest,
+                              f"mean of {count}": mean}, pairs)
     scores[f"best of {count}"] = with_interval("psnr", psnrs) | with_interval("ssim", ssims)
     return scores
 
 
 def draw_samples(
     sources: Pixels, upscaler: Upscaler, decode: DecodeConfig, numbers: Sequence[int], batch_size: int,
-) -> Pixels:
-    """Draw samples of each input, uint8 [N,h,w,3], and return uint8 [N,M,H,W,3].
+) -> list[Upscaled]:
+    """Draw samples of each input, uint8 [N,h,w,3], in batches; the samples of an input are neighbours.
 
     `numbers` are the numbers of the samples, from 1, which key their noise.
     """
     keys = [image_key(source, number) for source in sources for number in numbers]
     repeated = sources.repeat(len(numbers), axis=0)
     starts = track(range(0, len(keys), batch_size), "drawing samples", "batches")
-    drawn = [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size]).images for i in starts]
-    return np.concatenate(drawn).reshape(len(sources), len(numbers), *drawn[0].shape[1:])
+    return [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size]) for i in starts]
+
+
+def pictures_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
+    """Return the pictures of batches that have `count` samples per input, uint8 [N,M,H,W,3]."""
+    images = np.concatenate([batch.images for batch in drawn])
+    return images.reshape(-1, count, *images.shape[1:])
+
+
+def likeliest_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
+    """Return the picture of each input that p1 finds likeliest, uint8 [N,H,W,3]; the arguments are as above."""
+    bits = np.concatenate([batch.bits_per_dim for batch in track(drawn, "judging samples", "batches")])
+    best = bits.reshape(-1, count).argmin(axis=1)
+    likeliest: Pixels = pictures_of(drawn, count)[np.arange(len(best)), best]
+    return likeliest
 
 
 def evaluate_samples(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int,
-    known: dict[str, Pixels],
+    greedy: Pixels | None,
 ) -> dict[str, Any]:
     """Score several samples per input (at least 2) and greedy decoding.
 
-    `known` are pictures of `evaluate_images`: the first samples, and greedy pictures, which are decoded if they are
-    missing.
+    `greedy` are the pictures of greedy decoding, which are decoded if they are None.
 
     Raises:
         ConfigError: `decode` does not sample, or does not match the checkpoint.
     """
     decode = stage_options(decode, upscaler, samples)
-    others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
-    drawn = np.concatenate([known["blockwise"][:, None], others], axis=1)
-    greedy = known.get(GREEDY)
+    drawn = draw_samples(pairs.lr, upscaler, decode, range(1, samples + 1), batch_size)
+    pictures, likeliest = pictures_of(drawn, samples), likeliest_of(drawn, samples)
     if greedy is None:
-        greedy = draw_samples(pairs.lr, upscaler, decode.greedy(), [1], batch_size)[:, 0]
+        greedy = pictures_of(draw_samples(pairs.lr, upscaler, decode.greedy(), [1], batch_size), 1)[:, 0]
     cell = pairs.task.target // pairs.task.source
-    return {"samples": samples, "diversity_rmse": diversity(drawn), "cell": cell,
-            "local_diversity": local_diversity(drawn, pairs.hr, cell),
-            "truth": all_entries(swings(pairs.hr, pairs.task)), "methods": sample_scores(drawn, greedy, pairs)}
+    return {"samples": samples, "diversity_rmse": diversity(pictures), "cell": cell,
+            "local_diversity": local_diversity(pictures, pairs.hr, cell),
+            "truth": all_entries(swings(pairs.hr, pairs.task)),
+            "methods": sample_scores(pictures, likeliest, greedy, pairs)}
 
 
 def samples_table(report: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
-from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
+from superres.pipeline.resolved_options import as_option, check_keep, resolve_options, unused_settings
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, enlarge, image_key
@@ -158,7 +158,7 @@ def subject_of(
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
     def upscale(
-        image: Value, crop: str, start: float, samples: float, *values: Value,
+        image: Value, crop: str, start: float, samples: float, keep: str, *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
         task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
@@ -169,31 +169,39 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         squares = [crops.setting_of(one.crop) for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline):
-            result, folder = frames[""], new_folder()
-            paths = [folder / f"face-{sample}.png" for sample in range(1, count + 1)]
-            for row, path in enumerate(paths):
-                record = drawing.record_of(upscaler, options, row + 1)
+        check_keep(keep or None, count)
+        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline,
+                                      judged=bool(keep)):
+            result, paths = frames[""], list[str]()
+            if keep and result.is_complete:
+                result = result.of_rows([0])
+            folder = new_folder()
+            for row, number in enumerate(numbers_of(result)):
+                path, record = folder / f"face-{number}.png", drawing.record_of(upscaler, options, number)
                 path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
-            yield list(map(str, paths)), {**report_of(subject, result), "crops": squares}
+                paths.append(str(path))
+            yield paths, {**report_of(subject, result), "crops": squares}
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
         crop = gr.Textbox(DEFAULT_CROP, label="crop")
         start = gr.Number(decoder.upscaler.face_task.source, label="start")
         samples = gr.Number(1, label="samples")
+        keep = gr.Textbox("", label="keep")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale").click(handler, [image, crop, start, samples, *settings], [files, report],
+        gr.Button("upscale").click(handler, [image, crop, start, samples, keep, *settings], [files, report],
                                    api_name="upscale", **controls.QUEUED)
 
 
 def report_of(subject: crops.Subject, result: Upscaled) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per sample."""
-    samples = [{"sample": row, "key": image_key(subject.source, row), **drawing.counts_of(result.stage_traces(row - 1)),
-                "stages": [drawing.counts_of([trace]) for trace in result.stage_traces(row - 1)],
-                **(scores(image, subject.truth) if result.is_complete else {})}
-               for row, image in enumerate(result.images, 1)]
+    samples = [{"sample": number, "key": image_key(subject.source, number),
+                **drawing.counts_of(result.stage_traces(row)),
+                "stages": [drawing.counts_of([trace]) for trace in result.stage_traces(row)],
+                **(scores(result.images[row], subject.truth) if result.is_complete else {}),
+                **({"bits_per_dim": float(result.bits_per_dim[row])} if result.samples else {})}
+               for row, number in enumerate(numbers_of(result))]
     return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}
 
 
