@@ -217,9 +217,12 @@ def verdict(rows: list[Values]) -> str:
 
 
 def views(document: Document) -> dict[str, str]:
-    """Return a line per network, and a line with the verdict."""
-    rows = [*values(document).values()]
-    return {"sizes": columns_table(rows, COLUMNS),
+    """Return a line per network, its bits/dim after every turn, and a line with the verdict."""
+    rows, step = [*values(document).values()], document["conditions"]["minutes_per_turn"]
+    turns: Columns = {"bits/dim after": ("size", 0), **{
+        f"{step * (turn + 1):g} minutes": (lambda row, turn=turn: row["bits_per_dim"][turn], 3)
+        for turn in range(max(len(row["bits_per_dim"]) for row in rows))}}
+    return {"sizes": columns_table(rows, COLUMNS), "turns": columns_table(rows, turns),
             "verdict": f"{verdict(rows)} In brackets: the range if any one point is left out."}
 
 
