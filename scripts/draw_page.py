@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +28,12 @@ from superres.tasks.metadata import marked
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+FIRST_DRAWN = "Short hair (drawn)"
+STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 3, 4), ("yellow", 7, 1, 6))
+"""Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a beard, a collar."""
+DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
+    && document.querySelector(".sr-paint").dataset.state === "drawn" && document.querySelector(".sr-others img")"""
+"""Whether the faces of new pixels are all there."""
 SENTENCES = "A small dog runs through deep snow.\nTwo women are sitting on a bench in the park."
 BROKEN = """() => {
     for (const stepper of [...document.querySelectorAll("#results superres-stepper")].reverse()) {
@@ -65,16 +71,54 @@ def decode(page: Page, button: str) -> None:
     page.wait_for_function("ended > 0")
 
 
+def paint(page: Page, change: Callable[[], None]) -> None:
+    """Change the pixels of the paint box, and wait for the faces."""
+    before = page.inner_html(".sr-cells")
+    change()
+    page.wait_for_function(DRAWN, arg=before)
+
+
+def draw_strokes(page: Page, output: Path) -> None:
+    """Draw the paint box after each of some strokes, as one moving picture."""
+    paint(page, lambda: page.get_by_role("button", name=FIRST_DRAWN).click())
+    box, frames = page.locator("superres-paint"), list[bytes]()
+    frames.append(box.screenshot())
+    for colour, row, first, last in STROKES:
+        page.get_by_label(colour, exact=True).check()
+
+        def stroke(row: int = row, first: int = first, last: int = last) -> None:
+            cells = page.locator(".sr-cells [role=gridcell]")
+            cells.nth(8 * row + first).hover()
+            page.mouse.down()
+            for column in range(first + 1, last + 1):
+                cells.nth(8 * row + column).hover()
+            page.mouse.up()
+
+        paint(page, stroke)
+        frames.append(box.screenshot())
+    pictures = [Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames]
+    content = io.BytesIO()
+    pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80, method=6,
+                     duration=[1500, *[700] * (len(pictures) - 2), 2500], xmp=marked(None))
+    write_result(output / "demo-paint.webp", content.getvalue())
+    print(output / "demo-paint.webp", flush=True)
+
+
 def draw_faces(page: Page, output: Path) -> None:
-    """Draw the Upscale tab: a result, samples, a race, and a step."""
+    """Draw the Upscale tab: the paint box, a result, samples, a race, and a step."""
     page.wait_for_selector("#preview figure")
+    paint(page, lambda: page.get_by_role("button", name="Smiley").click())
+    save(page.locator("superres-paint").screenshot(), output / "demo-paint-smiley.webp")
+    draw_strokes(page, output)
+    page.get_by_role("button", name="Astronaut").click()
+    page.wait_for_selector("superres-crop [role=slider]")
     decode(page, "#run")
-    save(page.screenshot(full_page=True), output / "demo-upscale.webp")
+    save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
     page.locator("#results summary", has_text="Step through it").click()
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
     page.locator("#results summary", has_text="Step through it").click()
     decode(page, "#draw")
-    save(page.screenshot(full_page=True), output / "demo-samples.webp")
+    save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
     decode(page, "#race")
     save(page.screenshot(), output / "demo-race.webp")
 

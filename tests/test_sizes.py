@@ -31,7 +31,7 @@ from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
-from superres.web.crops import crop_of, subjects, take
+from superres.web.crops import crop_of, take
 from superres.web.decoding import Decoder
 from superres.web.upscale_tab import subject_of, views_of
 
@@ -141,7 +141,7 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
     decoder = Decoder(toy, frame_seconds=0)
     upload = {"path": str(tmp_path / "photo.png")}
-    subject = subject_of(TASK, upload, lambda task, image: subjects(image, task)[0], decoder.deadline())
+    subject = subject_of(TASK, upload, "", 6, "", decoder.deadline())
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
     views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}, decoder.deadline()))
     assert 'viewBox="0 0 18 18"' in views[0]

@@ -103,6 +103,20 @@ class Decoder:
             name: judged_last(stream, samples) if judged and name == [*streams][-1] else stream
             for name, stream in streams.items()})
 
+    def draw(
+        self, purpose: str, source: Pixels, options: DecodeConfig, samples: int = 1, size: int | None = None,
+    ) -> Upscaled:
+        """Upscale an image, uint8 [source, source, 3], without frames, to `size` or by all stages; see `upscale`."""
+        upscaler = self.upscaler if size is None else self.upscaler.at_size(size)
+        deadline, keys = self.deadline(), [image_key(source, sample) for sample in range(1, samples + 1)]
+
+        def whole() -> Iterator[Upscaled]:
+            yield upscaler(source[None].repeat(samples, axis=0), options, keys=keys,
+                           progress=lambda *_: self.check_time(deadline))
+
+        (frames,) = self._run(purpose, deadline, {"": whole()})
+        return frames[""]
+
     def translate(
         self, purpose: str, lines: Sequence[str], variants: Mapping[str, DecodeConfig | BeamConfig],
     ) -> Iterator[dict[str, Translated]]:

@@ -27,33 +27,38 @@ from superres.web import controls, crops, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder, is_complete
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
+from superres.web.paint import TEMPERATURE, paint_box, pixels_of, sampled
 from superres.web.race import race_html, with_blocks
 
-HEADLINE = """## From {source} pixels to a face of {target}
+HEADLINE = """## Paint {count} pixels, and see who has them
 
-A model draws the face one value after another: red, green and blue of each pixel. Instead of one value per step, it
-proposes several, checks them together, and keeps those that it would have drawn anyway. So it draws **the same picture
-in a fraction of the steps**."""
-LIMITS = f"""**The detail is invented**: a plausible face, not a likeness, so never use it to identify anyone. The model
-was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may
-have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
+A model draws a person of {target} pixels who has exactly your {count} colours. Paint with a finger, the mouse or the
+keyboard, or begin with a picture. The detail is invented: **never use it to identify anyone**."""
+HOW = """### How it draws
+
+The model draws one value after another: red, green and blue of each pixel. Instead of one value per step, it proposes
+several, checks them together, and keeps those that it would have drawn anyway. So it draws **the same picture in a
+fraction of the steps**."""
+LIMITS = f"""The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces
+are worse. A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
         "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
         "the input fits as well. They appear here while they are drawn.</p>")
-REAL = ("A photograph of a real person, whom the model never saw, from input to truth. What the model draws is "
-        "another, softer face. The bundled weights fail here: they smear an eye.")
+REAL = ("The first example is a photograph of a real person, whom the model never saw. What it draws is another, "
+        "softer face. The bundled weights fail here: they smear an eye.")
 """What the page says of its first example, the astronaut."""
-SHEET_TEMPERATURE = 0.7
-"""Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    gr.Markdown(HEADLINE.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
+    gr.Markdown(HEADLINE.format(count=task.source**2, target=task.target_size), elem_classes="sr-introduction")
+    painted = paint_box(decoder)
     first = example_of(decoder, examples[0])
+    gr.Markdown(HOW, elem_classes="sr-introduction")
     gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
-    gr.Markdown(LIMITS, elem_classes="sr-introduction")
+    gr.Markdown(LIMITS if first is None or first.truth is None else f"{REAL}\n\n{LIMITS}",
+                elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             label = f"Face: a photo, or a picture of {crops.input_sizes(task)} pixels"
@@ -66,11 +71,11 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
-                                    info=f"Drawn at temperature {SHEET_TEMPERATURE} if the temperature above is 0.")
+                                    info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
         with gr.Column(scale=3, min_width=300):
             (run, race, draw, other), stop = controls.buttons_of(
                 "", "Upscale", "Race", "Draw samples", "Other samples")
-            results = gr.HTML(HINT + example_html(decoder, first), elem_id="results", padding=False)
+            results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     for button, path in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
@@ -78,13 +83,14 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
         controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
-                           [upload, square, start, *settings], results, [results], stop)
+                           [upload, square, start, painted, *settings], results, [results], stop)
     next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
                             **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
-                       functools.partial(sheet_for_page, decoder), [upload, square, start, samples, *settings],
-                       results, [results], stop)
-    controls.note_changes(results, [upload, square, start, samples, *settings])
+                       functools.partial(sheet_for_page, decoder),
+                       [upload, square, start, painted, samples, *settings], results, [results], stop)
+    controls.note_changes(results, [upload, square, start, painted, samples, *settings])
+    upload.change(None, None, painted, js="() => ''", **controls.INSTANT)  # until the box has the new picture's pixels
     endpoint(decoder, settings)
 
 
@@ -103,37 +109,26 @@ def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
     return next((subject for subject in found if np.array_equal(subject.source, source)), crops.Subject(source))
 
 
-def example_html(decoder: Decoder, subject: crops.Subject | None) -> str:
-    """Return the pictures of the decoder's warm-up, whose input is `subject`; nothing without one."""
-    if subject is None or decoder.example is None:
-        return ""
-    pictures = pictures_html(subject, decoder.example)
-    text = "The same face, enlarged and drawn:" if subject.truth is None else REAL
-    return f'<div class="sr-example"><p class="sr-hint">{text}</p>{pictures}</div>'
-
-
 def upscale_for_page(
-    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, *settings: Value,
+    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value, *settings: Value,
 ) -> Iterator[str]:
     """Upscale, also one value per step if it is a race, and yield the page's HTML: the live view, then the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"One value per step": options.sequential(), "In blocks": with_blocks(decoder, options)} if is_race \
         else {"": options}
     deadline = decoder.deadline()
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(crops.chosen, square, start), deadline)
+    subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline)
 
 
 def sheet_for_page(
-    decoder: Decoder, upload: Value, square: Value, start: Value, samples: float, *settings: Value,
+    decoder: Decoder, upload: Value, square: Value, start: Value, painted: Value, samples: float, *settings: Value,
 ) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
-    options = controls.options_of(decoder.upscaler.default, settings)
-    if not options.is_sampling:
-        options = options.changed({"temperature": SHEET_TEMPERATURE})
+    options = sampled(controls.options_of(decoder.upscaler.default, settings))
     variants = {"": resolve_options(options, decoder.upscaler)}
     deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-    subject = subject_of(decoder.upscaler.face_task, upload, functools.partial(crops.chosen, square, start), deadline)
+    subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     yield from views_of(decoder, "samples", subject, variants, deadline, count)
 
 
@@ -149,10 +144,13 @@ def views_of(
 
 
 def subject_of(
-    task: FaceTask, upload: Value, take: Callable[[FaceTask, Pixels], crops.Subject], deadline: Deadline,
+    task: FaceTask, upload: Value, square: Value, start: Value, painted: Value, deadline: Deadline,
 ) -> crops.Subject:
-    """Return the input of a decoding for an upload, which `take` reduces."""
-    return crops.reduce_picture(path_of(upload), functools.partial(take, task), task.source, deadline=deadline)
+    """Return the input of a decoding: painted pixels, or that from an upload."""
+    if painted:
+        return crops.Subject(pixels_of(painted, task))
+    return crops.reduce_picture(path_of(upload), functools.partial(crops.chosen, square, start, task), task.source,
+                                deadline=deadline)
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:

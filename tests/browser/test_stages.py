@@ -114,11 +114,9 @@ def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, c
         race.seen.push(steps); show.call(race, steps); }; })(document.querySelector('superres-race'))""")
     still.click("superres-race button")  # it plays because it was asked to
     still.wait_for_function("(race => race.seen.at(-1) === race.most)(document.querySelector('superres-race'))")
-    names = [name.split(":")[0] for name in still.locator(".sr-example figcaption").all_inner_texts()]
-    assert names == ["Input, 8x8", "Lanczos", "Stage 1 of 2, 32x32", "superres, 64x64", "Truth"]
     for page in (still, moving):
         page.mouse.move(0, 0)
         check_wcag(page, "arrival")
         page.evaluate("scrollTo(0, 0)")
-        box = page.locator("superres-race").bounding_box()
+        box = page.locator(".sr-canvas").bounding_box()
         assert box["y"] + box["height"] < 900  # in view without scrolling

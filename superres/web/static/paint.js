@@ -1,0 +1,394 @@
+// <superres-paint data-view="..."> is a box of pixels to paint, and the faces that a model draws from them, after each stroke.
+// superres/web/paint.py draws: the box asks by events, and <superres-answer> has the answers. A link holds the pixels.
+"use strict";
+(() => {
+  const {make, Drawn} = superres;
+  const PAUSE = 250;  // milliseconds without a stroke, after which the large face is drawn
+  const LATE = 400;  // milliseconds after which the page says that it waits
+  const STEPS_BACK = 100;  // strokes that can be undone
+  const PALETTE = {black: "#1b1512", "dark brown": "#4a2f20", brown: "#8a5a3c", tan: "#c68f68", skin: "#e8b894", light: "#f7dcc6",
+    white: "#f8f8f5", grey: "#8d8d8d", red: "#c8322b", orange: "#e88a2d", yellow: "#f3cf3f", green: "#4f9d45", blue: "#3d6fc4", purple: "#7c4fa3"};
+  const LETTERS = {k: PALETTE.black, b: PALETTE["dark brown"], n: PALETTE.brown, s: PALETTE.skin, t: PALETTE.tan, w: PALETTE.white, r: PALETTE.red, y: PALETTE.yellow,
+    g: "#5aa844", d: "#3c7a30", u: PALETTE.blue, l: "#9fc6e8"};
+  // A letter for each pixel, row by row.
+  const PAINTINGS = {
+    Smiley: "llyyyyll lyyyyyyl yykyykyy yykyykyy yyyyyyyy ykyyyyky lykkkkyl llyyyyll",
+    Plumber: "llrrrrll lrrrrrrr lbbsskll bsbsskss bsbbskks lbsskkkl llssssll luruurul",
+    Creeper: "gdgggggd ggggdggg gkkggkkg gkkggkkg dggkkggg ggkkkkgg gdkkkkgd ggkggkgg"};
+
+  const rgb = colour => [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+  const hex = ([red, green, blue]) => `#${[red, green, blue].map(value => value.toString(16).padStart(2, "0")).join("")}`;
+  const textOf = pixels => btoa(String.fromCharCode(...pixels)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+  const ask = (name, detail) => document.dispatchEvent(new CustomEvent(`superres-${name}`, {detail}));
+
+  function pixelsOf(text, count) {
+    try {
+      const pixels = Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), letter => letter.charCodeAt(0));
+      return pixels.length === count ? pixels : null;
+    } catch {
+      return null;
+    }
+  }
+
+  const paintingOf = letters => Uint8Array.from([...letters.replace(/ /g, "")].flatMap(letter => rgb(LETTERS[letter])));
+
+  // The pixels, and what can be undone.
+  class Pixels {
+    constructor(side) {
+      this.side = side;
+      this.values = new Uint8Array(3 * side * side).fill(128);
+      this.past = [];
+    }
+
+    colour(at) {
+      return hex(this.values.subarray(3 * at, 3 * at + 3));
+    }
+
+    // Remember the pixels before a stroke.
+    begin() {
+      this.past.push(this.values.slice());
+      this.past.splice(0, this.past.length - STEPS_BACK);
+    }
+
+    undo() {
+      if (this.past.length) this.values = this.past.pop();
+    }
+
+    replace(values) {
+      this.begin();
+      this.values = values;
+    }
+
+    // Paint a pixel, with `mirrored` also the one across; return whether one has changed.
+    paint(at, colour, mirrored) {
+      const [x, y] = [at % this.side, Math.floor(at / this.side)], places = mirrored ? [at, y * this.side + this.side - 1 - x] : [at];
+      const changed = places.filter(place => this.colour(place) !== colour);
+      for (const place of changed) this.values.set(rgb(colour), 3 * place);
+      return changed.length > 0;
+    }
+  }
+
+  class Paint extends Drawn {
+    draw(view) {
+      if (this.body) return this.append(this.body);  // Gradio removes children that its own HTML does not have
+      this.view = view;
+      this.pixels = new Pixels(view.side);
+      this.seed = 0;
+      this.painted = "";
+      this.asked = {};  // the latest question of each kind
+      this.chosen = 0;  // 0 is the likeliest face, others are samples
+      this.colour = PALETTE.skin;
+      this.grid = this.gridOf();
+      this.face = make("img", {class: "sr-drawn", alt: "The face that the model draws from these pixels"});
+      this.frame = make("div", {class: "sr-canvas"}, this.face);
+      this.status = make("p", {class: "sr-told", role: "status"});
+      this.others = make("div", {class: "sr-others", role: "group", "aria-label": "Other people with the same pixels"});
+      const count = view.side ** 2;
+      const left = make("div", {class: "sr-box"}, this.grid, this.tools(), this.chips());
+      const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.actions());
+      const more = make("div", {class: "sr-strangers"},
+        make("p", {}, make("b", {}, `${["No", "One", "Two", "Three", "Four", "Five"][view.others] ?? view.others} other people with the same ${count} colours. `),
+          `Each of these pictures reduces to exactly your ${count} colours. Choose one to see it large.`),
+        this.others, this.button("Other people", () => this.reseed()));
+      this.body = make("div", {class: "sr-paint"}, left, right, more);
+      this.append(this.body);
+      this.listen();
+      this.load();
+    }
+
+    disconnectedCallback() {
+      super.disconnectedCallback();
+      this.listening?.abort();
+      this.watchPreview?.disconnect();
+      clearTimeout(this.pause);
+      clearTimeout(this.late);
+    }
+
+    listen() {
+      this.listening?.abort();
+      this.listening = new AbortController();
+      const on = (target, name, handle) => target.addEventListener(name, handle, {signal: this.listening.signal});
+      on(document, "superres-answer", event => this.answer(event.detail));
+      on(window, "hashchange", () => this.open());
+      // Gradio lays out the page's parts one after another: those that take questions, and the preview, may come later.
+      on(document, "superres-asking", () => this.repeat());
+      this.watchPreview?.disconnect();
+      this.watchPreview = new MutationObserver(() => this.take());
+      this.watchPreview.observe(document.body, {childList: true, subtree: true, attributeFilter: ["src"]});
+    }
+
+    // Begin with the pixels of the link, or of the example.
+    load() {
+      this.linked = this.open();  // the first example does not replace the pixels of a link
+      if (!this.linked) this.take();
+    }
+
+    repeat() {
+      if (this.painted) ask("painted", this.painted);
+      for (const [kind, question] of Object.entries(this.asked)) ask(`ask-${kind}`, question);
+    }
+
+    button(text, action, attributes = {}) {
+      const button = make("button", {type: "button", ...attributes}, text);
+      button.addEventListener("click", action);
+      return button;
+    }
+
+    gridOf() {
+      const {side} = this.view;
+      this.cells = Array.from({length: side * side}, (_, at) => make("div", {role: "gridcell", tabindex: at ? -1 : 0}));
+      const rows = Array.from({length: side}, (_, y) => make("div", {role: "row"}, ...this.cells.slice(y * side, (y + 1) * side)));
+      const grid = make("div", {class: "sr-cells", role: "grid", "aria-label": `${side}x${side} pixels: arrow keys move, Space paints, P picks a colour, Ctrl+Z undoes`,
+        style: `--side: ${side}`}, ...rows);
+      grid.addEventListener("pointerdown", event => {
+        if (event.button > 0) return;
+        event.preventDefault();
+        grid.setPointerCapture(event.pointerId);
+        this.stroke(event, true);
+      });
+      grid.addEventListener("pointermove", event => {
+        if (grid.hasPointerCapture(event.pointerId)) this.stroke(event, false);
+      });
+      grid.addEventListener("keydown", event => this.key(event));
+      return grid;
+    }
+
+    stroke(event, begins) {
+      const {left, top, width, height} = this.grid.getBoundingClientRect(), {side} = this.view;
+      const [x, y] = [(event.clientX - left) / width, (event.clientY - top) / height].map(share => Math.floor(share * side));
+      if (x < 0 || y < 0 || x >= side || y >= side) return;
+      const at = y * side + x;
+      if (begins) this.focusCell(at);
+      if (this.picks.checked) return begins && this.pick(at);
+      if (begins) this.pixels.begin();
+      if (this.pixels.paint(at, this.colour, this.mirrors.checked)) this.changed();
+    }
+
+    key(event) {
+      const {side} = this.view, at = this.cells.indexOf(document.activeElement);
+      const moves = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -side, ArrowDown: side};
+      if (at < 0) return;
+      if (event.key in moves) {
+        const next = at + moves[event.key], sameRow = Math.floor(next / side) === Math.floor(at / side);
+        if (next >= 0 && next < side * side && (sameRow || Math.abs(moves[event.key]) === side)) this.focusCell(next);
+      } else if (event.key === " " || event.key === "Enter") {
+        this.pixels.begin();
+        if (this.pixels.paint(at, this.colour, this.mirrors.checked)) this.changed();
+      } else if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) this.undo();
+      else if (event.key.toLowerCase() === "p" && !event.ctrlKey && !event.metaKey) this.pick(at);
+      else return;
+      event.preventDefault();
+    }
+
+    focusCell(at) {
+      for (const cell of this.cells) cell.tabIndex = -1;
+      this.cells[at].tabIndex = 0;
+      this.cells[at].focus({focusVisible: false});
+    }
+
+    pick(at) {
+      this.picks.checked = false;
+      this.choose(this.pixels.colour(at));
+    }
+
+    choose(colour) {
+      this.colour = colour;
+      this.custom.value = colour;
+      for (const radio of this.radios) radio.checked = radio.value === colour;
+    }
+
+    undo() {
+      this.pixels.undo();
+      this.changed();
+    }
+
+    tools() {
+      this.radios = Object.entries(PALETTE).map(([name, value]) => make("input", {type: "radio", name: "sr-colour", value, "aria-label": name, style: `--colour: ${value}`}));
+      for (const radio of this.radios) radio.addEventListener("change", () => this.choose(radio.value));
+      this.custom = make("input", {type: "color", "aria-label": "Any colour"});
+      this.custom.addEventListener("input", () => this.choose(this.custom.value));
+      this.picks = make("input", {type: "checkbox"});
+      this.mirrors = make("input", {type: "checkbox"});
+      this.choose(this.colour);
+      return make("div", {class: "sr-tools"},
+        make("div", {class: "sr-palette", role: "radiogroup", "aria-label": "Colour"}, ...this.radios, this.custom),
+        make("label", {}, this.picks, "Pick a colour"), make("label", {}, this.mirrors, "Mirror"), this.button("Undo", () => this.undo()));
+    }
+
+    chips() {
+      const chip = (name, values) => this.button(name, () => this.set(values()));
+      const fits = ([, letters]) => paintingOf(letters).length === this.pixels.values.length;
+      const paintings = Object.entries(PAINTINGS).filter(fits).map(([name, letters]) => chip(name, () => paintingOf(letters)));
+      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, ...paintings, chip("Surprise me", () => this.surprise()));
+    }
+
+    actions() {
+      this.sharp = make("input", {type: "checkbox"});
+      this.sharp.addEventListener("change", () => this.face.classList.toggle("sr-sharp", this.sharp.checked));
+      this.save = make("a", {download: "face.png"}, "Save");
+      const copied = async (button, text, what) => {
+        try {
+          await what();
+          button.textContent = "Copied";
+        } catch {
+          button.textContent = "Copy it from the address bar";
+        }
+        setTimeout(() => { button.textContent = text; }, 2000);
+      };
+      const link = this.button("Copy link", () => copied(link, "Copy link", async () => {
+        history.replaceState(null, "", this.link());
+        await navigator.clipboard.writeText(location.href);
+      }));
+      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.save);
+    }
+
+    // The address of what is shown: pixels, seed, and the number of the sample, with the digest of its picture.
+    link() {
+      const sample = this.chosen ? `&s=${this.seed}&n=${this.chosen}` : "";
+      return `#x=${textOf(this.pixels.values)}${sample}${this.shown ? `&d=${this.shown.digest}` : ""}`;
+    }
+
+    // Show what the address holds; return whether it holds pixels.
+    open() {
+      const given = new URLSearchParams(location.hash.slice(1)), pixels = pixelsOf(given.get("x") ?? "", this.pixels.values.length);
+      if (!pixels) return false;
+      const number = (name, most) => Math.min(Math.max(Math.trunc(Number(given.get(name))) || 0, 0), most);
+      this.seed = number("s", 2 ** 31);
+      this.promised = {digest: given.get("d"), chosen: number("n", this.view.others)};
+      this.set(pixels, this.promised.chosen);
+      return true;
+    }
+
+    // Take the pixels of the photo or example that the page shows as the model's input.
+    take() {
+      const image = document.querySelector("#preview img");
+      if (!image || image.src === this.taken) return;
+      this.taken = image.src;
+      image.decode().then(() => {
+        if (image.naturalWidth !== this.view.side) return;
+        const context = make("canvas", {width: this.view.side, height: this.view.side}).getContext("2d", {colorSpace: "srgb"});
+        context.drawImage(image, 0, 0);
+        const values = context.getImageData(0, 0, this.view.side, this.view.side).data.filter((_, at) => at % 4 !== 3);
+        this.example = textOf(values);
+        if (!this.linked) this.set(Uint8Array.from(values));
+        this.linked = false;
+      }, () => {});
+    }
+
+    // Mix two of the paintings and pictures that have been in the box.
+    surprise() {
+      const known = [...Object.values(PAINTINGS).map(paintingOf), ...this.pixels.past].filter(one => one.length === this.pixels.values.length);
+      const any = () => known[Math.floor(Math.random() * known.length)], [one, other, share] = [any(), any(), Math.random()];
+      const shift = [0, 1, 2].map(() => 40 * (Math.random() - 0.5));
+      return one.map((value, at) => Math.min(Math.max(Math.round(share * value + (1 - share) * other[at] + shift[at % 3]), 0), 255));
+    }
+
+    set(values, chosen = 0) {
+      this.pixels.replace(values);
+      this.changed(chosen);
+    }
+
+    reseed() {
+      this.seed++;
+      this.chosen = 0;
+      this.clearOthers();
+      this.show(this.first);
+      this.ask("others");
+    }
+
+    // The pixels are new: draw the small picture at once, and the others when the visitor pauses.
+    changed(chosen = 0) {
+      this.chosen = chosen;
+      this.first = null;
+      this.cells.forEach((cell, at) => {
+        const colour = this.pixels.colour(at);
+        cell.style.background = colour;
+        cell.setAttribute("aria-label", `row ${Math.floor(at / this.view.side) + 1}, column ${at % this.view.side + 1}: ${colour}`);
+      });
+      const text = textOf(this.pixels.values), painted = text === this.example ? "" : text;
+      if (painted !== this.painted) ask("painted", painted);
+      this.painted = painted;
+      this.clearOthers();
+      if (this.view.stages > 1) this.ask("small");
+      clearTimeout(this.pause);
+      this.pause = setTimeout(() => this.ask("large"), this.view.stages > 1 ? PAUSE : 0);
+    }
+
+    ask(kind) {
+      this.asked[kind] = JSON.stringify({x: textOf(this.pixels.values), s: this.seed});
+      if (kind !== "others") this.state("drawing");
+      ask(`ask-${kind}`, this.asked[kind]);
+    }
+
+    state(name, text = "") {
+      this.body.dataset.state = name;
+      clearTimeout(this.late);
+      if (name === "drawing") this.late = setTimeout(() => { this.status.textContent = "Drawing…"; }, LATE);
+      else this.status.textContent = text;
+    }
+
+    // Show an answer, unless the pixels have changed since its question.
+    answer({kind, question, error, faces}) {
+      if (question !== this.asked[kind] || JSON.parse(question).x !== textOf(this.pixels.values)) return;
+      if (error) {
+        this.shown = null;
+        this.face.removeAttribute("src");
+        this.state("failed", error);
+      } else if (kind === "others") this.showOthers(faces);
+      else if (kind === "large") {
+        this.first = faces[0];
+        this.show(this.first);
+        this.ask("others");
+      } else if (!this.first) this.face.src = faces[0].uri;
+    }
+
+    show(face) {
+      if (!face) return;
+      this.shown = face;
+      this.face.src = face.uri;
+      this.save.href = face.uri;
+      this.state("drawn", this.told(face));
+    }
+
+    told(face) {
+      const {digest, chosen} = this.promised ?? {};
+      const steps = `Drawn in ${face.steps.toLocaleString("en")} steps instead of ${face.tokens.toLocaleString("en")}.`;
+      if (!digest || chosen !== this.chosen || face !== (this.chosen ? this.samples[this.chosen - 1] : this.first)) return steps;
+      return face.digest === digest ? `${steps} The same picture as that of the link.` : steps;
+    }
+
+    clearOthers() {
+      this.samples = [];
+      this.others.replaceChildren(...Array.from({length: this.view.others}, () => make("span")));  // keep their room
+    }
+
+    showOthers(faces) {
+      this.samples = faces;
+      this.others.replaceChildren(...faces.map((face, at) => {
+        const image = make("img", {src: face.uri, alt: ""});
+        const button = make("button", {type: "button", "aria-pressed": "false", "aria-label": `Person ${at + 1} with the same pixels`}, image);
+        button.addEventListener("click", () => this.select(this.chosen === at + 1 ? 0 : at + 1));
+        return button;
+      }));
+      this.select(this.chosen);
+    }
+
+    // Show the likeliest face (0) or a sample large.
+    select(chosen) {
+      this.chosen = chosen;
+      [...this.others.children].forEach((button, at) => button.setAttribute("aria-pressed", String(at + 1 === chosen)));
+      this.show(chosen ? this.samples[chosen - 1] : this.first);
+    }
+  }
+
+  class Answer extends Drawn {
+    draw(view) {
+      ask("answer", view);
+    }
+  }
+
+  if (!customElements.get("superres-paint")) {
+    customElements.define("superres-paint", Paint);
+    customElements.define("superres-answer", Answer);
+  }
+})();

@@ -1,0 +1,171 @@
+"""The paint box: strokes, keys, links, and what the rest of the page takes from it."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import numpy as np
+import pytest
+from browser_tools import check_wcag, decode, picture
+from web_demo import FACES
+
+from superres.tasks.faces import area_reduce, image_key
+from superres.tasks.pictures import read_image
+from superres.web.paint import OTHERS, sampled
+
+SIDE = 8
+
+
+def cell(page, row, column):
+    return page.locator(".sr-cells [role=gridcell]").nth(SIDE * row + column)
+
+
+def pixels_of(page):
+    """Return the pixels of the box, uint8 [8, 8, 3]."""
+    colours = page.locator(".sr-cells [role=gridcell]").evaluate_all("cells => cells.map(cell => cell.ariaLabel)")
+    return np.array([list(bytes.fromhex(name[-6:])) for name in colours], np.uint8).reshape(SIDE, SIDE, 3)
+
+
+def drawn(page):
+    """Wait until the faces of the pixels are there, and return the large one."""
+    page.wait_for_function(f"""() => document.querySelector(".sr-paint")?.dataset.state === "drawn"
+        && document.querySelectorAll(".sr-others img").length === {OTHERS}""")
+    return np.asarray(picture(page.get_attribute("img.sr-drawn", "src")))
+
+
+def face_for(demo, source):
+    return demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
+
+
+def text_of(source):
+    return base64.urlsafe_b64encode(source.tobytes()).decode().rstrip("=")
+
+
+def test_strokes_and_keys_paint_and_the_face_is_drawn_again(visit, demo):
+    page = visit()
+    drawn(page)
+    before = pixels_of(page)
+    page.get_by_label("red", exact=True).check()
+    box = page.locator(".sr-cells").bounding_box()
+    x, y = box["x"] + box["width"] / 16, box["y"] + box["height"] / 16
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + box["width"] / 4, y, steps=8)
+    page.mouse.up()
+    painted = before.copy()
+    painted[0, :3] = 0xc8, 0x32, 0x2b
+    np.testing.assert_array_equal(pixels_of(page), painted)
+    np.testing.assert_array_equal(drawn(page), face_for(demo, painted))
+
+    page.get_by_label("Mirror").check()
+    page.keyboard.press("Tab")
+    cell(page, 0, 2).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    painted[1, 2] = painted[1, 5] = painted[0, 0]
+    np.testing.assert_array_equal(pixels_of(page), painted)
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")
+    np.testing.assert_array_equal(pixels_of(page), before)
+    cell(page, 7, 7).focus()
+    page.keyboard.press("p")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    before[7, 6] = before[7, 1] = before[7, 7]
+    np.testing.assert_array_equal(pixels_of(page), before)
+
+
+def test_other_people_have_the_same_pixels_and_can_be_chosen(visit, demo):
+    page = visit()
+    page.get_by_role("button", name="Smiley").click()
+    face, source = drawn(page), pixels_of(page)
+    options = sampled(demo.decoder.upscaler.default)
+
+    def expected(seed):
+        return demo.decoder.upscaler(source[None], options.changed({"seed": seed}), samples=OTHERS).images
+
+    def shown():
+        uris = page.locator(".sr-others img").evaluate_all("images => images.map(image => image.src)")
+        return np.stack([np.asarray(picture(uri)) for uri in uris])
+
+    np.testing.assert_array_equal(shown(), expected(0))
+    reduced = area_reduce(shown(), SIDE, SIDE, is_reduced=True)
+    np.testing.assert_array_equal(reduced, source[None].repeat(OTHERS, axis=0))
+    page.locator(".sr-others button").nth(2).click()
+    np.testing.assert_array_equal(drawn(page), expected(0)[2])
+    page.locator(".sr-others button").nth(2).click()
+    np.testing.assert_array_equal(drawn(page), face)
+    page.get_by_role("button", name="Other people").click()
+    page.wait_for_function("document.querySelectorAll('.sr-others img').length === 0")
+    drawn(page)
+    np.testing.assert_array_equal(shown(), expected(1))
+
+
+def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
+    source = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    page = visit(f"/#x={text_of(source)}", permissions=["clipboard-read", "clipboard-write"])
+    face = drawn(page)
+    np.testing.assert_array_equal(pixels_of(page), source)
+    np.testing.assert_array_equal(face, face_for(demo, source))
+    page.locator(".sr-others button").nth(1).click()
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert re.search(r"#x=[\w-]{256}&s=0&n=2&d=[0-9a-f]{12}$", link)
+    chosen = drawn(page)
+    other = visit(link.removeprefix(demo.url), permissions=["clipboard-read", "clipboard-write"])
+    drawn(other)
+    other.get_by_text("The same picture as that of the link.").wait_for()
+    np.testing.assert_array_equal(drawn(other), chosen)
+    other.goto(link.replace("&n=2", ""))  # the digest is another picture's
+    other.reload()
+    np.testing.assert_array_equal(drawn(other), face)
+    assert "of the link" not in other.inner_text(".sr-told")
+
+
+@pytest.mark.parametrize("link", ["/#x=short", "/#x=" + "!" * 256, "/#nothing"])
+def test_a_damaged_link_opens_the_first_example(visit, link):
+    page = visit(link)
+    drawn(page)
+    assert len(np.unique(pixels_of(page))) > 9
+
+
+def test_a_photo_fills_the_box_and_painted_pixels_are_what_the_buttons_take(visit, demo):
+    page = visit()
+    drawn(page)
+    page.set_input_files("#photo input[type=file]", FACES[1])
+    source = read_image(FACES[1])
+    page.wait_for_selector(f".sr-cells [aria-label$='#{source[0, 0].tobytes().hex()}']")
+    np.testing.assert_array_equal(drawn(page), face_for(demo, source))
+    page.get_by_label("blue", exact=True).check()
+    cell(page, 3, 3).click()
+    painted = source.copy()
+    painted[3, 3] = 0x3d, 0x6f, 0xc4
+    drawn(page)
+    decode(page, "#run")
+    face = picture(page.locator("#results a.sr-download").first.get_attribute("href"))
+    np.testing.assert_array_equal(np.asarray(face), face_for(demo, painted))
+    cell(page, 0, 0).click()
+    page.get_by_text("The input or a setting has changed since this result.").wait_for()
+
+
+def test_what_goes_wrong_is_said_where_the_face_would_be(visit, demo, monkeypatch):
+    page = visit()
+    drawn(page)
+    monkeypatch.setattr(demo.decoder, "time_limit", -1.0)
+    page.get_by_role("button", name="Creeper").click()
+    page.wait_for_selector(".sr-paint[data-state=failed]")
+    assert "was stopped" in page.inner_text(".sr-told")
+    assert page.get_attribute("img.sr-drawn", "src") is None
+    monkeypatch.undo()
+    page.get_by_role("button", name="Plumber").click()
+    np.testing.assert_array_equal(drawn(page), face_for(demo, pixels_of(page)))
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (320, "dark")])
+def test_the_box_meets_wcag_and_fits(visit, width, theme):
+    page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 800})
+    drawn(page)
+    check_wcag(page, "paint box", "superres-paint")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
