@@ -31,12 +31,16 @@ if TYPE_CHECKING:
 
     from superres.pipeline.translator import Translator
     from superres.survey.store import Store
+    from superres.tasks.faces import FaceTask
+    from superres.tasks.pictures import Pixels
     from superres.web.decoding import Decoder
 
 FACES, PHOTOS = (Path(__file__).parent / "scripts" / name for name in ("faces", "photos"))
 NAMES = tuple(f"{name}-drawn" for name in (
     "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
 """What the pictures in FACES show, in their order: people whom a model drew, after the photographs of people."""
+PICTURED = "face-6.png"
+"""The picture in FACES on the card of link previews."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
@@ -75,6 +79,18 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
     examples = [*photos, *(Path(shutil.copy(path, folder / f"{name}.png"))
                            for name, path in faces.items())]
     return build_page(decoder, examples, max_queue, with_survey, root_path)
+
+
+def pictured(task: FaceTask) -> Pixels:
+    """Return the input of the card, uint8 [source, source, 3]: a drawn face, a photograph if that is too small."""
+    from superres.evaluation.examples import photographs
+    from superres.tasks.pictures import read_image
+    from superres.web.crops import subjects
+
+    face = read_image(FACES / PICTURED)
+    if min(face.shape[:2]) < task.source:
+        face, *_ = photographs(PHOTOS).values()
+    return subjects(face, task)[0].source
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
@@ -173,7 +189,8 @@ def main(
         first, *_ = photographs(PHOTOS).values()
         decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
-        server = build_server(page, decoder, folder, visitors, root_path, pages, embed_in or ())
+        server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors, root_path, pages,
+                              embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
         serve(server, decoder, listening, folder)
 

@@ -82,7 +82,7 @@ def wait(condition, seconds=300):
 
 @contextmanager
 def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None,
-            frame_seconds=FRAME_SECONDS, example=False):
+            frame_seconds=FRAME_SECONDS, example=False, root_path=""):
     """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end.
 
     With `example`, the page begins with a decode of its first example, as that of app.py does.
@@ -91,8 +91,10 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         if example:
             decoder.warm_up(subjects(data.astronaut(), upscaler.face_task)[0].source)
-        page = app.build_app(decoder, max_queue, survey is not None)
-        server = uvicorn.Server(configure(build_server(page, decoder, folder, auth, survey=survey), grace_seconds=1))
+        page = app.build_app(decoder, max_queue, survey is not None, root_path)
+        pictured = app.pictured(upscaler.face_task)
+        served = build_server(page, decoder, folder, pictured, auth, root_path, survey)
+        server = uvicorn.Server(configure(served, grace_seconds=1))
         listening = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()

@@ -16,7 +16,7 @@ from typing import Any
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from gradio import processing_utils
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,13 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from superres.system import bounded_server
 from superres.system.asgi import with_headers, without_root_path
 from superres.system.bounded_server import GRACE_SECONDS, server_config
+from superres.tasks.pictures import Pixels
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import shown_to_visitor
 from superres.web.crops import stop_reading
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
+from superres.web.head import CARD_PATH, TITLE, Preview, with_preview
 from superres.web.translate_tab import translate_tab
-from superres.web.turns import VISITOR, FairQueue, Visitor
+from superres.web.turns import VISITOR, FairQueue, StoppedError, Visitor
 from superres.web.upscale_tab import upscale_tab
 
 # Gradio's own colours do not have the contrast that WCAG AA asks for.
@@ -49,6 +51,7 @@ FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
 SWEEP_SECONDS = 30
+CARD_CACHE = "public, max-age=3600"  # a new checkpoint draws another card
 # The page loads nothing from other hosts. Some of Gradio's scripts and styles are inline. Sites that may embed the page
 # are added to the policy.
 HEADERS = {
@@ -88,7 +91,7 @@ def build_page(
 
     The examples are pictures in Gradio's folder of temporary files; the first one is chosen initially.
     """
-    page = Page(title="superres: faces, block by block", analytics_enabled=False, fill_width=True)
+    page = Page(title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown("# superres", elem_id="head")
         with gr.Tabs():
@@ -144,13 +147,14 @@ def guarded(app: ASGIApp, embedders: Sequence[str] = ()) -> ASGIApp:
 
 
 def build_server(
-    page: gr.Blocks, decoder: Decoder, folder: Path, auth: list[tuple[str, str]] | None = None, root_path: str = "",
-    survey: ASGIApp | None = None, embedders: Sequence[str] = (),
+    page: gr.Blocks, decoder: Decoder, folder: Path, pictured: Pixels, auth: list[tuple[str, str]] | None = None,
+    root_path: str = "", survey: ASGIApp | None = None, embedders: Sequence[str] = (),
 ) -> FastAPI:
     """Return the server of a page, under the path `root_path` of a proxy, which `embedders` may embed: see `guarded`.
 
-    `folder` is Gradio's folder of temporary files; those in it at the start of the server stay. `auth` has names and
-    passwords, or None for no login. The application of a survey needs none: its results need the owner's token.
+    `folder` is Gradio's folder of temporary files; those in it at the start of the server stay. `pictured`, uint8
+    [source, source, 3], is the input on the card of link previews. `auth` has names and passwords, or None for no
+    login. The card and the application of a survey need none: the survey's results need the owner's token.
     """
     @contextlib.asynccontextmanager
     async def sweeping(_: FastAPI) -> AsyncIterator[None]:
@@ -175,6 +179,15 @@ def build_server(
             "revision": decoder.upscaler.revision, "device": str(decoder.upscaler.device),
         }, 503 if decoder.is_closing else 200)
 
+    preview = Preview(decoder, pictured)
+
+    @server.get(CARD_PATH)
+    async def card() -> Response:
+        try:
+            return Response(await preview.png(), media_type="image/png", headers={"cache-control": CARD_CACHE})
+        except StoppedError as error:
+            return JSONResponse({"detail": str(error)}, 503)
+
     if survey is not None:
         server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: see root_path
         server.mount(SURVEY_PATH, survey)
@@ -193,6 +206,7 @@ def build_server(
     # no heartbeats, by which it notices that a visitor has left.
     page.has_launched = page.is_running = True
     processing_utils.async_ssrf_protected_download = _refuse_download
+    server.add_middleware(with_preview, preview=preview, root_path=root_path)
     server.add_middleware(guarded, embedders=embedders)
     if root_path:
         server.add_middleware(without_root_path, root_path=root_path)
