@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return an ASGI `send` that adds missing `headers` (lower-case names) to responses."""
+def with_headers(send: Send, headers: Mapping[str, str], found: Mapping[str, str] | None = None) -> Send:
+    """Return an ASGI `send` that adds missing `headers` (lower-case names) to responses, and `found` to successes."""
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name for name, _ in message["headers"]}
-            added = [(name.encode(), value.encode()) for name, value in headers.items()]
+            more = {**headers, **(found or {})} if message["status"] < 400 else headers
+            added = [(name.encode(), value.encode()) for name, value in more.items()]
             message["headers"] = [*message["headers"], *(header for header in added if header[0] not in present)]
         await send(message)
 

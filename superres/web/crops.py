@@ -25,13 +25,14 @@ from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline
-from superres.web.files import NOT_UPLOADED, path_of
+from superres.web.files import NOT_UPLOADED, new_folder, path_of
 from superres.web.turns import Turns
 
 Result = TypeVar("Result")
 READING = Turns(2)
 """Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
+ICON_SIZE = 48  # longest side of an example's icon, in pixels
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
     trigger("input");
@@ -119,13 +120,22 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
                     visible=controls.visibility(is_visible), elem_id=elem_id)
 
 
+def icon_of(path: Path) -> Path:
+    """Return the path of an icon of an example: a small copy of a photograph, and an input as it is."""
+    with Image.open(path) as image:
+        is_small = max(image.size) <= ICON_SIZE
+    return path if is_small else reduced_copy(path, ICON_SIZE)
+
+
 def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> tuple[gr.HTML, gr.Radio]:
     """Lay out the crop of an upload, which is `first` initially, and the network's input.
 
     Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels, where "" is the default crop, and the
     choice of the start, which is visible where the crop allows several.
     """
-    element, preview, setting, is_visible = crop_of(str(first), task, task.source)
+    view = reduced_copy(first, PHOTO_SIZE)
+    upload.value["url"] = f"/gradio_api/file={view}"  # the browser shows this copy; decodes read `first` itself
+    element, preview, setting, is_visible = crop_of(str(first), task, task.source, f"gradio_api/file={view}")
     crop = gr.HTML(element, elem_id="crop")
     start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
@@ -139,23 +149,32 @@ def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> tuple[gr.HTM
     return square, start
 
 
-def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, bool]:
+def reduced_copy(path: Path, most: int) -> Path:
+    """Write a JPEG copy of one of the page's pictures, of at most `most` pixels a side; return its path."""
+    copy = new_folder() / f"{path.stem}.jpg"
+    with Image.open(path) as image:
+        copy.write_bytes(drawing.jpeg_of(image.convert("RGB"), most))
+    return copy
+
+
+def crop_of(path: str, task: FaceTask, start: Value, view: str | None = None) -> tuple[str, str, str, bool]:
     """Return the views of a picture.
 
     They are the element that moves a photo's crop, from the largest one; the view of its input for a chosen start; its
-    first square; and whether it allows several starts.
+    first square; and whether it allows several starts. The element shows `view`, by default a reduced copy in a data
+    URI: a visitor's photo has no file that others could find.
     """
     def offer(image: Pixels) -> tuple[str, str, str, bool]:
         if task.is_source(image):
             return "", preview_html(Subject(image), task), "", False
-        crops, small = choose_crops(image, task), Image.fromarray(image)
+        crops = choose_crops(image, task)
         chosen = largest(crops)
-        small.thumbnail((PHOTO_SIZE, PHOTO_SIZE))
         data = json.dumps({
             "photo": photo_key(image), "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
             "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(chosen),
             "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
-        photo = f'<img src="{drawing.data_uri(np.asarray(small), None)}" alt="Your photo">'
+        shown = view or drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
+        photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
                 preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
                 has_choice(task, chosen))

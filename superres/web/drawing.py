@@ -1,12 +1,13 @@
 """HTML that the tabs share: pictures, plots, statistics, notes, and the element that steps through a decode.
 
 Pictures are uint8 RGB and become PNGs in data URIs, so the server stores no file for them. The browser enlarges them by
-whole factors, without smoothing.
+whole factors, without smoothing. Photographs, on which the page only places a crop, become JPEGs.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
@@ -29,6 +31,7 @@ from superres.web.decoding import is_complete
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+JPEG_QUALITY = 85  # of a photograph beside its crop
 DRAWN = dict[str, Any]()
 """Record of pictures that a model drew, without settings; None is that of inputs, enlargements and true pictures."""
 CLEAR = 1.25
@@ -44,6 +47,19 @@ def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[st
 def data_uri(image: Pixels, record: dict[str, Any] | None = DRAWN) -> str:
     """Return a picture as a PNG in a data URI; see `encode_png` for `record`."""
     return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record)).decode("ascii")
+
+
+def jpeg_of(photo: Image.Image, most: int) -> bytes:
+    """Return an RGB photograph as JPEG, reduced to at most `most` pixels a side."""
+    small, buffer = photo.copy(), io.BytesIO()
+    small.thumbnail((most, most))
+    small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
+    return buffer.getvalue()
+
+
+def jpeg_uri(photo: Image.Image, most: int) -> str:
+    """Return a photograph as a JPEG in a data URI; see `jpeg_of`."""
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg_of(photo, most)).decode("ascii")
 
 
 def figure(

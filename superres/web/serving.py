@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from gradio import processing_utils
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from superres.system import bounded_server
@@ -51,6 +52,7 @@ FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
 SWEEP_SECONDS = 30
+HASHED_CACHE = "public, max-age=31536000, immutable"  # of files whose addresses have a hash of their content
 CARD_CACHE = "public, max-age=3600"  # a new checkpoint draws another card
 # The page loads nothing from other hosts. Some of Gradio's scripts and styles are inline. Sites that may embed the page
 # are added to the policy.
@@ -141,7 +143,10 @@ def guarded(app: ASGIApp, embedders: Sequence[str] = ()) -> ASGIApp:
             answer = JSONResponse({"detail": f"send at most {most:,} bytes, with a content-length header"}, 413)
         if path.startswith("/gradio_api"):  # visitors' data
             headers = {**headers, "cache-control": "no-store"}
-        await answer(scope, receive, with_headers(send, headers))
+        found = None
+        if path.startswith("/assets/"):  # scripts and styles, whose names have hashes; the policy is for pages
+            headers, found = {"x-content-type-options": "nosniff"}, {"cache-control": HASHED_CACHE}
+        await answer(scope, receive, with_headers(send, headers, found))
 
     return handle
 
@@ -207,6 +212,8 @@ def build_server(
     page.has_launched = page.is_running = True
     processing_utils.async_ssrf_protected_download = _refuse_download
     server.add_middleware(with_preview, preview=preview, root_path=root_path)
+    # It leaves event streams and pictures as they are. Gradio compresses its own scripts and styles with Brotli.
+    server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6)
     server.add_middleware(guarded, embedders=embedders)
     if root_path:
         server.add_middleware(without_root_path, root_path=root_path)

@@ -66,7 +66,8 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
                               sources=["upload", "webcam", "clipboard"], elem_id="photo")
             with gr.Row(elem_classes="sr-examples"):
-                buttons = [gr.Button(label_of(path), icon=str(path), size="sm", min_width=80) for path in examples]
+                buttons = [gr.Button(label_of(path), icon=str(crops.icon_of(path)), size="sm", min_width=80)
+                           for path in examples]
             square, start = crops.crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)

@@ -1,0 +1,103 @@
+"""How little the web demo sends: compressed pages, small pictures, files that browsers keep, and streams at once."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+from web_demo import FAST, HTTP, Blocked, running, toy, wait
+
+from superres.web.crops import ICON_SIZE, PHOTO_SIZE, crop_of, icon_of
+
+MOST_BYTES = 130_000  # of the page as it is sent, without its scripts and photos
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with running(toy(), example=True) as served:
+        yield served
+
+
+def config_of(page):
+    return json.JSONDecoder().raw_decode(page.partition("window.gradio_config = ")[2])[0]
+
+
+def picture(content):
+    return Image.open(io.BytesIO(content))
+
+
+def test_the_page_is_compressed_for_browsers_that_take_it(demo):
+    with HTTP.stream("GET", demo.url, headers={"accept-encoding": "gzip"}) as answer:
+        sent = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(sent) < MOST_BYTES
+    plain = HTTP.get(demo.url, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert config_of(plain.text)["title"] == config_of(HTTP.get(demo.url).text)["title"]
+
+
+def test_only_what_has_a_hash_in_its_address_is_kept_and_only_if_it_is_there(demo):
+    script = re.search(r'src="\./(assets/[\w.-]+\.js)"', HTTP.get(demo.url).text)[1]
+    answer = HTTP.get(f"{demo.url}/{script}")
+    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    missing = HTTP.get(f"{demo.url}/assets/Index-00000000.js")
+    assert missing.status_code >= 400
+    assert "cache-control" not in missing.headers
+    assert "immutable" not in HTTP.get(demo.url).headers.get("cache-control", "")
+
+
+def test_messages_of_a_decode_arrive_while_it_goes_on_though_the_browser_takes_gzip():
+    blocked = Blocked(toy())
+    with running(blocked) as demo:
+        try:
+            assert demo.join("one", **FAST).status_code == 200
+            wait(lambda: demo.decoder.is_busy)
+            with httpx.stream("GET", f"{demo.url}/gradio_api/queue/data", params={"session_hash": "one"}, timeout=300,
+                              headers={"accept-encoding": "gzip"}) as answer:
+                lines = (json.loads(line[5:])["msg"] for line in answer.iter_lines() if line.startswith("data:"))
+                assert "content-encoding" not in answer.headers
+                assert next(lines) in ("estimation", "process_starts")
+                blocked.go.set()
+                assert "process_completed" in lines
+        finally:
+            blocked.go.set()
+
+
+def test_the_photo_that_the_page_begins_with_is_shown_as_a_small_file_and_decoded_as_it_is(demo):
+    components = config_of(HTTP.get(demo.url).text)["components"]
+    crop, photo = (next(one["props"]["value"] for one in components if one["props"].get("elem_id") == name)
+                   for name in ("crop", "photo"))
+    (shown,) = re.findall(r'<img src="([^"]+)"', crop)
+    answer = HTTP.get(f"{demo.url}/{shown}")
+    assert photo["url"].endswith(shown)  # the browser loads it once
+    assert (picture(answer.content).format, picture(answer.content).size) == ("JPEG", (512, 512))
+    assert len(answer.content) < 80_000
+    exact = HTTP.get(f"{demo.url}/gradio_api/file={photo['path']}").content
+    np.testing.assert_array_equal(np.asarray(picture(exact)), data.astronaut())
+
+
+def test_a_visitor_s_photo_is_in_the_answer_and_not_in_a_file_that_others_could_find(demo, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(demo.folder))
+    Image.fromarray(data.astronaut()).resize((1600, 1600)).save(tmp_path / "photo.png")
+    before = set(demo.folder.rglob("*"))
+    element, *_ = crop_of(str(tmp_path / "photo.png"), demo.decoder.upscaler.face_task, 8)
+    (content,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', element)
+    assert picture(base64.b64decode(content)).size == (PHOTO_SIZE, PHOTO_SIZE)
+    assert set(demo.folder.rglob("*")) == before
+
+
+def test_icons_are_small_copies_and_inputs_are_their_own(demo, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(demo.folder))
+    for side, is_own in ((ICON_SIZE, True), (ICON_SIZE + 1, False)):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
+        icon = icon_of(tmp_path / f"{side}.png")
+        assert (icon == tmp_path / f"{side}.png") is is_own
+        assert Image.open(icon).size == (ICON_SIZE, ICON_SIZE)
