@@ -23,7 +23,7 @@ from superres import SuperresError, Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import write_result
-from superres.tasks.faces import FaceTask, enlarge, image_key
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.metadata import marked
 from superres.tasks.pictures import Pixels
 
@@ -42,25 +42,10 @@ class Decode:
     result: Upscaled
     end: str = ""
 
-    @property
-    def ends(self) -> np.ndarray:
-        """Tokens of all stages after each step, int64 [steps]."""
-        return np.cumsum([count for trace in self.result.stage_traces(0) for count in trace.accepted])
-
     def text(self, step: int) -> str:
         """Return what stands below the picture after a step."""
-        steps = len(self.ends)
+        steps = len(self.result.ends(0))
         return f"{min(step, steps):,} steps" + (f", {self.end}" if self.end and step >= steps else "")
-
-    def after(self, step: int, source: Pixels) -> Pixels:
-        """Return the picture after a step, uint8 [S, S, 3]: the tokens of each stage over the picture before."""
-        steps = min(step, len(self.ends))
-        left, picture = int(self.ends[steps - 1]) if steps else 0, source
-        for image in (stage.images[0] for stage in self.result.stages):
-            picture = enlarge(picture[None], "nearest", len(image))[0]
-            picture.reshape(-1)[:left] = image.reshape(-1)[:left]
-            left = max(left - image.size, 0)
-        return picture
 
 
 def decode(upscaler: Upscaler, source: Pixels) -> list[Decode]:
@@ -80,7 +65,7 @@ def decode(upscaler: Upscaler, source: Pixels) -> list[Decode]:
 def draw_frame(step: int, decodes: list[Decode], source: Pixels, truth: Pixels, task: FaceTask) -> Image.Image:
     """Return all pictures after a step, side by side between the input and the photo."""
     panels = [(f"input, {task.source_size}", source, ""),
-              *((decode.name, decode.after(step, source), decode.text(step)) for decode in decodes),
+              *((decode.name, decode.result.after(0, step), decode.text(step)) for decode in decodes),
               ("the photo", truth, "")]
     frame = Image.new("RGB", (len(panels) * (PANEL + GAP) + GAP, PANEL + 2 * LINE), "white")
     draw, font, small = ImageDraw.Draw(frame), ImageFont.load_default(17), ImageFont.load_default(15)
@@ -102,7 +87,7 @@ def main(
     face = next(iter(read_photographs(task).values()))
     source, truth = task.source_of(face), task.target_of(face)
     decodes = decode(upscaler, source)
-    steps = np.linspace(0, max(len(decode.ends) for decode in decodes), FRAMES + 1).astype(int)
+    steps = np.linspace(0, max(len(decode.result.ends(0)) for decode in decodes), FRAMES + 1).astype(int)
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6, minimize_size=True,

@@ -44,13 +44,14 @@ def test_the_moving_picture_ends_with_the_results_and_begins_with_the_input():
     upscaler = Upscaler.load(DEFAULT_CASCADE, "cpu")
     source = demo.read_inputs(upscaler.face_task)["astronaut"]
     decodes = draw_decode.decode(upscaler, source)
-    assert [len(decode.ends) for decode in decodes] == sorted((len(decode.ends) for decode in decodes), reverse=True)
+    steps = [len(decode.result.ends(0)) for decode in decodes]
+    assert steps == sorted(steps, reverse=True)
     enlarged = upscaler.face_task.enlarge(source[None], "nearest")[0]
     for decode in decodes:
-        np.testing.assert_array_equal(decode.after(0, source), enlarged)
-        np.testing.assert_array_equal(decode.after(10**6, source), decode.result.images[0])
+        np.testing.assert_array_equal(decode.result.after(0, 0), enlarged)
+        np.testing.assert_array_equal(decode.result.after(0, 10**6), decode.result.images[0])
     first = decodes[0]
     tokens = first.result.stages[0].images[0].size
-    halfway = np.asarray(Image.fromarray(first.after(tokens, source)).resize((32, 32), Image.Resampling.NEAREST))
+    halfway = np.asarray(Image.fromarray(first.result.after(0, tokens)).resize((32, 32), Image.Resampling.NEAREST))
     np.testing.assert_array_equal(halfway, first.result.stages[0].images[0])
     assert (first.text(10**6), decodes[1].end) == ("15,360 steps", "the same picture")

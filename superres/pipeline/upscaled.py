@@ -20,6 +20,7 @@ from superres.errors import shown
 from superres.pipeline.display import images_html, images_png
 from superres.pipeline.judging import Judged, Stages, judge
 from superres.system.output import counted, write_result
+from superres.tasks.faces import enlarge
 from superres.tasks.image_files import DrawnImage
 from superres.tasks.photos import Crop
 
@@ -136,6 +137,23 @@ class Upscaled:
     def stage_traces(self, row: int) -> list[RowTrace]:
         """Return the acceptance traces of image `row`, one per stage."""
         return [stage.traces[row] for stage in self.stages]
+
+    def ends(self, row: int) -> np.ndarray:
+        """Return the number of tokens of all stages after each step of image `row`, int64 [steps]."""
+        counts = [count for trace in self.stage_traces(row) for count in trace.accepted]
+        ends: np.ndarray = np.cumsum(counts, dtype=np.int64)
+        return ends
+
+    def after(self, row: int, step: int) -> np.ndarray:
+        """Return image `row` after a step, uint8 [target, target, 3]: each stage's tokens over the picture before."""
+        ends = self.ends(row)
+        picture: np.ndarray = cast(np.ndarray, self.sources)[row]
+        left = int(ends[min(step, len(ends)) - 1]) if step else 0
+        for image in (stage.images[row] for stage in self.stages):
+            picture = enlarge(picture[None], "nearest", len(image))[0]
+            picture.reshape(-1)[:left] = image.reshape(-1)[:left]
+            left = max(left - image.size, 0)
+        return picture
 
     @property
     def is_complete(self) -> bool:

@@ -9,26 +9,34 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import io
 import json
 import math
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import gradio as gr
 import numpy as np
+from PIL import Image
 
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
+from superres.tasks.metadata import marked
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
+from superres.web.card import card
 from superres.web.controls import Value
 from superres.web.decoding import Decoder
 
-KINDS = "small", "large", "others"
-"""What the box asks for: the first stage's picture, the face, and other people with the same pixels."""
+KINDS = "small", "large", "others", "card", "film"
+"""What the box asks for: the first stage's picture, the face, other people with the same pixels, and two files: a card
+with all of them, and the decode of a face as a moving picture."""
+FRAMES, FRAME_MS, LAST_MS = 40, 80, 800
+FILM = 256
+"""Smallest side of a film in pixels."""
 OTHERS = 4
 TEMPERATURE = 0.7
 """Temperature of samples where the settings are greedy; the higher it is, the more faces are torn."""
@@ -84,35 +92,73 @@ def pixels_of(text: Value, task: FaceTask) -> Pixels:
 
 def answer_of(decoder: Decoder, kind: str, question: Value) -> str:
     """Return the element that tells the box what was drawn, or what went wrong."""
-    asked: dict[str, Any] = {}
     try:
-        asked = json.loads(question)
-        view = drawn(decoder, kind, pixels_of(asked["x"], decoder.upscaler.face_task), asked["s"])
+        view = drawn(decoder, kind, json.loads(question))
     except Exception as error:  # told where the picture would be
         view = {"error": controls.shown_to_visitor(error).message}
     return f'<superres-answer data-view="{escape(json.dumps({**view, "kind": kind, "question": question}))}">' \
            "</superres-answer>"
 
 
-def drawn(decoder: Decoder, kind: str, source: Pixels, seed: Value) -> dict[str, Any]:
-    """Draw what the box asks for, and return it for the page's script."""
-    options, count, size, task = decoder.upscaler.default, 1, None, decoder.upscaler.face_task
+def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Draw what the box asks for, and return it for the page's script.
+
+    A question has the pixels `x` (see `pixels_of`), the seed `s` and the number `n` of the chosen sample, 0 for the
+    likeliest face; that of a card also the `link` to write on it.
+    """
+    task, default = decoder.upscaler.face_task, decoder.upscaler.default
+    draw = functools.partial(decoder.draw, f"paint, {kind}", pixels_of(asked["x"], task))
+    chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
+    samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0)}))
     if kind == "small":
-        size = (*task.between, task.target)[0]
-    elif kind == "others":
-        options, count = sampled(options.changed({"seed": controls.whole_number("seed", seed, 0)})), OTHERS
-    result = decoder.draw(f"paint, {kind}", source, options, count, size)
-    return {"faces": [face_of(decoder, options, result, row) for row in range(count)]}
+        return faces_of(decoder, default, draw(default, size=(*task.between, task.target)[0]))
+    if kind == "large":
+        return faces_of(decoder, default, draw(default))
+    if kind == "others":
+        return faces_of(decoder, samples, draw(samples, OTHERS))
+    if kind == "film":
+        return file_of("face.webp", film(draw(samples, OTHERS) if chosen else draw(default), max(chosen - 1, 0)))
+    return file_of("card.png", card_of(draw(default), draw(samples, OTHERS), chosen, str(asked["link"])))
+
+
+def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled) -> dict[str, Any]:
+    """Return pictures for the page's script, with digests of their pixels, and their steps and tokens."""
+    faces = []
+    for row, image in enumerate(result.images):
+        counts = drawing.counts_of(result.stage_traces(row))
+        uri = drawing.data_uri(image, drawing.record_of(decoder.upscaler, options, row + 1))
+        faces.append({"uri": uri, "digest": short_digest(image.tobytes()), "steps": counts["iterations"],
+                      "tokens": counts["tokens"]})
+    return {"faces": faces}
+
+
+def film(result: Upscaled, row: int) -> bytes:
+    """Return a face while it is decoded, as a moving WebP."""
+    steps = np.linspace(0, len(result.ends(row)), FRAMES).round().astype(int)
+    factor = -(-FILM // result.images.shape[1])
+    first, *others = (Image.fromarray(result.after(row, int(step)).repeat(factor, axis=0).repeat(factor, axis=1))
+                      for step in steps)
+    content = io.BytesIO()
+    first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0, xmp=marked(None),
+               duration=[*[FRAME_MS] * len(others), LAST_MS])
+    return content.getvalue()
+
+
+def card_of(likeliest: Upscaled, samples: Upscaled, chosen: int, link: str) -> bytes:
+    """Return the card of the chosen face and the other ones as a PNG."""
+    faces = [likeliest.images[0], *samples.images]
+    face, source = faces.pop(chosen), cast(Pixels, likeliest.sources)[0]
+    content = io.BytesIO()
+    card(source, face, faces[-OTHERS:], link).save(content, "PNG")
+    return content.getvalue()
+
+
+def file_of(name: str, content: bytes) -> dict[str, Any]:
+    """Return a file for the page's script, which saves it."""
+    kind = "image/webp" if name.endswith(".webp") else "image/png"
+    return {"file": name, "uri": f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"}
 
 
 def sampled(options: DecodeConfig) -> DecodeConfig:
     """Return settings that sample: these, or if they are greedy, at `TEMPERATURE`."""
     return options if options.is_sampling else options.changed({"temperature": TEMPERATURE})
-
-
-def face_of(decoder: Decoder, options: DecodeConfig, result: Upscaled, row: int) -> dict[str, Any]:
-    """Return a picture for the page's script, with a digest of its pixels, and its steps and tokens."""
-    image, record = result.images[row], drawing.record_of(decoder.upscaler, options, row + 1)
-    counts = drawing.counts_of(result.stage_traces(row))
-    return {"uri": drawing.data_uri(image, record), "digest": short_digest(image.tobytes()),
-            "steps": counts["iterations"], "tokens": counts["tokens"]}

@@ -8,9 +8,11 @@ import re
 import numpy as np
 import pytest
 from browser_tools import check_wcag, decode, picture
+from PIL import Image
 from web_demo import FACES
 
 from superres.tasks.faces import area_reduce, image_key
+from superres.tasks.metadata import DRAWN
 from superres.tasks.pictures import read_image
 from superres.web.paint import OTHERS, sampled
 
@@ -122,6 +124,25 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     other.reload()
     np.testing.assert_array_equal(drawn(other), face)
     assert "of the link" not in other.inner_text(".sr-told")
+
+
+def test_a_card_and_a_film_of_the_chosen_face_are_saved(visit, demo, tmp_path):
+    page = visit()
+    drawn(page)
+    page.locator(".sr-others button").nth(3).click()
+    face = drawn(page)
+    for kind in ("card", "film"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save {kind}").click()
+        download.value.save_as(tmp_path / kind)
+    with Image.open(tmp_path / "card") as card, Image.open(tmp_path / "film") as film:
+        assert card.size == (1200, 630)
+        assert DRAWN in card.text["XML:com.adobe.xmp"]
+        assert film.n_frames > 10
+        assert DRAWN in film.info["xmp"].decode()
+        film.seek(film.n_frames - 1)
+        last = np.asarray(film.convert("RGB").resize(face.shape[:2], Image.Resampling.BOX))
+    assert np.abs(last.astype(float) - face).mean() < 8  # WebP loses some
 
 
 @pytest.mark.parametrize("link", ["/#x=short", "/#x=" + "!" * 256, "/#nothing"])

@@ -239,7 +239,8 @@
         history.replaceState(null, "", this.link());
         await navigator.clipboard.writeText(location.href);
       }));
-      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.save);
+      this.files = Object.fromEntries(["card", "film"].map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
+      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.save, ...Object.values(this.files));
     }
 
     // The address of what is shown: pixels, seed, and the number of the sample, with the digest of its picture.
@@ -315,8 +316,10 @@
     }
 
     ask(kind) {
-      this.asked[kind] = JSON.stringify({x: textOf(this.pixels.values), s: this.seed});
-      if (kind !== "others") this.state("drawing");
+      const question = {x: textOf(this.pixels.values), s: this.seed, n: this.chosen};
+      this.asked[kind] = JSON.stringify(kind === "card" ? {...question, link: location.host + location.pathname} : question);
+      if (kind in this.files) this.files[kind].disabled = true;
+      else if (kind !== "others") this.state("drawing");
       ask(`ask-${kind}`, this.asked[kind]);
     }
 
@@ -328,7 +331,8 @@
     }
 
     // Show an answer, unless the pixels have changed since its question.
-    answer({kind, question, error, faces}) {
+    answer({kind, question, error, faces, file, uri}) {
+      if (kind in this.files && question === this.asked[kind]) return this.keep(kind, error, file, uri);
       if (question !== this.asked[kind] || JSON.parse(question).x !== textOf(this.pixels.values)) return;
       if (error) {
         this.shown = null;
@@ -340,6 +344,14 @@
         this.show(this.first);
         this.ask("others");
       } else if (!this.first) this.face.src = faces[0].uri;
+    }
+
+    // Save a file, or say why there is none.
+    keep(kind, error, file, uri) {
+      this.files[kind].disabled = false;
+      delete this.asked[kind];
+      if (error) this.status.textContent = error;
+      else make("a", {download: file, href: uri}).click();
     }
 
     show(face) {
