@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -105,14 +105,22 @@ class Decoder:
 
     def draw(
         self, purpose: str, source: Pixels, options: DecodeConfig, samples: int = 1, size: int | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Upscaled:
-        """Upscale an image, uint8 [source, source, 3], without frames, to `size` or by all stages; see `upscale`."""
+        """Upscale an image, uint8 [source, source, 3], without frames, to `size` or by all stages; see `upscale`.
+
+        `check` is called repeatedly, and raises if the result is no longer wanted.
+        """
         upscaler = self.upscaler if size is None else self.upscaler.at_size(size)
         deadline, keys = self.deadline(), [image_key(source, sample) for sample in range(1, samples + 1)]
 
+        def go_on(*_: int) -> None:
+            self.check_time(deadline)
+            check()
+
         def whole() -> Iterator[Upscaled]:
-            yield upscaler(source[None].repeat(samples, axis=0), options, keys=keys,
-                           progress=lambda *_: self.check_time(deadline))
+            check()
+            yield upscaler(source[None].repeat(samples, axis=0), options, keys=keys, progress=go_on)
 
         (frames,) = self._run(purpose, deadline, {"": whole()})
         return frames[""]

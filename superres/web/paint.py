@@ -12,6 +12,10 @@ import functools
 import io
 import json
 import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import Any, cast
 
@@ -30,6 +34,7 @@ from superres.web import controls, drawing
 from superres.web.card import card
 from superres.web.controls import Value
 from superres.web.decoding import Decoder
+from superres.web.turns import VISITOR, StoppedError, Visitor
 
 KINDS = "small", "large", "others", "card", "film"
 """What the box asks for: the first stage's picture, the face, other people with the same pixels, and two files: a card
@@ -37,6 +42,8 @@ with all of them, and the decode of a face as a moving picture."""
 FRAMES, FRAME_MS, LAST_MS = 40, 80, 800
 FILM = 256
 """Smallest side of a film in pixels."""
+MOST_INSIDE, MOST_VISITORS = 20, 1000
+"""Limits of `Latest`; the server has 40 threads."""
 OTHERS = 4
 TEMPERATURE = 0.7
 """Temperature of samples where the settings are greedy; the higher it is, the more faces are torn."""
@@ -100,14 +107,58 @@ def answer_of(decoder: Decoder, kind: str, question: Value) -> str:
            "</superres-answer>"
 
 
+class Latest:
+    """The latest pixels of each visitor, so that no decode goes on for pixels that have changed.
+
+    A visitor is known for the last `MOST_VISITORS` questions of others. At most `MOST_INSIDE` questions are answered or
+    wait for their turn, since each of them holds a thread of the server.
+    """
+
+    def __init__(self) -> None:
+        self._pixels = OrderedDict[Visitor, str]()
+        self._room, self._lock = threading.BoundedSemaphore(MOST_INSIDE), threading.Lock()
+
+    @contextmanager
+    def question(self, pixels: str) -> Iterator[Callable[[], None]]:
+        """Answer a question of `VISITOR` in the block; the value raises StoppedError once there are newer pixels."""
+        visitor = VISITOR.get() or Visitor()
+        if not self._room.acquire(blocking=False):
+            raise StoppedError("too many visitors paint at this moment; try again in a minute")
+        try:
+            with self._lock:
+                self._pixels[visitor] = pixels
+                self._pixels.move_to_end(visitor)
+                if len(self._pixels) > MOST_VISITORS:
+                    self._pixels.popitem(last=False)
+
+            def check() -> None:
+                if self._pixels.get(visitor, pixels) != pixels:
+                    raise StoppedError("the pixels have changed")
+
+            yield check
+        finally:
+            self._room.release()
+
+
+LATEST = Latest()
+
+
 def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what the box asks for, and return it for the page's script.
 
     A question has the pixels `x` (see `pixels_of`), the seed `s` and the number `n` of the chosen sample, 0 for the
     likeliest face; that of a card also the `link` to write on it.
     """
+    pixels = pixels_of(asked["x"], decoder.upscaler.face_task)
+    with LATEST.question(asked["x"]) as check:
+        draw = functools.partial(decoder.draw, f"paint, {kind}", pixels, check=check)
+        return _drawn(decoder, draw, kind, asked)
+
+
+def _drawn(
+    decoder: Decoder, draw: Callable[..., Upscaled], kind: str, asked: dict[str, Any],
+) -> dict[str, Any]:
     task, default = decoder.upscaler.face_task, decoder.upscaler.default
-    draw = functools.partial(decoder.draw, f"paint, {kind}", pixels_of(asked["x"], task))
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
     samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0)}))
     if kind == "small":
