@@ -123,8 +123,8 @@ def decode_on(
     for trigger in triggers:
         begun = trigger(None, None, None, **script("begin", view))
         started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **QUEUED)
-        for ended in (started.success, started.failure):
-            ended(None, None, None, **script("end", view))
+        started.success(None, None, None, **script("end", view))
+        started.failure(None, None, None, **script("fail", view))
         stop.click(None, None, None, cancels=[started], **script("stop", view))
 
 

@@ -158,6 +158,21 @@ def test_a_visitor_uploads_watches_stops_compares_and_races(visit, demo, frames,
     race(page)
 
 
+def test_an_old_result_does_not_pass_for_that_of_a_failed_decode(visit, demo, monkeypatch):
+    page = visit()
+    choose(page, FACES[2])
+    decode(page, "#run")
+    monkeypatch.setattr(demo.decoder, "time_limit", -1.0)
+    page.click("#run")
+    note = page.locator("#results > [role=status]")
+    note.get_by_text("The decoding failed: this is not its result.").wait_for()
+    assert "was stopped" in page.inner_text(".toast-body")
+    assert "grayscale" in page.locator("#results img").first.evaluate("image => getComputedStyle(image).filter")
+    monkeypatch.undo()
+    decode(page, "#run")
+    assert note.count() == 0
+
+
 def test_the_keyboard_alone_is_enough(visit):
     page = visit()
     before = page.evaluate(PREVIEW)

@@ -116,6 +116,14 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     link = page.evaluate("navigator.clipboard.readText()")
     assert re.search(r"#x=[\w-]{256}&s=0&n=2&d=[0-9a-f]{12}$", link)
     chosen = drawn(page)
+    page.get_by_role("button", name="Copy picture").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    copied = page.evaluate("""async () => {
+        const [item] = await navigator.clipboard.read(), reader = new FileReader();
+        reader.readAsDataURL(await item.getType("image/png"));
+        return new Promise(done => { reader.onload = () => done(reader.result); });
+    }""")
+    np.testing.assert_array_equal(np.asarray(picture(copied).convert("RGB")), chosen)
     other = visit(link.removeprefix(demo.url), permissions=["clipboard-read", "clipboard-write"])
     drawn(other)
     other.get_by_text("The same picture as that of the link.").wait_for()

@@ -33,6 +33,12 @@
     for (const fold of document.querySelectorAll(`#${view} .sr-fold`)) fold.open = opened.has(nameOf(fold));
   }
 
+  // What stands there is of an earlier decoding, or unfinished; it must not pass for the result.
+  function fail(view) {
+    end(view);
+    if (document.querySelector(`#${view} .sr-result`) && !notes(view).length) say(view, "The decoding failed: this is not its result.");
+  }
+
   function stop(view) {
     end(view);
     notes(view).forEach(note => note.remove());
@@ -45,5 +51,5 @@
     if (fold) fold.open ? opened.delete(nameOf(fold)) : opened.add(nameOf(fold));
   });
 
-  Object.assign(superres, {stale, begin, end, stop});
+  Object.assign(superres, {stale, begin, end, fail, stop});
 })();

@@ -226,21 +226,30 @@
       this.sharp = make("input", {type: "checkbox"});
       this.sharp.addEventListener("change", () => this.face.classList.toggle("sr-sharp", this.sharp.checked));
       this.save = make("a", {download: "face.png"}, "Save");
-      const copied = async (button, text, what) => {
-        try {
-          await what();
-          button.textContent = "Copied";
-        } catch {
-          button.textContent = "Copy it from the address bar";
-        }
-        setTimeout(() => { button.textContent = text; }, 2000);
+      const copies = (text, remedy, copy) => {
+        const button = this.button(text, async () => {
+          try {
+            await copy();
+            button.textContent = "Copied";
+          } catch {
+            button.textContent = remedy;
+          }
+          setTimeout(() => { button.textContent = text; }, 2000);
+        });
+        return button;
       };
-      const link = this.button("Copy link", () => copied(link, "Copy link", async () => {
+      const link = copies("Copy link", "Copy it from the address bar", () => {
         history.replaceState(null, "", this.link());
-        await navigator.clipboard.writeText(location.href);
-      }));
+        return navigator.clipboard.writeText(location.href);
+      });
+      const picture = copies("Copy picture", "Save it instead", async () => {
+        const canvas = make("canvas", {width: this.face.naturalWidth, height: this.face.naturalHeight});
+        canvas.getContext("2d").drawImage(this.face, 0, 0);
+        const blob = await new Promise(done => canvas.toBlob(done));
+        await navigator.clipboard.write([new ClipboardItem({[blob.type]: blob})]);
+      });
       this.files = Object.fromEntries(["card", "film"].map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
-      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.save, ...Object.values(this.files));
+      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, picture, this.save, ...Object.values(this.files));
     }
 
     // The address of what is shown: pixels, seed, and the number of the sample, with the digest of its picture.
