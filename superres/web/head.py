@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from html import escape
 
@@ -47,9 +46,9 @@ class Preview:
         return self._png
 
     def _draw(self) -> bytes:
-        (frames,) = deque(self.decoder.upscale("card", self.source[None], {"": self.decoder.upscaler.default}), 1)
+        result = self.decoder.draw("card", self.source, self.decoder.upscaler.default)
         buffer = io.BytesIO()
-        card(self.source, frames[""].images[0]).save(buffer, "PNG", optimize=True)
+        card(self.source, result.images[0]).save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
 
     def tags(self, address: str) -> str:

@@ -70,7 +70,10 @@
 
   class Paint extends Drawn {
     draw(view) {
-      if (this.body) return this.append(this.body);  // Gradio removes children that its own HTML does not have
+      if (this.body) {  // Gradio removes children that its own HTML does not have, and may move the element
+        this.append(this.body);
+        return this.listen();
+      }
       this.view = view;
       this.pixels = new Pixels(view.side);
       this.seed = 0;
