@@ -116,6 +116,7 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     link = page.evaluate("navigator.clipboard.readText()")
     assert re.search(r"#x=[\w-]{256}&s=0&n=2&d=[0-9a-f]{12}$", link)
     chosen = drawn(page)
+    page.get_by_role("button", name="Copy link").wait_for()  # no button says "Copied"
     page.get_by_role("button", name="Copy picture").click()
     page.get_by_role("button", name="Copied").wait_for()
     copied = page.evaluate("""async () => {
