@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 FACES, PHOTOS = (Path(__file__).parent / "scripts" / name for name in ("faces", "photos"))
 NAMES = tuple(f"{name}-drawn" for name in (
     "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
-"""What the pictures in FACES show, in their order: people whom a model drew, after the photographs of people."""
-PICTURED = "face-6.png"
-"""The picture in FACES on the card of link previews."""
+"""What the pictures in FACES show, in their order: people whom a model drew."""
+PICTURED = "black-hair-drawn"
+"""The example on the card of link previews."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
@@ -65,32 +64,31 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
     """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
     from PIL import Image
 
-    from superres.evaluation.examples import photographs
     from superres.web.files import new_folder
     from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
-    photos = {folder / f"{name}.png": photo for name, photo in photographs(PHOTOS).items()}
-    for path, photo in photos.items():
-        Image.fromarray(photo).save(path)
-    least = decoder.upscaler.face_task.source
-    faces = {name: path for name, path in zip(NAMES, sorted(FACES.glob("*.png")), strict=True)
-             if min(Image.open(path).size) >= least}
-    examples = [*photos, *(Path(shutil.copy(path, folder / f"{name}.png"))
-                           for name, path in faces.items())]
-    return build_page(decoder, examples, max_queue, with_survey, root_path)
+    examples = {folder / f"{name}.png": picture for name, picture in examples_of(decoder.upscaler.face_task).items()}
+    for path, picture in examples.items():
+        Image.fromarray(picture).save(path)
+    return build_page(decoder, [*examples], max_queue, with_survey, root_path)
+
+
+def examples_of(task: FaceTask) -> dict[str, Pixels]:
+    """Return the page's examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and photographs."""
+    from superres.evaluation.examples import photographs
+    from superres.tasks.pictures import read_image
+
+    faces = {name: read_image(path) for name, path in zip(NAMES, sorted(FACES.glob("*.png")), strict=True)}
+    return {**{name: face for name, face in faces.items() if min(face.shape[:2]) >= task.source}, **photographs(PHOTOS)}
 
 
 def pictured(task: FaceTask) -> Pixels:
-    """Return the input of the card, uint8 [source, source, 3]: a drawn face, a photograph if that is too small."""
-    from superres.evaluation.examples import photographs
-    from superres.tasks.pictures import read_image
+    """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large enough."""
     from superres.web.crops import subjects
 
-    face = read_image(FACES / PICTURED)
-    if min(face.shape[:2]) < task.source:
-        face, *_ = photographs(PHOTOS).values()
-    return subjects(face, task)[0].source
+    examples = examples_of(task)
+    return subjects(examples.get(PICTURED, next(iter(examples.values()))), task)[0].source
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
@@ -177,7 +175,6 @@ def main(
             opened, pages = open_survey(survey, store)
             location = opened.location
             stack.enter_context(closing(opened))
-        from superres.evaluation.examples import photographs
         from superres.pipeline.upscaler import Upscaler
         from superres.web.crops import subjects
         from superres.web.decoding import Decoder
@@ -186,7 +183,7 @@ def main(
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        first, *_ = photographs(PHOTOS).values()
+        first, *_ = examples_of(decoder.upscaler.face_task).values()
         decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors, root_path, pages,

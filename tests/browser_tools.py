@@ -6,6 +6,9 @@ import io
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import TimeoutError
+from web_demo import FACES, LABELS
+
+from superres.tasks.pictures import read_image
 
 WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
 
@@ -18,6 +21,21 @@ def open_tab(page, name):
     else:
         page.locator(".overflow-menu > button").click()
         page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
+
+
+def upload(page, path):
+    """Give the paint box a picture of the visitor's."""
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Photo", exact=True).click()
+    chooser.value.set_files(path)
+
+
+def choose_face(page, number):
+    """Choose the example of a face, from 0, and wait until the paint box has its pixels."""
+    page.get_by_role("button", name=LABELS[number]).click()
+    pixels = read_image(FACES[number]).reshape(-1, 3)
+    page.wait_for_function("""colours => [...document.querySelectorAll(".sr-cells [role=gridcell]")].every((cell, at) =>
+        cell.ariaLabel.endsWith(colours[at]))""", arg=[bytes(pixel).hex() for pixel in pixels])
 
 
 def picture(uri):

@@ -17,7 +17,7 @@ from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, find_faces
 
 def test_the_finders_own_crops_have_the_built_in_relation(tmp_path, monkeypatch, capsys):
     photo = data.astronaut()
-    x, y, side = find_faces(photo)[0]
+    x, y, side, _ = find_faces(photo)[0]
     crop = Image.fromarray(photo).resize((64, 64), Image.Resampling.BICUBIC,
                                          (x - side / 2, y - side / 2, x + side / 2, y + side / 2))
     crops, ids = np.stack([np.asarray(crop)] * 2), np.arange(2, dtype=np.int32)

@@ -52,9 +52,9 @@ def inputs_of(page, handler, place, file):
     fast = {"Acceptance": FAST["accept"], "Epsilon, grey levels": FAST["epsilon"]}
     values = {component["id"]: fast.get(component["props"].get("label"), component["props"].get("value"))
               for component in page["components"]}
-    kinds = {component["id"]: component["type"] for component in page["components"]}
+    counts = {component["id"]: component["props"].get("file_count") for component in page["components"]}
     data = [values[block] for block in handler["inputs"]]
-    data[place] = [file] if kinds[handler["inputs"][place]] == "file" else file
+    data[place] = [file] if counts[handler["inputs"][place]] == "multiple" else file
     return data
 
 
@@ -92,7 +92,7 @@ def test_no_form_of_request_reads_a_picture_of_the_server(demo, page, secret, sh
 
 def test_uploads_and_examples_are_read_in_every_form(demo, page):
     example = next(component["props"]["value"] for component in page["components"]
-                   if component["type"] == "image" and component["props"].get("value"))
+                   if component["props"].get("elem_id") == "photo")
     for file in (demo.upload("face.png", FACES[0].read_bytes()), {"path": example["path"], "meta": FILE}):
         for handler, place in handlers(page):
             for form, answer in answers(demo, page, handler, place, file):

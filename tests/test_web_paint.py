@@ -32,7 +32,7 @@ def source(rng, decoder):
 
 
 def question(source, **more):
-    return json.dumps({"x": urlsafe_b64encode(source.tobytes()).decode().rstrip("="), "s": 0, "n": 0, **more})
+    return json.dumps({"x": urlsafe_b64encode(source.tobytes()).decode().rstrip("="), "t": 0.7, "s": 0, "n": 0, **more})
 
 
 def view(decoder, kind, asked):
@@ -53,10 +53,10 @@ def test_a_bad_question_has_an_answer(decoder, asked):
     assert view(decoder, "large", asked)["error"]
 
 
-@pytest.mark.parametrize("change", [{"s": -1}, {"s": 0.5}, {"s": "1"}, {"n": 5}, {"n": None}])
+@pytest.mark.parametrize("change", [{"s": -1}, {"s": 0.5}, {"s": "1"}, {"n": 5}, {"n": None}, {"t": -1}, {"t": "warm"}])
 def test_bad_numbers_are_named(decoder, source, change):
     (name,) = change
-    assert view(decoder, "others", question(source, **change))["error"].startswith(name)
+    assert view(decoder, "others", question(source, **change))["error"].startswith({"t": "temperature"}.get(name, name))
 
 
 def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone(decoder, source, monkeypatch):

@@ -19,15 +19,14 @@ import httpx
 import torch
 import uvicorn
 from fakes import TINY, random_model
-from skimage import data
 
 import app
 from superres.pipeline.upscaler import Upscaler
 from superres.web.crops import subjects
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
+from superres.web.paint import label_of
 from superres.web.serving import build_server, configure
-from superres.web.upscale_tab import label_of
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[1]
@@ -90,7 +89,8 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         if example:
-            decoder.warm_up(subjects(data.astronaut(), upscaler.face_task)[0].source)
+            first, *_ = app.examples_of(upscaler.face_task).values()
+            decoder.warm_up(subjects(first, upscaler.face_task)[0].source)
         page = app.build_app(decoder, max_queue, survey is not None, root_path)
         pictured = app.pictured(upscaler.face_task)
         served = build_server(page, decoder, folder, pictured, auth, root_path, survey)

@@ -33,6 +33,7 @@ from superres.tasks import face_finder
 from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, face_boxes, find_faces
 from superres.tasks.faces import FaceTask
+from superres.tasks.photos import CLEAR
 
 WIDTH, HEIGHT = 1200, 900
 SIZES = 0.12, 0.7
@@ -74,7 +75,8 @@ def measure(crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: f
         The size, rise and shift to the right of the fitted crop over the side of the face's window. The errors are the
         median and the 90th percentile: in pixels of the photo, and over the side of the right crop.
     """
-    relations, errors, half, false = [], [], len(crops) // 2, 0
+    relations, errors, half = list[list[float]](), list[list[float]](), len(crops) // 2
+    windows, false = list[float](), list[float]()  # numbers of windows of the faces, and of the false alarms
     for photo, right in photos(crops[:half], scenes, seed, tilt):
         boxes = face_boxes(photo)
         centres = np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2, boxes[:, 2]])
@@ -84,14 +86,16 @@ def measure(crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: f
     for photo, right in photos(crops[half:], scenes, seed + 1, tilt):
         found = find_faces(photo)
         at = nearest(found, right)
-        false += len(found) - (at is not None)
+        false += [float(square[3]) for number, square in enumerate(found) if number != at]
         if at is not None:
+            windows.append(float(found[at, 3]))
             errors.append([np.hypot(*(found[at, :2] - right[:2])), found[at, 2] - right[2], right[2]])
     centre, size, side = np.array(errors).reshape(-1, 3).T
     spreads = {"centre": centre, "centre_share": centre / side, "size": abs(size), "size_share": abs(size) / side}
     fitted = np.median(relations, 0).tolist() if relations else [None] * 3
     return {"tilt": tilt, "fit_photos": half, "fit_found": len(relations), "fit_size": fitted[0], "fit_rise": fitted[1],
-            "fit_right": fitted[2], "photos": len(crops) - half, "found": len(errors), "false_alarms": false,
+            "fit_right": fitted[2], "photos": len(crops) - half, "found": len(errors), "false_alarms": len(false),
+            "clear": sum(one >= CLEAR for one in windows), "clear_false": sum(one >= CLEAR for one in false),
             "bias": np.mean(size / side).item() if errors else None,
             **{name: np.percentile(found, [50, 90]).tolist() for name, found in spreads.items() if errors}}
 
@@ -107,7 +111,7 @@ FIT: Columns = {
 }
 FOUND: Columns = {
     "turned by, degrees": ("tilt", 0), "photos": ("photos", 0), "faces found": ("found", 0),
-    "false alarms": ("false_alarms", 0),
+    "clear faces": ("clear", 0), "false alarms": ("false_alarms", 0), "clear false alarms": ("clear_false", 0),
     "error of the centre, pixels of the photo": (lambda row: spread(row, "centre", 1), 0),
     "centre, of the model's 8 pixels": (lambda row: spread(row, "centre_share", 2, 8), 0),
     "error of the size, pixels of the photo": (lambda row: spread(row, "size", 1), 0),

@@ -43,14 +43,14 @@ _LOCK = threading.Lock()
 def find_faces(image: Pixels) -> Floats:
     """Return the squares around the faces of a photo, uint8 [H, W, 3], as CelebA frames them, from left to right.
 
-    The result is float64 [N, 3]: centre from the left, centre from the top, and side, in pixels of the photo. A square
-    may reach beyond the photo's edges.
+    The result is float64 [N, 4]: centre from the left, centre from the top, and side, in pixels of the photo, and the
+    number of windows that took it for a face. A square may reach beyond the photo's edges.
     """
     boxes = face_boxes(image)
     boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
-    side, turn = boxes[:, 2], np.radians(boxes[:, 3])
+    side, windows, turn = boxes[:, 2], boxes[:, 3], np.radians(boxes[:, 4])
     rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(turn), -np.cos(turn)])  # towards the top of the head
-    return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side])
+    return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side, windows])
 
 
 class KnownFaces:
@@ -66,7 +66,7 @@ class KnownFaces:
         with suppress(OSError):
             for line in self.path.read_text().splitlines():
                 with suppress(ValueError, TypeError):
-                    self.found |= {key: np.array(boxes, np.float64).reshape(-1, 3).tolist()
+                    self.found |= {key: np.array(boxes, np.float64).reshape(-1, 4).tolist()
                                    for key, boxes in [json.loads(line)]}
 
     def search(self, image: Pixels) -> Floats:
@@ -78,18 +78,19 @@ class KnownFaces:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a") as file:
                     file.write(json.dumps([key, self.found[key]]) + "\n")
-        return np.array(self.found[key], np.float64).reshape(-1, 3)
+        return np.array(self.found[key], np.float64).reshape(-1, 4)
 
 
 def face_boxes(image: Pixels) -> Floats:
-    """Return the mean window of each face, the clearest first: float64 [N, 4].
+    """Return the mean window of each face, the clearest first: float64 [N, 5].
 
-    They are left, top and side in pixels, of the window when it is upright, and the turn that the face was found at.
+    They are left, top and side in pixels, of the window when it is upright, the number of windows, and the turn that
+    the face was found at.
     """
     height, width = image.shape[:2]
     scale = max(1.0, max(height, width) / LONGEST)
     if min(height, width) / scale < SMALLEST:
-        return np.empty((0, 4))
+        return np.empty((0, 5))
     reduced = Image.fromarray(image)
     if scale > 1:
         reduced = reduced.resize((round(width / scale), round(height / scale)), Image.Resampling.BOX, reducing_gap=2.0)
@@ -102,7 +103,7 @@ def face_boxes(image: Pixels) -> Floats:
         found.append(left[0])
         left = left[~_covered(left, left[0])]
     faces = np.array(found, np.float64).reshape(-1, 5)[:MOST_FACES]
-    return np.column_stack([faces[:, :3] * scale, faces[:, 4]])
+    return np.column_stack([faces[:, :3] * scale, faces[:, 3:]])
 
 
 def _turned_groups(photo: Image.Image, turn: float) -> Floats:

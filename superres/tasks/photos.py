@@ -27,6 +27,9 @@ from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
+CLEAR = 8
+"""Smallest number of windows of a clear face. `scripts/check/face_crops.py` found 423 faces, upright or turned by 12
+degrees, of which 319 are clear, and 4 false alarms, of which none is."""
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
 """A picture: the path or URL of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
 
@@ -43,6 +46,8 @@ class Crop:
             "given" by the user.
         face: number of the face from left to right, from 1, if the picture has several faces; otherwise 0.
         faces: number of faces that were found; None if no faces were searched for.
+        windows: number of windows of the search that took the square for a face; 0 for other squares. Fewer than
+            `CLEAR` are an uncertain face.
     """
 
     left: int
@@ -51,6 +56,12 @@ class Crop:
     kind: str = CENTRE
     face: int = 0
     faces: int | None = None
+    windows: int = 0
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the square may hold no face although one was searched for."""
+        return self.faces == 0 or 0 < self.windows < CLEAR
 
     @property
     def box(self) -> tuple[int, int, int, int]:
@@ -111,7 +122,7 @@ def choose_crops(
     searched = setting == FACE and is_photo(image, task)
     found = (search or find_faces)(image).tolist() if searched else []
     if found:
-        faces = [_inside(x, y, side, width, height) for x, y, side in found]
+        faces = [_inside(*square, width=width, height=height) for square in found]
         smallest = min(faces, key=lambda crop: crop.size)
         if smallest.size < task.source:
             raise InvalidInputError(f"the face found at ({smallest.left}, {smallest.top}) has {smallest.size}x"
@@ -130,11 +141,12 @@ def largest(crops: Sequence[Crop]) -> Crop:
     return max(crops, key=lambda crop: crop.size)
 
 
-def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
-    """Return the square around (x, y), moved into the picture and reduced to its size."""
+def _inside(x: float, y: float, side: float, windows: float, *, width: int, height: int) -> Crop:
+    """Return the square around the centre (x, y) of a face, moved into the picture and reduced to its size."""
     size = min(round(side), width, height)
     left, top = round(x - size / 2), round(y - size / 2)
-    return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE)
+    return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE,
+                windows=round(windows))
 
 
 def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:

@@ -6,8 +6,7 @@ import functools
 import json
 import os
 import secrets
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO, Any, TypeVar
 
 import gradio as gr
 import numpy as np
+from gradio.events import Dependency
 from PIL import Image
 
 from superres.errors import InvalidInputError, SuperresError
@@ -25,7 +25,7 @@ from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline
-from superres.web.files import NOT_UPLOADED, new_folder, path_of
+from superres.web.files import NOT_UPLOADED, path_of
 from superres.web.turns import Turns
 
 Result = TypeVar("Result")
@@ -120,49 +120,43 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
                     visible=controls.visibility(is_visible), elem_id=elem_id)
 
 
-def icon_of(path: Path) -> Path:
-    """Return the path of an icon of an example: a small copy of a photograph, and an input as it is."""
+def icon_of(path: Path) -> str:
+    """Return an icon of an example as a data URI: a small copy of a photograph, and an input as it is."""
     with Image.open(path) as image:
-        is_small = max(image.size) <= ICON_SIZE
-    return path if is_small else reduced_copy(path, ICON_SIZE)
+        if max(image.size) <= ICON_SIZE:
+            return drawing.data_uri(np.asarray(image.convert("RGB")), None)
+        return drawing.jpeg_uri(image.convert("RGB"), ICON_SIZE)
 
 
-def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> tuple[gr.HTML, gr.Radio]:
-    """Lay out the crop of an upload, which is `first` initially, and the network's input.
+def crop_controls(
+    upload: gr.File, chosen: Sequence[Dependency], first: Path, task: FaceTask,
+) -> tuple[gr.HTML, gr.Radio]:
+    """Lay out the crop of an upload, which is `first` initially and then that of the events `chosen`, and the input.
 
     Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels, where "" is the default crop, and the
     choice of the start, which is visible where the crop allows several.
     """
-    view = reduced_copy(first, PHOTO_SIZE)
-    upload.value["url"] = f"/gradio_api/file={view}"  # the browser shows this copy; decodes read `first` itself
-    element, preview, setting, is_visible = crop_of(str(first), task, task.source, f"gradio_api/file={view}")
+    element, preview, setting, is_visible = crop_of(str(first), task, task.source)
     crop = gr.HTML(element, elem_id="crop")
     start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
     square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
-    # Until the server has seen a new picture, a decode takes that picture's default crop, not the last one's square.
-    upload.change(None, None, square, js="() => ''", **controls.INSTANT)
-    upload.change(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
-                  api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+    for event in chosen:
+        # Until the server has seen the picture, a decode takes its default crop, not the last picture's square.
+        event.success(None, None, square, js="() => ''", **controls.INSTANT)
+        event.success(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
+                      api_name="offer_crop", **controls.INSTANT, **controls.RAW)
     gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start], [shown, start],
           trigger_mode="always_last", api_name="show_crop", **controls.INSTANT, **controls.RAW)
     return square, start
 
 
-def reduced_copy(path: Path, most: int) -> Path:
-    """Write a JPEG copy of one of the page's pictures, of at most `most` pixels a side; return its path."""
-    copy = new_folder() / f"{path.stem}.jpg"
-    with Image.open(path) as image:
-        copy.write_bytes(drawing.jpeg_of(image.convert("RGB"), most))
-    return copy
-
-
-def crop_of(path: str, task: FaceTask, start: Value, view: str | None = None) -> tuple[str, str, str, bool]:
+def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, bool]:
     """Return the views of a picture.
 
     They are the element that moves a photo's crop, from the largest one; the view of its input for a chosen start; its
-    first square; and whether it allows several starts. The element shows `view`, by default a reduced copy in a data
-    URI: a visitor's photo has no file that others could find.
+    first square; and whether it allows several starts. The element shows a reduced copy in a data URI: a visitor's
+    photo has no file that others could find.
     """
     def offer(image: Pixels) -> tuple[str, str, str, bool]:
         if task.is_source(image):
@@ -170,13 +164,14 @@ def crop_of(path: str, task: FaceTask, start: Value, view: str | None = None) ->
         crops = choose_crops(image, task)
         chosen = largest(crops)
         data = json.dumps({
-            "photo": photo_key(image), "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
+            "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
             "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(chosen),
-            "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
-        shown = view or drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
+            "crops": [{"square": [crop.left, crop.top, crop.size], "uncertain": crop.is_uncertain, **names_of(crop)}
+                      for crop in crops]})
+        shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
         photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
+                preview_html(take(image, started(task, start, chosen), chosen), task), setting_of(chosen),
                 has_choice(task, chosen))
 
     notes: list[str] = []
@@ -199,7 +194,7 @@ def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tup
     """Return the view of an upload's input with another square or start, and the choice of the start."""
     def show(image: Pixels) -> tuple[str, bool]:
         subject = chosen(square, start, task, image)
-        return preview_html(subject, task, image), subject.crop is not None and has_choice(task, subject.crop)
+        return preview_html(subject, task), subject.crop is not None and has_choice(task, subject.crop)
 
     preview, is_visible = "", False
     try:
@@ -228,27 +223,28 @@ def setting_of(crop: Crop) -> str:
     return f"{crop.left},{crop.top},{crop.size}"
 
 
-def photo_key(image: Pixels) -> str:
-    """Return a name for a picture's pixels, by which the page knows that an input belongs to a photo."""
-    return f"{zlib.crc32(np.ascontiguousarray(image).data):08x}"
-
-
 def names_of(crop: Crop) -> dict[str, str]:
     """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a button."""
     if crop.kind == FACE:
         button = f"Found face {crop.face}" if crop.face else "Found face"
-        return {"name": f"{button} of {crop.faces}" if crop.face else button, "button": button}
+        sure = "uncertain" if crop.is_uncertain else "clear"
+        return {"name": f"{button}{f' of {crop.faces}' if crop.face else ''} ({sure})", "button": button}
     if crop.kind == "aligned":
         return {"name": "CelebA's crop of aligned pictures", "button": "CelebA's crop"}
     return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre", "button": "Centre"}
 
 
-def preview_html(subject: Subject, task: FaceTask, photo: Pixels | None = None) -> str:
-    """Return the model's input, and for a crop of a photo which one it is from."""
+def preview_html(subject: Subject, task: FaceTask) -> str:
+    """Return the model's input, and of a photo its crop and the truth.
+
+    The paint box takes an input of its size from here, and shows it itself.
+    """
     size = f"{len(subject.source)}x{len(subject.source)}"
     alone = "; only the last stage draws" if len(subject.source) > task.source else ""
-    caption = f"{size}: the model's input" + (f", all that it sees{alone}" if photo is not None else alone)
-    square = "" if photo is None or subject.crop is None else (
-        f' data-photo="{photo_key(photo)}" data-square="{setting_of(subject.crop)}"')
+    caption = f"{size}: the model's input" + (f", all that it sees{alone}" if subject.crop is not None else alone)
+    square = "" if subject.crop is None else f' data-square="{setting_of(subject.crop)}"'
+    truth = "" if subject.truth is None else f' data-truth="{drawing.data_uri(subject.truth, None)}"'
+    in_box = " hidden" if len(subject.source) == task.source else ""
     figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged", None)
-    return f'<div class="sr-input"{square}>{figure}</div>'
+    turn = secrets.token_hex(4)  # the box hears of a picture that is chosen again
+    return f'<div class="sr-input" data-turn="{turn}"{square}{truth}{in_box}>{figure}</div>'

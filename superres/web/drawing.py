@@ -49,17 +49,12 @@ def data_uri(image: Pixels, record: dict[str, Any] | None = DRAWN) -> str:
     return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record)).decode("ascii")
 
 
-def jpeg_of(photo: Image.Image, most: int) -> bytes:
-    """Return an RGB photograph as JPEG, reduced to at most `most` pixels a side."""
+def jpeg_uri(photo: Image.Image, most: int) -> str:
+    """Return an RGB photograph as a JPEG in a data URI, reduced to at most `most` pixels a side."""
     small, buffer = photo.copy(), io.BytesIO()
     small.thumbnail((most, most))
     small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
-    return buffer.getvalue()
-
-
-def jpeg_uri(photo: Image.Image, most: int) -> str:
-    """Return a photograph as a JPEG in a data URI; see `jpeg_of`."""
-    return "data:image/jpeg;base64," + base64.b64encode(jpeg_of(photo, most)).decode("ascii")
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def figure(

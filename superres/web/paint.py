@@ -14,13 +14,15 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any, cast
 
 import gradio as gr
 import numpy as np
+from gradio.events import Dependency
 from PIL import Image
 
 from superres.config import DecodeConfig
@@ -30,10 +32,11 @@ from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
 from superres.tasks.metadata import marked
 from superres.tasks.pictures import Pixels
-from superres.web import controls, drawing
+from superres.web import controls, crops, drawing
 from superres.web.card import card
 from superres.web.controls import Value
 from superres.web.decoding import Decoder
+from superres.web.files import path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
 KINDS = "small", "large", "others", "card", "film"
@@ -47,34 +50,49 @@ MOST_INSIDE, MOST_VISITORS = 20, 1000
 OTHERS = 4
 TEMPERATURE = 0.7
 """Temperature of samples where the settings are greedy; the higher it is, the more faces are torn."""
-_READY = """
+TOLD = """document.addEventListener("superres-%s", event => {
+    props.value = event.detail;
+    trigger("input");
+});
 document.dispatchEvent(new CustomEvent("superres-asking"));"""
-ASKED = """document.addEventListener("superres-ask-%s", event => {
-    props.value = event.detail;
-    trigger("input");
-});""" + _READY
-"""Script of the component that has the latest question of a kind."""
-PAINTED = """document.addEventListener("superres-painted", event => {
-    props.value = event.detail;
-    trigger("input");
-});""" + _READY
-"""Script of the component that has the painted pixels, for the settings and buttons below the box."""
+"""Script of a hidden component that has what the box says last: a question, or what the buttons below it take."""
 
 
-def paint_box(decoder: Decoder) -> gr.HTML:
-    """Lay out the box, and return the hidden component of the painted pixels; see `pixels_of` for its values.
+def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File, list[Dependency]]:
+    """Lay out the box, and return the hidden components of the painted pixels and of the chosen picture.
 
-    It is "" where the pixels are those of the chosen photo or example, whose decodes have their truth.
+    The first has a value of `pixels_of`, "" where the pixels are those of the chosen picture, whose decodes have their
+    truth. The chosen picture is a visitor's photo or an example, initially the first one; the third value are the
+    events that choose one.
     """
     task = decoder.upscaler.face_task
-    view = {"side": task.source, "target": task.target, "stages": decoder.upscaler.stages, "others": OTHERS}
+    view = {"side": task.source, "target": task.target, "stages": decoder.upscaler.stages, "others": OTHERS,
+            "temperature": TEMPERATURE,
+            "examples": [{"name": label_of(path), "icon": crops.icon_of(path)} for path in examples]}
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>', elem_id="paint", padding=False)
+    painted, example = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
+                        for name in ("painted", "example"))
+    choose = gr.UploadButton("Photo", file_types=["image"], visible="hidden", elem_id="choose")
+    upload = gr.File(str(examples[0]), visible="hidden", elem_id="photo")
+    def take_example(number: Value) -> tuple[str, str]:
+        return str(examples[controls.whole_number("example", number, 0, len(examples) - 1)]), ""
+
+    # Nothing is painted until the box has the new picture's pixels.
+    raw = {**controls.INSTANT, **controls.RAW}
+    chosen = [choose.upload(lambda value: (path_of(value), ""), choose, [upload, painted], **raw),
+              example.input(take_example, example, [upload, painted], **raw)]
     for kind in KINDS:
-        asked = gr.HTML("", html_template="", js_on_load=ASKED % kind, visible="hidden", elem_id=f"ask-{kind}")
+        asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
         answer = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
         asked.input(functools.partial(answer_of, decoder, kind), asked, answer, trigger_mode="always_last",
                     **controls.INSTANT)
-    return gr.HTML("", html_template="", js_on_load=PAINTED, visible="hidden", elem_id="painted")
+    return painted, upload, chosen
+
+
+def label_of(path: Path) -> str:
+    """Return the label of an example's button: "Short hair (drawn)" for short-hair-drawn.png."""
+    words = path.stem.replace("-drawn", " (drawn)").replace("-", " ")
+    return words[0].upper() + words[1:]
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:
@@ -146,8 +164,8 @@ LATEST = Latest()
 def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what the box asks for, and return it for the page's script.
 
-    A question has the pixels `x` (see `pixels_of`), the seed `s` and the number `n` of the chosen sample, 0 for the
-    likeliest face; that of a card also the `link` to write on it.
+    A question has the pixels `x` (see `pixels_of`), the temperature `t` and the seed `s` of samples, and the number `n`
+    of the chosen one, 0 for the likeliest face; that of a card also the `link` to write on it.
     """
     pixels = pixels_of(asked["x"], decoder.upscaler.face_task)
     with LATEST.question(asked["x"]) as check:
@@ -160,7 +178,7 @@ def _drawn(
 ) -> dict[str, Any]:
     task, default = decoder.upscaler.face_task, decoder.upscaler.default
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
-    samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0)}))
+    samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0), "temperature": asked["t"]}))
     if kind == "small":
         return faces_of(decoder, default, draw(default, size=(*task.between, task.target)[0]))
     if kind == "large":

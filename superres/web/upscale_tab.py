@@ -32,55 +32,41 @@ from superres.web.race import race_html, with_blocks
 
 HEADLINE = """## Paint {count} pixels, and see who has them
 
-A model draws a person of {target} pixels who has exactly your {count} colours. Paint with a finger, the mouse or the
-keyboard, or begin with a picture. The detail is invented: **never use it to identify anyone**."""
-HOW = """### How it draws
+A model draws a person of {target} pixels who has exactly your {count} colours. Paint, or begin with a photo. The detail
+is invented: **never use it to identify anyone**."""
+HOW = Path(__file__).with_name("static") / "how.html"
+"""Three small pictures that explain pixel values and steps."""
+LIMITS = f"""The astronaut and Grace Hopper are photographs of real people, whom the model never saw. What it draws of
+them is somebody else, and it smears an eye of the astronaut. A model drew the other examples, which are easier.
 
-The model draws one value after another: red, green and blue of each pixel. Instead of one value per step, it proposes
-several, checks them together, and keeps those that it would have drawn anyway. So it draws **the same picture in a
-fraction of the steps**."""
-LIMITS = f"""The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces
-are worse. A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
-HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, <b>Race</b> '
-        "draws it in blocks and one value per step, side by side, and <b>Draw samples</b> makes a sheet of faces that "
-        "the input fits as well. They appear here while they are drawn.</p>")
-REAL = ("The first example is a photograph of a real person, whom the model never saw. What it draws is another, "
-        "softer face. The bundled weights fail here: they smear an eye.")
-"""What the page says of its first example, the astronaut."""
+The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A
+photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
+HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
+        "draws it with one value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces that have "
+        "the same colours. They appear here while they are drawn.</p>")
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
     gr.Markdown(HEADLINE.format(count=task.source**2, target=task.target_size), elem_classes="sr-introduction")
-    painted = paint_box(decoder)
+    painted, upload, chosen = paint_box(decoder, examples)
     first = example_of(decoder, examples[0])
-    gr.Markdown(HOW, elem_classes="sr-introduction")
-    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
-    gr.Markdown(LIMITS if first is None or first.truth is None else f"{REAL}\n\n{LIMITS}",
-                elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            label = f"Face: a photo, or a picture of {crops.input_sizes(task)} pixels"
-            choose = gr.UploadButton("Choose a photo", file_types=["image"], elem_id="choose")
-            upload = gr.Image(str(examples[0]), label=label, type="filepath", format="png", height=220, buttons=[],
-                              sources=["upload", "webcam", "clipboard"], elem_id="photo")
-            with gr.Row(elem_classes="sr-examples"):
-                buttons = [gr.Button(label_of(path), icon=str(crops.icon_of(path)), size="sm", min_width=80)
-                           for path in examples]
-            square, start = crops.crop_controls(upload, examples[0], task)
-            with gr.Accordion("Decoding settings", open=False):
-                settings = controls.decoding_controls(decoder.upscaler.default, heads)
-                samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
-                                    info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
+            square, start = crops.crop_controls(upload, chosen, examples[0], task)
         with gr.Column(scale=3, min_width=300):
             (run, race, draw, other), stop = controls.buttons_of(
                 "", "Upscale", "Race", "Draw samples", "Other samples")
             results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
-    for button, path in zip(buttons, examples, strict=True):
-        button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
-    choose.upload(lambda value: path_of(value), choose, upload, **controls.INSTANT, **controls.RAW)
+    with gr.Accordion("Lab: decoding settings", open=False):
+        settings = controls.decoding_controls(decoder.upscaler.default, heads)
+        samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
+                            info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
+    gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
+    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
+    gr.Markdown(LIMITS, elem_classes="sr-introduction")
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
         controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
@@ -91,14 +77,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
                        functools.partial(sheet_for_page, decoder),
                        [upload, square, start, painted, samples, *settings], results, [results], stop)
     controls.note_changes(results, [upload, square, start, painted, samples, *settings])
-    upload.change(None, None, painted, js="() => ''", **controls.INSTANT)  # until the box has the new picture's pixels
     endpoint(decoder, settings)
-
-
-def label_of(path: Path) -> str:
-    """Return the label of an example's button: "Short hair (drawn)" for short-hair-drawn.png."""
-    words = path.stem.replace("-drawn", " (drawn)").replace("-", " ")
-    return words[0].upper() + words[1:]
 
 
 def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:

@@ -26,7 +26,8 @@ from superres.survey.store import Store
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]
+             "--disable-component-update", "--disable-sync",
+             "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
 
@@ -111,7 +112,7 @@ def visit(context_of, demo, screenshots, request):
         homes.add(urlsplit(demo.url).netloc)
         page.goto(demo.url + path)
         page.wait_for_selector("#run")
-        page.wait_for_selector("#preview figure")
+        page.wait_for_selector("#preview figure", state="attached")
         return page
 
     yield open_page

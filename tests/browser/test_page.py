@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from browser_tools import decode, picture
+from browser_tools import decode, picture, upload
 from web_demo import FACES, LABELS, running, wait
 
 from superres.tasks.faces import image_key
@@ -19,7 +19,7 @@ PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')]
 def choose(page, path):
     """Upload `path` in place of what is there, and wait until the server has looked at it."""
     before = page.evaluate(PREVIEW)
-    page.set_input_files("#photo input[type=file]", path)
+    upload(page, path)
     wait_for_preview(page, before)
 
 
@@ -180,7 +180,7 @@ def test_the_keyboard_alone_is_enough(visit):
     def tab_to(name):
         for _ in range(60):
             page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.textContent.trim()") == name:
+            if page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent.trim()") == name:
                 return
         raise AssertionError(f"Tab never reaches {name}")
 
@@ -198,7 +198,7 @@ def test_a_password_opens_the_page(browser, demo):
         context.set_default_timeout(60_000)
         page, failed = context.new_page(), []
         page.on("pageerror", lambda error: failed.append(str(error)))
-        for password, seen in (("wrong", "text=Incorrect credentials"), ("secret", "#preview figure")):
+        for password, seen in (("wrong", "text=Incorrect credentials"), ("secret", ".sr-cells")):
             page.goto(served.url)
             page.get_by_label("username").fill("eve")
             page.get_by_label("password").fill(password)

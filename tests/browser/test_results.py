@@ -9,13 +9,12 @@ import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import begin_batch, check_wcag, decode, open_tab, picture
+from browser_tools import begin_batch, check_wcag, choose_face, decode, open_tab, picture
 from PIL import Image
 from skimage import data
 from typer.testing import CliRunner
 from web_demo import FACES, LABELS
 
-import app
 from superres.cli.main import app as commands
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
@@ -26,11 +25,6 @@ DIVIDER = "Divider between the two pictures"
 
 def upscale(page):
     decode(page, "#run")
-
-
-def choose(page, face):
-    page.get_by_role("button", name=LABELS[face - 1]).click()
-    page.wait_for_selector("superres-crop", state="detached")
 
 
 def draw(page, count, button="#draw"):
@@ -64,6 +58,8 @@ def samples_of(demo, path, count, seed):
 
 def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit):
     page, side = visit(viewport={"width": 1400, "height": 900}, has_touch=True), 640
+    page.get_by_role("button", name="Astronaut").click()
+    page.wait_for_selector("superres-crop [role=slider]")
     upscale(page)
     frame = page.locator(".sr-split")
     frame.scroll_into_view_if_needed()
@@ -99,7 +95,7 @@ def run_the_command_of_the_page(page, folder, checkpoints):
     assert "--no-consistent" in words  # the checkpoint's pictures are consistent by default
     shown = [np.asarray(picture(uri)) for uri in
              page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)")]
-    Image.fromarray(data.astronaut()).save(folder / "face.png")  # the page's first example
+    Image.fromarray(data.astronaut()).save(folder / "face.png")
     words[words.index("face.png")] = str(folder / "face.png")
     words[words.index("--output") + 1] = str(folder / "faces")
     words[words.index("8to32")] = str(checkpoints / "8to32")
@@ -114,7 +110,7 @@ def run_the_command_of_the_page(page, folder, checkpoints):
 
 
 def see_each_picture_on_its_side(page):
-    choose(page, 2)
+    choose_face(page, 1)
     upscale(page)
     page.get_by_label(DIVIDER).press("Home")
     page.locator(SHOWN).evaluate("image => image.decode()")
@@ -136,9 +132,7 @@ def see_each_picture_on_its_side(page):
 
 def replace_results(page, demo):
     for face in (0, 1, 1, 0):
-        page.get_by_role("button", name=LABELS[face]).click()
-        page.wait_for_function("path => document.querySelector('#photo img')?.src.includes(path)",
-                               arg=f"{app.NAMES[face]}.png")
+        choose_face(page, face)
         upscale(page)
         source = read_image(FACES[face])
         expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
@@ -148,7 +142,7 @@ def replace_results(page, demo):
 
 
 def choose_and_keep_a_sample(page, demo):
-    choose(page, 1)
+    choose_face(page, 0)
     draw(page, 4)
     expected, numbers = samples_of(demo, FACES[0], 4, seed=0)
     for uri, image in zip(page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)"), expected,
@@ -165,7 +159,7 @@ def choose_and_keep_a_sample(page, demo):
     page.get_by_role("button", name="Keep this face").click()
     page.get_by_role("button", name="Keep this face").click()  # a second time changes nothing
     draw(page, 4, "#other")
-    assert page.get_by_label("Seed").first.input_value() == "1"
+    assert page.get_by_label("Seed", exact=True).first.input_value() == "1"
     others, _ = samples_of(demo, FACES[0], 4, seed=1)
     np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), others[0])
     kept = page.locator("superres-kept li")
@@ -204,6 +198,8 @@ def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkp
     monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results: they come at once
     page = visit()
     settings(page)
+    page.get_by_role("button", name="Astronaut").click()
+    page.wait_for_selector("superres-crop [role=slider]")
     run_the_command_of_the_page(page, tmp_path, checkpoints)
     see_each_picture_on_its_side(page)
     replace_results(page, demo)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, decode, picture
+from browser_tools import check_wcag, choose_face, decode, picture, upload
 from PIL import Image
 from skimage import data
-from web_demo import FACES, LABELS, running
+from web_demo import FACES, running
 
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
@@ -38,7 +38,7 @@ def test_a_large_face_is_drawn_from_the_second_stage_on_if_the_visitor_asks(visi
     upscaler = cascade.decoder.upscaler
     page = visit("/?__theme=dark", cascade, viewport={"width": 390, "height": 900}, color_scheme="dark")
     Image.fromarray(data.astronaut()).save(tmp_path / "photo.png")
-    page.set_input_files("#photo input[type=file]", tmp_path / "photo.png")
+    upload(page, tmp_path / "photo.png")
     page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
     page.get_by_label(CHOICE).check()
     input_becomes(page, 32)
@@ -67,6 +67,7 @@ def test_a_large_face_is_drawn_from_the_second_stage_on_if_the_visitor_asks(visi
 
 def test_the_choice_of_a_size_is_hidden_for_small_inputs_which_are_stepped_through_in_two_stages(visit, cascade):
     page = visit("/", cascade)
+    page.get_by_role("button", name="Astronaut").click()
     choice = page.get_by_label(CHOICE)
     choice.check()
     input_becomes(page, 32)
@@ -76,7 +77,7 @@ def test_the_choice_of_a_size_is_hidden_for_small_inputs_which_are_stepped_throu
         page.get_by_label("Side, pixels").press("Enter")
         choice.wait_for(state="visible" if is_visible else "hidden")
         input_becomes(page, 32 if is_visible else 8)
-    page.get_by_role("button", name=LABELS[0]).click()
+    choose_face(page, 0)
     choice.wait_for(state="hidden")
     input_becomes(page, 8)
     page.wait_for_selector("superres-crop", state="detached")

@@ -5,7 +5,6 @@
 (() => {
   const {make} = superres;
   const REST = 100;  // milliseconds after which a pointer rests
-  const LATE = 500;  // milliseconds after which a view of another square is asked for again
   const CORNERS = {"nw": [-1, -1], "ne": [1, -1], "sw": [-1, 1], "se": [1, 1]};
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -18,31 +17,14 @@
     }
 
     begin() {
-      const before = this.data, data = JSON.parse(this.dataset.photo);
-      this.data = data;
-      if (before?.photo === data.photo) return this.resume();
+      this.data = JSON.parse(this.dataset.photo);
       this.held = null;
       this.build();
-      this.choose(data.crops[data.chosen].square);
-    }
-
-    // Gradio reports one upload twice; the second answer may arrive while a pointer moves the crop, which then goes on.
-    resume() {
-      this.replaceChildren(...this.parts);
-      if (this.held) this.frame.setPointerCapture(this.held.pointer);
-      this.choose(this.square, "rest");
-    }
-
-    connectedCallback() {
-      this.watcher = new MutationObserver(() => this.repeat());
-      this.watcher.observe(document.getElementById("preview"),
-        {childList: true, subtree: true, attributeFilter: ["data-square", "data-photo"]});
+      this.choose(this.data.crops[this.data.chosen].square);
     }
 
     disconnectedCallback() {
       clearTimeout(this.timer);
-      clearTimeout(this.late);
-      this.watcher.disconnect();
     }
 
     build() {
@@ -63,6 +45,7 @@
         this.frame);
       stage.style.setProperty("--ratio", width / height);
       this.where = make("p", {class: "sr-where"});
+      this.question = make("p", {class: "sr-question"}, "Is this a face? If it is not, the model still draws one: move the frame, or choose another photo.");
       this.buttons = crops.map(({button, square}) => {
         const element = make("button", {type: "button"}, button);
         element.addEventListener("click", () => this.choose(square, true));
@@ -73,13 +56,12 @@
         input.addEventListener("change", () => this.enter(at, input.valueAsNumber));
         return input;
       });
-      this.parts = [stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where,
+      this.replaceChildren(stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where, this.question,
         make("details", {}, make("summary", {}, "Crop in numbers"),
           make("div", {class: "sr-numbers"}, ...this.numbers.map((input, at) =>
             make("label", {}, make("span", {}, `${["Left", "Top", "Side"][at]}, pixels`), input))),
           make("p", {class: "sr-hint", id: "sr-crop-keys"}, "Keys on the crop: arrows move it by 1 %, with Shift by 5 %; " +
-            "+ and \u2212 resize it; Home makes it as large as the photo allows."))];
-      this.replaceChildren(...this.parts);
+            "+ and \u2212 resize it; Home makes it as large as the photo allows.")));
       this.setAttribute("role", "group");
       this.setAttribute("aria-label", "Crop");
       this.frame.addEventListener("keydown", event => this.press(event));
@@ -107,9 +89,8 @@
       this.frame.setAttribute("aria-valuenow", side);
       this.frame.setAttribute("aria-valuetext", place);
       this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}.`;
-      this.compare();
+      this.question.hidden = !this.data.crops[found]?.uncertain;
       clearTimeout(this.timer);
-      clearTimeout(this.late);
       if (ask === "rest") this.timer = setTimeout(() => this.ask(), REST);
       else if (ask) this.ask();
     }
@@ -122,19 +103,6 @@
 
     ask() {
       this.dispatchEvent(new CustomEvent("superres-square", {bubbles: true, detail: this.square.join()}));
-    }
-
-    // Mark the input that the page shows as an earlier one until the server has answered; return whether it is one.
-    compare() {
-      const shown = document.querySelector("#preview [data-square]");
-      if (!this.data || shown?.dataset.photo !== this.data.photo) return false;
-      return shown.classList.toggle("sr-old", shown.dataset.square !== this.square.join());
-    }
-
-    // The second answer to one upload may take the place of the answer to a crop chosen in between: ask again.
-    repeat() {
-      clearTimeout(this.late);
-      if (this.compare() && !this.held) this.late = setTimeout(() => this.ask(), LATE);
     }
 
     enter(at, value) {

@@ -77,6 +77,8 @@
       this.view = view;
       this.pixels = new Pixels(view.side);
       this.seed = 0;
+      this.temperature = view.temperature;
+      this.score = {right: 0, asked: 0};  // of the question which picture is real
       this.painted = "";
       this.asked = {};  // the latest question of each kind
       this.chosen = 0;  // 0 is the likeliest face, others are samples
@@ -86,13 +88,11 @@
       this.frame = make("div", {class: "sr-canvas"}, this.face);
       this.status = make("p", {class: "sr-told", role: "status"});
       this.others = make("div", {class: "sr-others", role: "group", "aria-label": "Other people with the same pixels"});
-      const count = view.side ** 2;
+      this.bars = make("div", {class: "sr-bars"});
+      this.question = make("p", {role: "status"});
       const left = make("div", {class: "sr-box"}, this.grid, this.tools(), this.chips());
-      const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.actions());
-      const more = make("div", {class: "sr-strangers"},
-        make("p", {}, make("b", {}, `${["No", "One", "Two", "Three", "Four", "Five"][view.others] ?? view.others} other people with the same ${count} colours. `),
-          `Each of these pictures reduces to exactly your ${count} colours. Choose one to see it large.`),
-        this.others, this.button("Other people", () => this.reseed()));
+      const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.bars, this.actions());
+      const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.button("Other people", () => this.reseed()));
       this.body = make("div", {class: "sr-paint"}, left, right, more);
       this.append(this.body);
       this.listen();
@@ -113,11 +113,13 @@
       const on = (target, name, handle) => target.addEventListener(name, handle, {signal: this.listening.signal});
       on(document, "superres-answer", event => this.answer(event.detail));
       on(window, "hashchange", () => this.open());
+      on(document, "change", ({target}) => { if (target.type === "file") this.forget(); });
+      superres.photo.receive(this, this.listening.signal);
       // Gradio lays out the page's parts one after another: those that take questions, and the preview, may come later.
       on(document, "superres-asking", () => this.repeat());
       this.watchPreview?.disconnect();
       this.watchPreview = new MutationObserver(() => this.take());
-      this.watchPreview.observe(document.body, {childList: true, subtree: true, attributeFilter: ["src"]});
+      this.watchPreview.observe(document.body, {childList: true, subtree: true, attributeFilter: ["data-turn"]});
     }
 
     // Begin with the pixels of the link, or of the example.
@@ -164,6 +166,7 @@
       if (begins) this.focusCell(at);
       if (this.picks.checked) return begins && this.pick(at);
       if (begins) this.pixels.begin();
+      this.kept = true;
       if (this.pixels.paint(at, this.colour, this.mirrors.checked)) this.changed();
     }
 
@@ -176,6 +179,7 @@
         if (next >= 0 && next < side * side && (sameRow || Math.abs(moves[event.key]) === side)) this.focusCell(next);
       } else if (event.key === " " || event.key === "Enter") {
         this.pixels.begin();
+        this.kept = true;
         if (this.pixels.paint(at, this.colour, this.mirrors.checked)) this.changed();
       } else if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) this.undo();
       else if (event.key.toLowerCase() === "p" && !event.ctrlKey && !event.metaKey) this.pick(at);
@@ -219,10 +223,15 @@
     }
 
     chips() {
-      const chip = (name, values) => this.button(name, () => this.set(values()));
+      const chip = (name, values) => this.button(name, () => this.paintAll(values()));
       const fits = ([, letters]) => paintingOf(letters).length === this.pixels.values.length;
       const paintings = Object.entries(PAINTINGS).filter(fits).map(([name, letters]) => chip(name, () => paintingOf(letters)));
-      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, ...paintings, chip("Surprise me", () => this.surprise()));
+      const camera = superres.photo.hasCamera ? [this.button("Camera", () => superres.photo.photograph(text => this.state("failed", text)))] : [];
+      const examples = this.view.examples.map(({name, icon}, at) =>
+        this.button("", () => this.begin(at), {class: "sr-icon", "aria-label": name, title: name}));
+      examples.forEach((button, at) => button.append(make("img", {src: this.view.examples[at].icon, alt: ""})));
+      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, this.button("Photo", superres.photo.choose), ...camera,
+        ...paintings, chip("Surprise me", () => this.surprise()), ...examples);
     }
 
     actions() {
@@ -255,9 +264,21 @@
       return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, picture, this.save, ...Object.values(this.files));
     }
 
-    // The address of what is shown: pixels, seed, and the number of the sample, with the digest of its picture.
+    // Begin with an example.
+    begin(example) {
+      this.forget();
+      ask("example", example);
+    }
+
+    // A photo or example takes the place of painted pixels, also in the address, which never has a photo's.
+    forget() {
+      this.kept = false;
+      history.replaceState(null, "", location.pathname + location.search);
+    }
+
+    // The address of what is shown: pixels, and of a sample its temperature, seed and number, with the digest of its picture.
     link() {
-      const sample = this.chosen ? `&s=${this.seed}&n=${this.chosen}` : "";
+      const sample = this.chosen ? `&t=${this.temperature}&s=${this.seed}&n=${this.chosen}` : "";
       return `#x=${textOf(this.pixels.values)}${sample}${this.shown ? `&d=${this.shown.digest}` : ""}`;
     }
 
@@ -267,6 +288,8 @@
       if (!pixels) return false;
       const number = (name, most) => Math.min(Math.max(Math.trunc(Number(given.get(name))) || 0, 0), most);
       this.seed = number("s", 2 ** 31);
+      this.temperature = Number(given.get("t")) || this.view.temperature;
+      this.kept = true;
       this.promised = {digest: given.get("d"), chosen: number("n", this.view.others)};
       this.set(pixels, this.promised.chosen);
       return true;
@@ -274,15 +297,16 @@
 
     // Take the pixels of the photo or example that the page shows as the model's input.
     take() {
-      const image = document.querySelector("#preview img");
-      if (!image || image.src === this.taken) return;
-      this.taken = image.src;
+      const input = document.querySelector("#preview .sr-input"), image = input?.querySelector("img");
+      if (!image || input.dataset.turn === this.taken) return;
+      this.taken = input.dataset.turn;
       image.decode().then(() => {
         if (image.naturalWidth !== this.view.side) return;
         const context = make("canvas", {width: this.view.side, height: this.view.side}).getContext("2d", {colorSpace: "srgb"});
         context.drawImage(image, 0, 0);
         const values = context.getImageData(0, 0, this.view.side, this.view.side).data.filter((_, at) => at % 4 !== 3);
         this.example = textOf(values);
+        this.truth = input.dataset.truth;
         if (!this.linked) this.set(Uint8Array.from(values));
         this.linked = false;
       }, () => {});
@@ -299,6 +323,12 @@
     set(values, chosen = 0) {
       this.pixels.replace(values);
       this.changed(chosen);
+    }
+
+    // Pixels that the visitor has painted are in the address, so that they are there after a reload.
+    paintAll(values) {
+      this.kept = true;
+      this.set(values);
     }
 
     reseed() {
@@ -328,7 +358,7 @@
     }
 
     ask(kind) {
-      const question = {x: textOf(this.pixels.values), s: this.seed, n: this.chosen};
+      const question = {x: textOf(this.pixels.values), t: this.temperature, s: this.seed, n: this.chosen};
       this.asked[kind] = JSON.stringify(kind === "card" ? {...question, link: location.host + location.pathname} : question);
       if (kind in this.files) this.files[kind].disabled = true;
       else if (kind !== "others") this.state("drawing");
@@ -349,6 +379,7 @@
       if (error) {
         this.shown = null;
         this.face.removeAttribute("src");
+        this.bars.replaceChildren();
         this.state("failed", error);
       } else if (kind === "others") this.showOthers(faces);
       else if (kind === "large") {
@@ -372,35 +403,78 @@
       this.face.src = face.uri;
       this.save.href = face.uri;
       this.state("drawn", this.told(face));
+      this.compare(face);
+      if (this.kept) history.replaceState(null, "", this.link());
     }
 
+    // Say whether the picture is that of the link which was opened.
     told(face) {
       const {digest, chosen} = this.promised ?? {};
-      const steps = `Drawn in ${face.steps.toLocaleString("en")} steps instead of ${face.tokens.toLocaleString("en")}.`;
-      if (!digest || chosen !== this.chosen || face !== (this.chosen ? this.samples[this.chosen - 1] : this.first)) return steps;
-      return face.digest === digest ? `${steps} The same picture as that of the link.` : steps;
+      if (!digest || chosen !== this.chosen || face !== (this.chosen ? this.samples[this.chosen - 1] : this.first)) return "";
+      return face.digest === digest ? "The same picture as that of the link." : "";
+    }
+
+    // Show the number of steps beside that of one value per step.
+    compare({steps, tokens}) {
+      const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
+      this.bars.replaceChildren(bar("One value at a time", tokens), bar("superres, the same picture", steps));
     }
 
     clearOthers() {
       this.samples = [];
-      this.others.replaceChildren(...Array.from({length: this.view.others}, () => make("span")));  // keep their room
+      this.place = null;  // of the true picture among the others, until the visitor has found it
+      this.asks = Boolean(this.truth) && !this.painted && !this.chosen;
+      this.others.classList.toggle("sr-quiz", this.asks);
+      this.others.replaceChildren(...Array.from({length: this.view.others + this.asks}, () => make("span")));  // keep their room
+      this.introduce();
     }
 
+    // Show the other people; if a photo is known that has these pixels, it is among them, and the visitor looks for it.
     showOthers(faces) {
       this.samples = faces;
-      this.others.replaceChildren(...faces.map((face, at) => {
-        const image = make("img", {src: face.uri, alt: ""});
-        const button = make("button", {type: "button", "aria-pressed": "false", "aria-label": `Person ${at + 1} with the same pixels`}, image);
-        button.addEventListener("click", () => this.select(this.chosen === at + 1 ? 0 : at + 1));
-        return button;
-      }));
+      const pictures = faces.map((face, at) => this.other(face.uri, `Person ${at + 1} with the same pixels`, () => this.select(this.chosen === at + 1 ? 0 : at + 1)));
+      if (this.asks) {
+        this.place = Math.floor(Math.random() * (faces.length + 1));
+        const photo = this.other(this.truth, "The photo", () => {});
+        pictures.splice(this.place, 0, photo);
+        pictures.forEach((picture, at) => picture.setAttribute("aria-label", `Picture ${at + 1} of ${pictures.length}`));
+      }
+      this.others.replaceChildren(...pictures);
+      this.introduce();
       this.select(this.chosen);
+    }
+
+    other(uri, label, action) {
+      const button = this.button("", () => this.place === null ? action() : this.guess(button), {"aria-label": label, "aria-pressed": "false"});
+      button.append(make("img", {src: uri, alt: ""}));
+      return button;
+    }
+
+    // Say what the other people are, or ask which one is real.
+    introduce(answer = "") {
+      const count = this.view.side ** 2, words = ["no", "one", "two", "three", "four", "five"], number = words[this.view.others] ?? this.view.others;
+      const [title, text] = answer ? [`${answer} `, `${this.score.right} of ${this.score.asked} right. The others never existed; choose one to see it large.`]
+        : !this.asks ? [`${number[0].toUpperCase()}${number.slice(1)} other people with the same ${count} colours. `, `Each of these pictures reduces to exactly your ${count} colours. Choose one to see it large.`]
+          : ["Which one is real? ", `One of these is the photo, reduced like them; the model drew the others. All have the same ${count} colours.`];
+      this.question.replaceChildren(make("b", {}, title), text);
+    }
+
+    guess(button) {
+      const pictures = [...this.others.children], right = pictures[this.place];
+      this.score.asked++;
+      if (button === right) this.score.right++;
+      this.place = null;
+      pictures.filter(picture => picture !== right).forEach((picture, at) => picture.setAttribute("aria-label", `Person ${at + 1} with the same pixels`));
+      right.setAttribute("aria-label", "The photo");
+      right.classList.add("sr-real");
+      right.disabled = true;
+      this.introduce(button === right ? "Yes, that is the photo." : "No: the photo is the one with a frame.");
     }
 
     // Show the likeliest face (0) or a sample large.
     select(chosen) {
       this.chosen = chosen;
-      [...this.others.children].forEach((button, at) => button.setAttribute("aria-pressed", String(at + 1 === chosen)));
+      this.others.querySelectorAll("button:not(.sr-real)").forEach((button, at) => button.setAttribute("aria-pressed", String(at + 1 === chosen)));
       this.show(chosen ? this.samples[chosen - 1] : this.first);
     }
   }

@@ -1,0 +1,56 @@
+// A photo for the paint box: chosen, dropped, pasted, or taken with the camera. Gradio's hidden button (#choose) sends it.
+"use strict";
+(() => {
+  const {make} = superres;
+  const INPUT = "input[type=file]:has(~ #choose)";
+
+  // Let the visitor choose a file.
+  const choose = () => document.querySelector(INPUT).click();
+
+  // Send the first picture of a list of files; return whether there is one.
+  function give(files) {
+    const photo = [...files ?? []].find(({type}) => type.startsWith("image/")), input = document.querySelector(INPUT);
+    if (!photo) return false;
+    const list = new DataTransfer();
+    list.items.add(photo);
+    input.files = list.files;
+    input.dispatchEvent(new Event("change", {bubbles: true}));
+    return true;
+  }
+
+  // Take pictures that are dropped on an element or pasted into the page, until `signal` is aborted.
+  function receive(element, signal) {
+    element.addEventListener("dragover", event => event.preventDefault(), {signal});
+    element.addEventListener("drop", event => { if (give(event.dataTransfer.files)) event.preventDefault(); }, {signal});
+    document.addEventListener("paste", event => { if (element.offsetParent && give(event.clipboardData.files)) event.preventDefault(); }, {signal});
+  }
+
+  // Show what the camera sees, until the visitor takes a picture or closes the dialog; `failed` hears why there is none.
+  async function photograph(failed) {
+    let stream;
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({video: {facingMode: "user"}});
+    } catch (error) {
+      return failed(`The camera cannot be used (${error.message}). Allow it, or choose a photo.`);
+    }
+    const video = make("video", {autoplay: "", playsinline: "", muted: "", "aria-label": "What the camera sees"});
+    const take = make("button", {type: "button"}, "Take the picture"), close = make("button", {type: "button"}, "Close");
+    const dialog = make("dialog", {class: "sr-camera", "aria-label": "Camera"}, video, take, close);
+    take.addEventListener("click", () => {
+      const canvas = make("canvas", {width: video.videoWidth, height: video.videoHeight});
+      canvas.getContext("2d").drawImage(video, 0, 0);
+      canvas.toBlob(blob => give([new File([blob], "camera.png", {type: blob.type})]));
+      dialog.close();
+    });
+    close.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => {
+      for (const track of stream.getTracks()) track.stop();
+      dialog.remove();
+    });
+    video.srcObject = stream;
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+
+  Object.assign(superres, {photo: {choose, receive, photograph, hasCamera: Boolean(navigator.mediaDevices?.getUserMedia)}});
+})();
