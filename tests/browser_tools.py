@@ -3,6 +3,7 @@
 import base64
 import io
 
+import numpy as np
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import TimeoutError
@@ -41,6 +42,20 @@ def choose_face(page, number):
 def picture(uri):
     """Return the picture in a data URI."""
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
+def seen(page):
+    """Return the large pictures as the screen shows them, uint8 [H, W, 3], without their names."""
+    frame = page.locator(".sr-split")
+    frame.evaluate("""frame => {
+        frame.querySelectorAll(".sr-name").forEach(name => name.hidden = true);
+        return Promise.all([...frame.querySelectorAll("img")].map(image => image.decode()));
+    }""")
+    screen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
+    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach(name => name.hidden = false)")
+    box = frame.bounding_box()  # may begin within a pixel of the screen; pictures begin with a whole one
+    left, top = (round(box[name] % 1) for name in "xy")
+    return screen[top:top + round(box["height"]), left:left + round(box["width"])]
 
 
 def check_wcag(page, name, selector=None):

@@ -302,16 +302,15 @@ def per_stage(result: Upscaled, draw: Callable[[Upscaled], str]) -> str:
 def viewer_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled,
 ) -> str:
-    """Return the element that shows a picture large, beside others; of several samples, also their sheet.
+    """Return the element that compares a picture with others at a divider; of several samples, also their sheet.
 
     With the sheet are the mean of the samples, and a map of how much they differ.
     """
     faces, sheet = [], ""
     for row, (number, name, image) in enumerate(zip(numbers_of(result), names_of(result), result.images, strict=True)):
-        kept = f"sample {number} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
         own = [*earlier_pictures(result, row), *drawing.veiled_picture(result, row)]
-        faces.append({"name": name, "note": note_of(subject, result, row), "kept": kept, "file": f"face-{number}.png",
-                      "before": uris(own, drawing.DRAWN),
+        faces.append({"name": name, "note": note_of(subject, result, row), "made": made_by(options, number),
+                      "file": f"face-{number}.png", "before": uris(own, drawing.DRAWN),
                       "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, number))})
     before = uris([*baselines(subject, result), *truth_of(subject)], None)
     if len(faces) > 1:
@@ -323,6 +322,18 @@ def viewer_html(
                            below=drawing.legend("0", f"{highest:.0f} grey levels"))], "Mean and differences")
     data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
+
+
+def made_by(options: DecodeConfig, number: int) -> str:
+    """Return in a few words how the picture of a sample was made, for example "sample 3 of seed 1" or "epsilon 2"."""
+    parts = [f"sample {number} of seed {options.seed}"] if options.is_sampling else []
+    if options.sampling != "coupled":
+        parts.append(options.sampling)
+    elif options.block_size != 1 and not options.is_exact:
+        rules = {"distance": f"epsilon {options.epsilon}", "top-k": f"top {options.top_k}"}
+        parts.append(rules.get(options.accept, options.accept))
+        parts += [f"blocks of at least {options.min_block}"] if options.min_block > 1 else []
+    return ", ".join(parts) or "exact"
 
 
 def note_of(subject: crops.Subject, result: Upscaled, row: int) -> str:

@@ -92,6 +92,20 @@ def test_the_choice_of_a_size_is_hidden_for_small_inputs_which_are_stepped_throu
     np.testing.assert_array_equal(np.asarray(seen.convert("RGB"))[scale // 2::scale, scale // 2::scale], small)
 
 
+def test_the_left_side_stays_at_the_first_stage_of_whichever_sample_is_chosen(visit, cascade):
+    page = visit("/", cascade)
+    choose_face(page, 0)
+    decode(page, "#draw")
+    page.get_by_label("Left side").select_option("Stage 1 of 2, 32x32")
+    source, upscaler = read_image(FACES[0]), cascade.decoder.upscaler
+    drawn = upscaler(source[None], upscaler.default.changed({"temperature": 0.7}), samples=9).by_likelihood(9)
+    for row in (0, 8):
+        page.locator(".sr-choice").nth(row).click()
+        np.testing.assert_array_equal(shown(page), drawn.images[row])
+        stage = np.asarray(picture(page.get_attribute(".sr-before", "src")))
+        np.testing.assert_array_equal(stage[::2, ::2], drawn.earlier.images[row])
+
+
 CANVASES = "[...document.querySelectorAll('superres-race canvas')].map(canvas => canvas.toDataURL())"
 COUNTS = "[...document.querySelectorAll('superres-race canvas')].map(one => one.closest('figure').innerText)"
 
