@@ -70,7 +70,9 @@ def page(visit):
 
 
 def test_any_two_pictures_are_compared(page):
-    decode(page, "#run")  # the first example has a truth
+    page.get_by_role("button", name="Astronaut").click()
+    page.wait_for_selector("superres-crop [role=slider]")
+    decode(page, "#run")
     listed = ["Input, 8x8", "Lanczos", "Truth", "superres, 32x32"]
     assert names(page, "Left side") == names(page, "Right side") == listed
     check_seen(page)
