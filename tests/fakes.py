@@ -296,9 +296,9 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 """Proposers of one continuation a step."""
 
 
-def fixed_costs(largest):
-    """Return costs of block sizes 1..`largest` with which several tokens per step are fastest."""
-    return [1 + 0.15 * further for further in range(largest)]
+def fixed_costs(largest, slope=0.15):
+    """Return costs of block sizes 1..`largest`, with which by default several tokens per step are fastest."""
+    return [1 + slope * further for further in range(largest)]
 
 
 @dataclass

@@ -60,14 +60,16 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "superres"
 
 
-def make_sizes(measured, revision="0123", steady=True):
+def make_sizes(measured, revision="0123", steady=True, slope=0.15):
     """Make block sizes that find the machine `steady`, and add the batch size of every measurement to `measured`.
+
+    Each further token of a step costs `slope` of the first.
 
     Those of single tokens, in sessions of their own, are not added.
     """
     def measure(model, source, options, largest, *arguments):
         measured.extend([len(source)] * (largest > 1))
-        return fixed_costs(largest), steady
+        return fixed_costs(largest, slope), steady
 
     model = StepModel(random_model(SMALL, dtype=torch.float32))
     return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
@@ -133,15 +135,22 @@ def test_single_tokens_are_decoded_without_heads_wherever_blocks_would_not_pay(c
     assert decoder.loop.plain.session.width == expected
 
 
-def test_costs_that_other_work_has_disturbed_are_measured_again_by_the_next_process(cache):
+def test_disturbed_costs_are_measured_again_by_the_next_process_and_kept_until_steady_ones_are_known(cache):
     source, options, measured = random_tokens(SMALL, 2)[0], DecodeConfig(adaptive=True), []
-    disturbed = make_sizes(measured, steady=False)
-    assert disturbed.get(options, source) == disturbed.get(replace(options, seed=7), source)
-    assert measured == [2]
-    assert not [*cache.glob("cost-*.json")]
-    for _ in range(2):
-        make_sizes(measured).get(options, source)
+
+    def size(seen, slope, steady):
+        """Return the size that a new process chooses where it measures that a further token costs `slope`."""
+        sizes = make_sizes(seen, steady=steady, slope=slope)
+        assert sizes.get(options, source) == sizes.get(replace(options, seed=7), source)
+        return sizes.get(options, source)
+
+    assert size(measured, 0.15, False) == HEADS
+    assert size(measured, 9.0, False) == HEADS  # measured again, but the earlier costs are as good
     assert measured == [2, 2]
+    assert size(measured, 9.0, True) == 1
+    assert measured == [2, 2, 2]
+    assert size(measured, 0.15, True) == 1
+    assert measured == [2, 2, 2]
 
 
 def test_costs_are_steady_if_two_rounds_agree(monkeypatch):

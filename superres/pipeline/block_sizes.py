@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class BlockSizes:
         has no heads and may decode other numbers of rows together.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
-        Costs that other work on the machine has disturbed are not cached, so that the next process measures again.
+        The next process measures costs again that other work on the machine has disturbed, and keeps the earlier ones
+        unless its own are steady: so all processes have the same sizes, and a face takes the same steps in all.
         """
         if not options.adaptive or not len(source):
             return None
@@ -116,19 +118,28 @@ def cached_costs(
 ) -> list[float]:
     """Return `count` positive numbers that belong to `settings`: those in the user's cache, or else measured ones.
 
-    `measure`, a phase of the `name`, also returns whether they are steady; others are not kept.
+    `measure`, a phase of the `name`, also returns whether they are steady. Others are kept until steady ones are known.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / f"cost-{digest[:16]}.json"
-    with suppress(ConfigError):  # the file is missing or damaged
+    kept = _kept_costs(path, count)
+    if kept is not None and kept[1]:
+        return kept[0]
+    with Progress(name):
+        costs, steady = measure()
+    if kept is not None and not steady:
+        return kept[0]
+    with suppress(OSError, OutputError):  # without a cache, the next process measures again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_result(path, (json.dumps({**settings, "costs": costs, "steady": steady}, indent=1) + "\n").encode())
+    return costs
+
+
+def _kept_costs(path: Path, count: int) -> tuple[list[float], bool] | None:
+    """Return the `count` costs in a file, and whether they are steady; None if it is missing or damaged."""
+    with suppress(ConfigError):
         known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the costs"), ConfigError, "remove it")
         costs: list[float] = reader_of(list[float], 0)("costs", known.get("costs"))
         if len(costs) == count and min(costs) > 0:
-            return costs
-    with Progress(name):
-        costs, steady = measure()
-    if steady:
-        with suppress(OSError, OutputError):  # without a cache, the next process measures again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
-    return costs
+            return costs, known.get("steady") is True
+    return None
