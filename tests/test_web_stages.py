@@ -127,6 +127,36 @@ def test_the_race_on_arrival_has_the_steps_of_both_and_blocks_even_if_the_defaul
     assert race_html(decoder, truth) == ""  # blocks and single steps may then make different pictures
 
 
+def test_a_face_takes_the_same_steps_by_every_way_of_the_page(cascade, rng):
+    """With frames and without, alone and beside single steps, as often as it is decoded."""
+    decoder, options = Decoder(cascade, frame_seconds=0.001), DecodeConfig(adaptive=True, accept="top-k", top_k=200)
+    source, found = rng.integers(0, 256, (4, 4, 3), np.uint8), set()
+    for _ in range(2):
+        for variants in ({"": options}, {"single": options.sequential(), "blocks": options}):
+            *_, last = decoder.upscale("upscale", source[None], variants, judged=True)
+            found.add(tuple(len(trace.accepted) for stage in last[[*variants][-1]].stages for trace in stage.traces))
+        drawn = decoder.draw("draw", source, options)
+        found.add(tuple(len(trace.accepted) for stage in drawn.stages for trace in stage.traces))
+    assert len(found) == 1
+
+
+def test_the_result_says_how_many_steps_all_stages_took_and_calls_no_face_what_is_none(cascade, photo, rng):
+    def said(subject, count=1):
+        *_, html = views_of(Decoder(cascade), "upscale", subject, {"": DecodeConfig(1, temperature=0.9)},
+                            Decoder(cascade).deadline(), count)
+        return re.search('role="status">(.*?)</p>', html)[1]
+
+    steps = r" in \d\.\d\d seconds: 960 steps{} instead of 960, 1\.0 pixel values per step\."
+    _, _, square, _ = offer_crop(TASK, {"path": str(photo)}, 4)
+    assert re.fullmatch("One face" + steps.format(""), said(chosen(square, 4, TASK, read_image(photo))))
+    noise = rng.integers(0, 256, (60, 60, 3), np.uint8)
+    Image.fromarray(noise).save(photo)
+    _, _, square, _ = offer_crop(TASK, {"path": str(photo)}, 4)
+    for moved in (square, "3,4,50"):
+        assert re.fullmatch("One picture" + steps.format(""), said(chosen(moved, 4, TASK, noise)))
+    assert re.fullmatch("2 pictures" + steps.format(" for each"), said(chosen(square, 4, TASK, noise), 2))
+
+
 def test_the_endpoints_start_where_a_program_asks(cascade, tmp_path, rng):
     picture, small = rng.integers(0, 256, (30, 30, 3), np.uint8), rng.integers(0, 256, (4, 4, 3), np.uint8)
     for name, pixels in (("picture", picture), ("small", small)):

@@ -6,6 +6,7 @@ groups, in turns with other visitors, and each has a row in the manifest.
 
 from __future__ import annotations
 
+import base64
 import functools
 import itertools
 import zipfile
@@ -64,11 +65,14 @@ class Finished:
     image: Pixels
 
     def html(self) -> str:
-        """Return the crop of the photo, if it is large enough, the input and the result, side by side."""
+        """Return the result, beside it the crop of the photo, if it is large enough, and the input, and its file."""
         source, truth, name = self.subject.source, self.subject.truth, self.output.row.output
         crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {name}", None)]
-        return drawing.figures([*crop, drawing.figure(source, "input", f"Input of {name}", None),
-                                drawing.figure(self.image, name, f"Upscaled {name}")], name)
+        inputs = "".join([*crop, drawing.figure(source, "input", f"Input of {name}", None)])
+        uri = "data:image/png;base64," + base64.b64encode(self.output.data or b"").decode("ascii")
+        link = f'<a class="sr-download" download="{escape(name)}" href="{uri}">Download PNG</a>'
+        result = drawing.figure(self.image, name, f"Upscaled {name}", below=f"<br>{link}")
+        return f'<div class="sr-finished" role="group" aria-label="{escape(name)}">{result}<div>{inputs}</div></div>'
 
 
 @dataclass

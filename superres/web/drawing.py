@@ -110,9 +110,9 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
 
 
 def steps_of(result: Upscaled | Translated) -> int:
-    """Return the number of steps of a decode: of a picture's stages together, or of the sentences, one by one."""
+    """Return the steps of a decode: the iterations of all stages or sentences; of beam search, the model calls."""
     if isinstance(result, Translated):
-        return result.model_calls
+        return sum(trace.iterations for line in result.traces for trace in line) or result.model_calls
     return sum(trace.iterations for stage in result.stages for trace in stage.traces)
 
 
@@ -184,7 +184,7 @@ def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
 
 
 def histogram(traces: Sequence[RowTrace], block_size: int) -> str:
-    """Return a bar chart of the tokens accepted in each iteration, 1 to `block_size`, with their mean."""
+    """Return a bar chart of the pixel values accepted per step, 1 to `block_size`, with their mean."""
     accepted = np.concatenate([trace.accepted for trace in traces])
     shares, bars = 100 * np.bincount(accepted, minlength=block_size + 1)[1:] / len(accepted), []
     for index, share in enumerate(shares):
@@ -196,9 +196,9 @@ def histogram(traces: Sequence[RowTrace], block_size: int) -> str:
     words = ", ".join(f"{size}: {share:.0f} %" for size, share in enumerate(shares, 1))
     width = 24 * block_size
     return (f'<figure class="sr-figure"><svg class="sr-histogram" width="{width}" viewBox="0 -6 {width} 140" '
-            f'role="img" aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
-            f"<figcaption>Accepted block size and its share of the steps, %; mean {accepted.mean():.2f}</figcaption>"
-            "</figure>")
+            f'role="img" aria-label="Pixel values accepted per step, share of steps. {words}">{"".join(bars)}</svg>'
+            "<figcaption>Pixel values accepted per step, and their share of the steps, %; mean "
+            f"{accepted.mean():.1f}</figcaption></figure>")
 
 
 def mean_and_difference(images: Pixels) -> tuple[Pixels, Pixels, float]:

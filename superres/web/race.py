@@ -1,4 +1,4 @@
-"""The first thing that a visitor sees: a finished decode of a face beside one value per step, as a replay."""
+"""The first thing that a visitor sees: a finished decode of a face beside one pixel value per step, as a replay."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def race_html(decoder: Decoder, truth: Pixels | None) -> str:
     view = {"input": drawing.data_uri(source, None), "side": example.images.shape[1],
             "size": f"{len(source)}x{len(source)}",
             "truth": None if truth is None else drawing.data_uri(truth, None), "decodes": [
-                {"name": "One value per step", "end": "done",
+                {"name": "One pixel value per step", "end": "done",
                  "stages": [{name: value for name, value in stage.items() if name != "accepted"} for stage in stages]},
-                {"name": "Several values per step", "end": "the same picture", "stages": stages}]}
+                {"name": "Several pixel values per step", "end": "the same picture", "stages": stages}]}
     data = json.dumps(view, separators=(",", ":"))
     return f'<superres-race role="group" aria-label="A face, decoded in two ways" data-view="{escape(data)}">' \
            "</superres-race>"

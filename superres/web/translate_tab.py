@@ -52,8 +52,8 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
             text = gr.Textbox(examples[0] if examples else "", label=f"{source}, one sentence per line",
                               lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
                               info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters.")
-            with gr.Row(elem_classes="sr-examples"):
-                buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
+            with gr.Column(elem_classes="sr-lines"):
+                buttons = [gr.Button(example, size="sm") for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 heads = translator.model_config.prediction_heads
                 settings = [*controls.decoding_controls(translator.default, heads, TRANSLATION), gr.Slider(
@@ -179,10 +179,9 @@ def translations_html(
     for name, result in frames.items():
         heading = f"<h3>{escape(name)}</h3>" if name else ""
         traces = [trace for line in result.traces for trace in line]  # none of beam search
-        statistics = [("tokens", f"{sum(result.tokens):,}"), *([
-            ("iterations", f"{sum(trace.iterations for trace in traces):,}"),
-            ("tokens per step", f"{mean_accepted_block_size(traces):.2f}")] if traces else []),
-            ("model calls", f"{result.model_calls:,}"), ("seconds", f"{result.seconds:.3f}")]
+        statistics = [("tokens", f"{sum(result.tokens):,}"), ("steps", f"{drawing.steps_of(result):,}"),
+                      *([("tokens per step", f"{mean_accepted_block_size(traces):.1f}")] if traces else []),
+                      ("seconds", f"{result.seconds:.3f}")]
         shown = lines_html(translator, lines, result, times[name] if times else [], slower)
         parts.append(f'<section class="sr-variant">{heading}{shown}{drawing.statistics(statistics)}'
                      f"{steps_html(translator, result)}</section>")

@@ -42,8 +42,8 @@ them is somebody else, and it smears an eye of the astronaut. A model drew the o
 The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A
 photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
-        "draws it with one value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces that have "
-        "the same colours. They appear here while they are drawn.</p>")
+        "draws it with one pixel value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces that "
+        "have the same colours. They appear here while they are drawn.</p>")
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
@@ -92,10 +92,11 @@ def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
 def upscale_for_page(
     decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value, *settings: Value,
 ) -> Iterator[str]:
-    """Upscale, also one value per step if it is a race, and yield the page's HTML: the live view, then the results."""
+    """Upscale, in a race also one pixel value per step, and yield the page's HTML: the live view, then the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
-    variants = {"One value per step": options.sequential(), "In blocks": with_blocks(decoder, options)} if is_race \
-        else {"": options}
+    variants = {"": options}
+    if is_race:
+        variants = {"One pixel value per step": options.sequential(), "In blocks": with_blocks(decoder, options)}
     deadline = decoder.deadline()
     subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline)
@@ -194,8 +195,9 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}{stage_under_way(result)}: {math.floor(100 * result.share[row])} %"
             below = "" if number else drawing.statistics([
-                ("iterations", f"{counts['iterations']:,}"), ("model calls", f"{counts['model_calls']:,}"),
-                ("tokens per step", f"{counts['mean_accepted_block_size']:.2f}"), ("seconds", f"{result.seconds:.2f}")])
+                ("steps", f"{counts['iterations']:,}"),
+                ("pixel values per step", f"{counts['mean_accepted_block_size']:.1f}"),
+                ("seconds", f"{result.seconds:.2f}")])
             parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, drawing.DRAWN,
                                         drawing.block_overlay(result, row), below, size))
     note = f'<p class="sr-hint">{drawing.race_note(frames)}</p>' if len(frames) > 1 else ""
@@ -207,21 +209,28 @@ def results_html(
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
-    count, traces = len(result.traces), [trace for one in result.stages for trace in one.traces]
-    tokens, iterations = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
-    faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
-    sizes = " and ".join(f"{mean_accepted_block_size(one.traces):.2f}" for one in result.stages)
-    summary = (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
-               f"{tokens // count:,}, {sizes} tokens per step.")
-    pictures = pictures_html(subject, result)
+    count, pictures = len(result.traces), pictures_html(subject, result)
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
             f"{viewer_html(stage, subject, options, result)}"
-            f'<p class="sr-hint" role="status">{summary}</p>'
+            f'<p class="sr-hint" role="status">{summary_of(subject, result)}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
             f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
             f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"
             f"{drawing.fold('Where blocks were accepted', per_stage(result, blocks_html))}"
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
+
+
+def summary_of(subject: crops.Subject, result: Upscaled) -> str:
+    """Return how long a decode took, its steps, and how many one pixel value per step would take, all stages together.
+
+    The pictures are faces, unless they are from a photo in which no face was found.
+    """
+    count, traces = len(result.traces), [trace for one in result.stages for trace in one.traces]
+    values, steps = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
+    name = "picture" if subject.crop is not None and subject.crop.faces == 0 else "face"
+    drawn, each = (f"One {name}", "") if count == 1 else (f"{count} {name}s", " for each")
+    return (f"{drawn} in {result.seconds:.2f} seconds: {steps / count:,.0f} steps{each} instead of "
+            f"{values // count:,}, {mean_accepted_block_size(traces):.1f} pixel values per step.")
 
 
 def compared(subject: crops.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels, dict[str, Any] | None]]:
@@ -339,7 +348,7 @@ def made_by(options: DecodeConfig, number: int) -> str:
 def note_of(subject: crops.Subject, result: Upscaled, row: int) -> str:
     """Return what is known of a picture: its scores if there is a truth, and of several samples its bits/dim."""
     scored = caption_of("", result.images[row], subject.truth)
-    bits = f"{result.bits_per_dim[row]:.3f} bits per intensity" if result.samples else ""
+    bits = f"{result.bits_per_dim[row]:.3f} bits per pixel value" if result.samples else ""
     return "; ".join(filter(None, (scored, bits)))
 
 
@@ -381,12 +390,12 @@ def blocks_html(result: Upscaled) -> str:
     """Return the heat map of the first picture, and the histogram over all pictures, of one stage."""
     block_size = max(trace.proposed.shape[1] for trace in result.traces)
     if block_size == 1:
-        return '<p class="sr-hint">Every step accepted one token.</p>'
+        return '<p class="sr-hint">Every step accepted one pixel value.</p>'
     heat = drawing.figure(
-        drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
-        "Heat map of the accepted block sizes over the face",
+        drawing.heat_map(result.images[0], result.traces[0], block_size),
+        "Pixel values accepted in the step of each pixel", "Heat map over the face: pixel values accepted per step",
         below=drawing.legend("1", str(block_size)))
-    return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Accepted block sizes")
+    return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Pixel values accepted per step")
 
 
 def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled) -> str:

@@ -142,9 +142,9 @@ def compare_a_photo(page):
 def race(page):
     decode(page, "#race")
     text = page.inner_text("#results")
-    assert "One value per step: 100 %" in text
+    assert "One pixel value per step: 100 %" in text
     assert "In blocks: 100 %" in text
-    assert "3,073" in text  # model calls of greedy decoding
+    assert "3,072" in text  # steps of greedy decoding
     assert "times as fast" in text or "do not differ clearly" in text
 
 

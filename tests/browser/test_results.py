@@ -221,7 +221,7 @@ def run_a_batch(page, folder):
     chooser.value.set_files([FACES[0], FACES[1], folder / "bad.png"])
     page.wait_for_selector("#files [aria-label='bad.png']")
     begin_batch(page)
-    page.wait_for_selector("#gallery figure:nth-child(2)")
+    page.wait_for_selector("#gallery .sr-finished:nth-child(2)")
     page.wait_for_selector("#archive a[download]")
     page.wait_for_selector("#stop-batch", state="hidden")
     assert "2 of 3 ready" in page.inner_text("#batch-state")

@@ -414,7 +414,7 @@
       return face.digest === digest ? "The same picture as that of the link." : "";
     }
 
-    // Show the number of steps beside that of one value per step.
+    // Show the number of steps beside that of one pixel value per step.
     compare({steps, tokens}) {
       const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
       this.bars.replaceChildren(bar("One value at a time", tokens), bar("superres, the same picture", steps));

@@ -6,11 +6,11 @@
   const CHANNELS = 3, CELL = 32;  // tokens of a pixel, canvas pixels of a face's pixel
   const CLOSE_UP = [11, 3];  // columns and rows of the enlarged surroundings of a block
   const COLOURS = ["red", "green", "blue"];
+  const UNIT = {face: "pixel value", text: "token"};  // what the page calls a token
   const SLOWEST = 0.5, FASTEST = 200;  // steps per second
   const FIRST_SPEED = {face: 20, text: 1};
   const MARKS = {accepted: "\u2713", rejected: "\u2013", broken: "\u2715", past: ""};
   const number = value => value.toLocaleString("en");
-  const tokens = count => `${count} token${count === 1 ? "" : "s"}`;
 
   // Return the steps of a decode. Its last step is complete: proposals past the end of the sequence are not rejected.
   function stepsOf(decode) {
@@ -178,6 +178,7 @@
     draw(data) {
       cancelAnimationFrame(this.timer);
       this.data = data;
+      this.unit = UNIT[data.kind];
       this.view = data.kind === "face" ? new Face(data.side) : new Text(data.language);
       this.build();
       this.choose(0);
@@ -206,7 +207,7 @@
       const choice = labelled("Decode", this.select);
       choice.hidden = this.data.decodes.length === 1;
       this.caption = make("p", {class: "sr-caption", role: "status"});
-      this.strip = make("ol", {class: "sr-strip", "aria-label": "Proposed tokens of this step"});
+      this.strip = make("ol", {class: "sr-strip", "aria-label": `Proposed ${this.unit}s of this step`});
       const key = ["accepted", "broken", "rejected"].map((state, at) => make("span", {class: `sr-key sr-${state}`},
         `${MARKS[state]} ${["accepted", "the block broke here", "rejected"][at]}`));
       this.append(
@@ -236,7 +237,7 @@
       this.seconds = this.data.decodes[index].seconds;
       this.setSpeed();
       this.view.begin(this.data.decodes[index], () => this.show(this.shown));
-      this.show(this.steps.length);
+      this.show(Math.min(1, this.steps.length));
     }
 
     move(by) {
@@ -287,7 +288,7 @@
       const label = `Step ${number(shown)} of ${number(this.steps.length)}`, step = this.steps[shown - 1];
       this.scrubber.setAttribute("aria-valuetext", label);
       this.view.show(this.steps, shown, `The picture after step ${number(shown)}`);
-      this.caption.textContent = `${label}. ${step ? this.describe(step) : "No token is decoded yet."}`;
+      this.caption.textContent = `${label}. ${step ? this.describe(step) : `No ${this.unit} is decoded yet.`}`;
       this.strip.replaceChildren(...Array.from({length: this.widest}, (_, index) => this.cell(step, index)));
     }
 
@@ -301,10 +302,11 @@
 
     describe(step) {
       const {accepted, proposed, position} = step;
-      const share = `${tokens(proposed.length)} proposed from token ${number(position + 1)}: ${accepted} accepted`;
+      const share = `${proposed.length} ${this.unit}${proposed.length === 1 ? "" : "s"} proposed from ` +
+        `${this.unit} ${number(position + 1)}: ${accepted} accepted`;
       if (step.broken) {
         const at = position + accepted;
-        return `${share}, ${proposed.length - accepted} rejected. The block broke at token ${number(at + 1)}` +
+        return `${share}, ${proposed.length - accepted} rejected. The block broke at ${this.unit} ${number(at + 1)}` +
           `${this.view.where(at)}: proposed ${this.view.token(proposed[accepted])}, the model gives ` +
           `${this.view.token(step.correct)}.`;
       }
