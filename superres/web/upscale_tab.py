@@ -42,8 +42,8 @@ them is somebody else, and it smears an eye of the astronaut. A model drew the o
 The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A
 photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
 HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
-        "draws it with one pixel value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces that "
-        "have the same colours. They appear here while they are drawn.</p>")
+        "draws it with one pixel value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces "
+        "that have the same colours. They appear here while they are drawn.</p>")
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
