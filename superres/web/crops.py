@@ -6,10 +6,8 @@ import functools
 import json
 import os
 import secrets
-import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -34,8 +32,6 @@ Result = TypeVar("Result")
 READING = Turns(2)
 """Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
-FACELESS: deque[int] = deque(maxlen=1000)
-"""Keys of the latest photos in which no face was found: a square of such a photo comes back without this."""
 ICON_SIZE = 48  # longest side of an example's icon, in pixels
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
@@ -167,8 +163,6 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
             return "", preview_html(Subject(image), task), "", False
         crops = choose_crops(image, task)
         chosen = largest(crops)
-        if chosen.faces == 0:
-            FACELESS.append(photo_key(image))
         data = json.dumps({
             "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
             "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(chosen),
@@ -217,26 +211,16 @@ def has_choice(task: FaceTask, crop: Crop) -> bool:
 
 
 def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subject:
-    """Return the input from a picture for values of the square, which `choose_crops` checks, and of the start.
-
-    A square of a photo in which the page found no face has a crop with that number of faces.
-    """
+    """Return the input from a picture for values of the square, which `choose_crops` checks, and of the start."""
     if task.is_source(image):
         return Subject(image)
     crop = largest(choose_crops(image, task, square or DEFAULT_CROP))
-    if crop.kind == "given" and photo_key(image) in FACELESS:
-        crop = replace(crop, faces=0)
     return take(image, started(task, start, crop), crop)
 
 
 def setting_of(crop: Crop) -> str:
     """Return the crop setting of a square."""
     return f"{crop.left},{crop.top},{crop.size}"
-
-
-def photo_key(image: Pixels) -> int:
-    """Return a number by which the pixels of a photo are recognised."""
-    return zlib.crc32(np.ascontiguousarray(image).data)
 
 
 def names_of(crop: Crop) -> dict[str, str]:

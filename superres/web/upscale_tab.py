@@ -212,7 +212,7 @@ def results_html(
     count, pictures = len(result.traces), pictures_html(subject, result)
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
             f"{viewer_html(stage, subject, options, result)}"
-            f'<p class="sr-hint" role="status">{summary_of(subject, result)}</p>'
+            f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
             f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
             f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"
@@ -220,15 +220,14 @@ def results_html(
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
-def summary_of(subject: crops.Subject, result: Upscaled) -> str:
+def summary_of(result: Upscaled) -> str:
     """Return how long a decode took, its steps, and how many one pixel value per step would take, all stages together.
 
-    The pictures are faces, unless they are from a photo in which no face was found.
+    It speaks of pictures: a photo may show no face.
     """
     count, traces = len(result.traces), [trace for one in result.stages for trace in one.traces]
     values, steps = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
-    name = "picture" if subject.crop is not None and subject.crop.faces == 0 else "face"
-    drawn, each = (f"One {name}", "") if count == 1 else (f"{count} {name}s", " for each")
+    drawn, each = ("One picture", "") if count == 1 else (f"{count} pictures", " for each")
     return (f"{drawn} in {result.seconds:.2f} seconds: {steps / count:,.0f} steps{each} instead of "
             f"{values // count:,}, {mean_accepted_block_size(traces):.1f} pixel values per step.")
 
