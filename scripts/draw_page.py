@@ -65,10 +65,11 @@ def served(checkpoint: str) -> Iterator[str]:
 
 def decode(page: Page, button: str) -> None:
     """Press a button, and wait until its decoding has ended and the page shows its results."""
-    page.evaluate("""() => { window.ended = 0; const end = superres.end;
-        superres.end = view => { end(view); ended++; }; }""")
+    page.locator(".sr-actions").filter(has=page.locator(button)).evaluate("""bar => { window.ended = false;
+        new MutationObserver(() => { ended ||= bar.dataset.state === "fresh"; }).observe(
+            bar, {attributeFilter: ["data-state"]}); }""")
     page.click(button)
-    page.wait_for_function("ended > 0")
+    page.wait_for_function("ended")
 
 
 def paint(page: Page, change: Callable[[], None]) -> None:

@@ -65,12 +65,19 @@ def check_wcag(page, name, selector=None):
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
 
 
+def bar_of(page, button):
+    """Return the bar with a button."""
+    return page.locator(".sr-actions").filter(has=page.locator(button))
+
+
 def decode(page, button):
     """Press a button, and wait until its decoding has ended."""
-    before = page.evaluate("""() => window.ended ??= (end => {
-        superres.end = view => { end(view); ended++; };
-        return 0;
-    })(superres.end)""")
+    before = bar_of(page, button).evaluate("""bar => {
+        window.ended ??= 0;
+        bar.watched ??= new MutationObserver(() => { window.ended += ["fresh", "stale"].includes(bar.dataset.state) });
+        bar.watched.observe(bar, {attributeFilter: ["data-state"]});
+        return window.ended;
+    }""")
     page.click(button)
     page.wait_for_function("before => ended > before", arg=before)
 

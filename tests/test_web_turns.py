@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 from web_demo import wait
 
-from superres.web.turns import MOST_WAITING, VISITOR, StoppedError, Turns, Visitor, next_place
+from superres.web.turns import GONE, MOST_WAITING, VISITOR, StoppedError, Turns, Visitor, next_place, requests_before
 
 A1, A2, A3, B1, B2 = (Visitor(*name) for name in ("A1", "A2", "A3", "B1", "B2"))
 
@@ -76,3 +76,36 @@ def test_an_address_waits_for_few_turns():
         for one in waiting:
             with pytest.raises(StoppedError, match="server is stopping"):
                 one.result(300)
+
+
+@pytest.mark.parametrize(("place", "waiting", "inside", "before"), [
+    (0, [A1], [], 0), (0, [A1], [B1], 1), (1, [B1, A1], [], 1),
+    (1, [A1, A1], [B1], 1), (0, [A1], [A1], 0),  # requests of one's own do not count
+    (1, [A2, B1], [A1], 1), (0, [A2, B1], [A1], 2),  # the address with fewer visitors inside is first
+    (2, [B1, B1, A1], [], 1), (2, [B1, B2, A1], [A2, A3], 4),
+])
+def test_the_requests_before_one_are_those_of_others_that_are_taken_earlier(place, waiting, inside, before):
+    assert requests_before(place, waiting, inside, 3, 2) == before
+
+
+def test_a_visitor_hears_how_many_are_before_and_a_stopped_request_waits_no_longer():
+    turns, gone = Turns(1), threading.Event()
+
+    def wait_until_gone():
+        GONE.set(gone)
+        with turns.turn():
+            raise AssertionError
+
+    with ThreadPoolExecutor(3) as pool, turns.turn():
+        other = as_visitor(pool, B1, turns.turn().__enter__)
+        wait(lambda: len(turns._waiting) == 1)
+        stopped = as_visitor(pool, A1, wait_until_gone)
+        wait(lambda: len(turns._waiting) == 2)
+        assert [turns.before(visitor) for visitor in (B1, A1, A2)] == [1, 2, None]
+        gone.set()
+        with pytest.raises(StoppedError, match="the request was stopped"):
+            stopped.result(300)
+        assert [visitor for visitor, _ in turns._waiting] == [B1]
+        turns.close()
+        with pytest.raises(StoppedError, match="server is stopping"):
+            other.result(300)

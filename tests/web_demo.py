@@ -143,3 +143,24 @@ class Blocked:
         self.streams += 1
         self.go.wait(300)
         yield from self._upscaler.stream(*arguments, **keywords)
+
+
+ALL = 10_000
+"""More frames than a decode has."""
+
+
+class Frames(threading.Semaphore):
+    """A semaphore without which the decoder gives no frame: each release allows as many frames."""
+
+    def hold(self):
+        while self.acquire(blocking=False):
+            pass
+
+    def of(self, stream):
+        """Return `stream` with a wait before each frame."""
+        def one_by_one(*arguments, **settings):
+            for frame in stream(*arguments, **settings):
+                self.acquire()
+                yield frame
+
+        return one_by_one

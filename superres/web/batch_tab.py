@@ -86,6 +86,7 @@ class Batch:
         done: number of decoded images, with the decoded share of the current group.
         rows: one manifest row per output that is finished or has failed.
         pictures: the finished results.
+        is_waiting: whether the first group has not had its turn at decoding.
     """
 
     settings: RunSettings
@@ -94,6 +95,7 @@ class Batch:
     done: float = 0.0
     rows: list[Row] = field(default_factory=list)
     pictures: list[Finished] = field(default_factory=list)
+    is_waiting: bool = True
 
     def fail(self, entry: Input, output: str, reason: object) -> None:
         """Add the row of an output that cannot be made."""
@@ -127,34 +129,37 @@ def batch_tab(decoder: Decoder) -> None:
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
-            (run,), stop = controls.buttons_of("-batch", "Upscale all")
+            (run,), bar = controls.buttons_of(decoder, "-batch", "batch", "Upscale all")
             state = gr.HTML('<p class="sr-hint">Every face that is found in a photo becomes a picture; if '
                             "there is none, its central square does. If a file cannot be read, the page names it and "
                             "continues with the others.</p>", elem_id="batch-state")
-            archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
-                              visible=controls.visibility(False), elem_id="archive")
-            gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, *settings], gallery,
-                       [state, gallery, archive], stop)
-    controls.note_changes(gallery, [files, start, *settings])
+            with gr.Column(elem_id="batch"):
+                archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
+                                  visible=controls.visibility(False), elem_id="archive")
+                gallery = gr.HTML(elem_id="gallery")
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, *settings],
+                       [gallery, archive, state], bar, cleared=[state])
+    controls.note_changes(bar, [files, start, *settings])
     endpoint(decoder, settings)
 
 
 def batch_for_page(decoder: Decoder, uploads: Value, start: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
-    """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
-    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=controls.visibility(False))
+    """Upscale uploads, and yield the gallery, the zip file and the progress for the page.
+
+    The earlier gallery and its zip file stay until the first frame.
+    """
     finished, path = -1, None
     for batch in upscale_batch(decoder, uploads, start, settings):
-        if len(batch.rows) == finished:
-            # The file is sent again: the page may have lost it in a fast sequence of updates.
-            yield state_html(batch), gr.skip(), gr.update(
-                value=path, visible=controls.visibility(path is not None))
+        if batch.is_waiting:
+            yield gr.skip(), gr.skip(), state_html(batch)
             continue
-        finished, path = len(batch.rows), batch.save()
-        parts = "".join(one.html() for one in batch.pictures)
-        gallery = f'<div class="sr-result sr-gallery">{parts}</div>' if parts else ""
-        yield state_html(batch), gallery, gr.update(
-            value=path, visible=controls.visibility(path is not None))
+        gallery = gr.skip()
+        if len(batch.rows) > finished:
+            finished, path = len(batch.rows), batch.save()
+            parts = "".join(one.html() for one in batch.pictures)
+            gallery = f'<div class="sr-result sr-gallery">{parts}</div>' if parts else ""
+        # The file is sent again each time: the page may have lost it in a fast sequence of updates.
+        yield gallery, gr.update(value=path, visible=controls.visibility(path is not None)), state_html(batch)
 
 
 def state_html(batch: Batch) -> str:
@@ -222,6 +227,7 @@ def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequ
                               *((file.entry, file.output) for file in left.values())]:
             if output not in made:
                 batch.fail(entry, output, error)
+    batch.is_waiting = False
     yield batch
 
 
@@ -299,7 +305,7 @@ def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline, batc
     """Decode a group of outputs into `batch`, and yield it after each frame."""
     sources, before = np.stack([subject.source for _, subject in group]), batch.done
     for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline):
-        result = frames[""]
+        result, batch.is_waiting = frames[""], False
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
             for row, ((request, subject), image) in enumerate(zip(group, result.images, strict=True)):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from typing import Any, Literal, TypeVar, cast
 
 import gradio as gr
+from gradio.context import Context
 from gradio.exceptions import InvalidPathError
 
 from superres.config import FACES, TRANSLATION, DecodeConfig, Setting, is_number, require, require_whole, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.resolved_options import choices_for
+from superres.web.decoding import Decoder
 from superres.web.files import NOT_UPLOADED
+from superres.web.turns import VISITOR, FairQueue, Visitor
 
 MAX_SAMPLES = 16  # pictures that one request may draw
 T = TypeVar("T")
@@ -29,6 +33,10 @@ QUEUED: dict[str, Any] = {"concurrency_id": "decoding", **RAW}
 """Options of events that decode, in the order of `superres.web.turns.FairQueue`."""
 INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of events that only update the page."""
+TURN = "turn"
+"""What a decode tells the page from its first frame on."""
+HEARD = """document.addEventListener("superres-%s", () => trigger("input"));"""
+"""Script of a hidden component by which the page's script triggers an event."""
 
 
 @dataclass(frozen=True)
@@ -100,45 +108,115 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
     return gr.Textbox(text, max_lines=1, placeholder=about.unset, **common)
 
 
-def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
-    """Lay out a tab's buttons, the first one as its main one, and the button that stops what they started.
+@dataclass(frozen=True)
+class Bar:
+    """The bar of a tab: it says the state of the results in a view, and has the buttons that change it.
 
-    `tab` is the suffix of the buttons' element ids, "" or for example "-text"; `names` are their texts.
+    Attributes:
+        view: the element id of the component with the results.
+        stopped: the component whose event stops the decode: the Stop button, while a decode waits or runs.
+        told: what the decode tells the page: "" at first, `TURN` from its first frame on, or why it has failed.
+    """
+
+    view: str
+    stopped: gr.HTML
+    told: gr.Textbox
+
+
+def buttons_of(
+    decoder: Decoder, tab: str, view: str, *names: str, verb: str = "Drawing",
+) -> tuple[list[gr.Button], Bar]:
+    """Lay out a tab's bar, and return its buttons, the first one as its main one, and the bar.
+
+    `tab` is the suffix of the element ids, "" or for example "-text"; `names` are the texts of the buttons, and `verb`
+    is what the bar says while a decode runs.
     """
     ids = [f"run{tab}", *(f"{name.split()[0].lower()}{tab}" for name in names[1:])]
     with gr.Row(elem_classes="sr-actions"):
+        gr.HTML(f'<div class="sr-state" data-view="{view}" data-verb="{verb}"><span role="status"></span>'
+                '<span aria-hidden="true"></span></div>', padding=False, min_height=0)
         buttons = [gr.Button(name, variant="secondary" if place else "primary", elem_id=ids[place], min_width=100)
                    for place, name in enumerate(names)]
-        return buttons, gr.Button("Stop", variant="stop", elem_id=f"stop{tab}", min_width=100)
+        stop = gr.Button("Stop", variant="stop", elem_id=f"stop{tab}", min_width=100)
+        told = gr.Textbox(visible="hidden", show_label=False, elem_id=f"told{tab}")
+        stopped = heard(f"stop-{view}")
+        ask_place(decoder, view)
+    told.change(None, told, None, **script("told", view, "told"))
+    stop.click(None, None, None, **script("stop", view))
+    return buttons, Bar(view, stopped, told)
+
+
+def heard(name: str) -> gr.HTML:
+    """Lay out a hidden component whose event `input` is the event "superres-NAME" of the page's script."""
+    return gr.HTML("", html_template="", js_on_load=HEARD % name, visible="hidden", elem_id=f"heard-{name}")
+
+
+def ask_place(decoder: Decoder, view: str) -> None:
+    """Lay out the hidden components by which the page asks how many requests are before the one of a view."""
+    asked = heard(f"place-{view}")
+    place = gr.Number(visible="hidden", show_label=False, elem_id=f"place-{view}")
+    page = cast(gr.Blocks, Context.root_block)
+
+    async def find_place() -> int | None:  # in the loop that changes the queue
+        visitor = VISITOR.get() or Visitor()
+        queued = cast(FairQueue, page._queue).before(visitor, view)
+        return decoder.before(visitor) if queued is None else queued
+
+    answered = asked.input(find_place, None, place, **INSTANT)
+    answered.success(None, place, None, **script("place", view, "place"))
 
 
 def decode_on(
-    triggers: Sequence[Any], handler: Callable[..., Any], inputs: Sequence[gr.components.Component],
-    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button,
+    triggers: Sequence[Any], handler: Callable[..., Iterator[Any]], inputs: Sequence[gr.components.Component],
+    outputs: Sequence[gr.components.Component], bar: Bar, cleared: Sequence[gr.components.Component] = (),
 ) -> None:
-    """Decode when an event, such as a button's `click`, triggers it; `stop` is shown until the decoding has ended.
+    """Decode when an event, such as a button's `click`, triggers it, unless a decode of the view waits or runs.
 
-    `handler` decodes for values of `inputs`, and yields values of `outputs`; `view` has the results.
+    `handler` decodes for values of `inputs`, and yields values of `outputs`. The first of them shows the frames: it is
+    `gr.skip()` until the decode has its turn. The components `cleared` become empty when the decode begins.
     """
     for trigger in triggers:
-        begun = trigger(None, None, None, **script("begin", view))
-        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **QUEUED)
-        started.success(None, None, None, **script("end", view))
-        started.failure(None, None, None, **script("fail", view))
-        stop.click(None, None, None, cancels=[started], **script("stop", view))
+        begun = trigger(None, None, [bar.told, *cleared], **script("begin", bar.view, value=str(1 + len(cleared))))
+        started = begun.success(telling(handler, len(outputs)), inputs, [*outputs, bar.told], show_progress="hidden",
+                                api_visibility="private", **QUEUED)
+        started.success(None, None, None, **script("end", bar.view))
+        started.failure(None, bar.told, None, **script("fail", bar.view, "told"))
+        bar.stopped.input(None, None, None, cancels=[started], **INSTANT)
 
 
-def script(function: str, view: gr.components.Component) -> dict[str, Any]:
-    """Return the options of an event that calls a function of `static/page.js` for a view."""
-    return {"js": f"() => superres.{function}('{view.elem_id}')", **INSTANT}
+def telling(handler: Callable[..., Iterator[Any]], outputs: int) -> Callable[..., Iterator[tuple[Any, ...]]]:
+    """Return a handler of `outputs` outputs with one more: what the decode tells the page, see `Bar`."""
+    def handle(*values: Value) -> Iterator[tuple[Any, ...]]:
+        told: Any = gr.skip()
+        try:
+            with contextlib.closing(handler(*values)) as frames:  # type: ignore[type-var]
+                for frame in frames:
+                    shown = frame if isinstance(frame, tuple) else (frame,)
+                    told = told if shown[0] == gr.skip() else TURN
+                    yield *shown, told
+        except Exception as error:
+            shown_error = shown_to_visitor(error)
+            yield *[gr.skip()] * outputs, unescape(str(shown_error.message))
+            raise shown_error from None
+
+    return handle
 
 
-def note_changes(view: gr.components.Component, inputs: Iterable[gr.components.Component]) -> None:
-    """Mark the results in `view` as stale once a component in `inputs` has changed."""
+def script(function: str, view: str, parameter: str = "", value: str = "") -> dict[str, Any]:
+    """Return the options of an event that calls a function of `static/page.js` for the element id of a view.
+
+    Its second argument is the value of the event's input, as `parameter`, or `value` in JavaScript.
+    """
+    more = f", {parameter or value}" if parameter or value else ""
+    return {"js": f"({parameter}) => superres.{function}('{view}'{more})", **INSTANT}
+
+
+def note_changes(bar: Bar, inputs: Iterable[gr.components.Component]) -> None:
+    """Mark the results of a bar's view as stale once a component in `inputs` has changed."""
     for component in inputs:
         # The server changes settings, too, for example the seed; uploads and texts are new whoever changes them.
         is_new = isinstance(component, (gr.Image, gr.File)) or component.elem_id == "text"
-        getattr(component, "change" if is_new else "input")(None, None, None, **script("stale", view))
+        getattr(component, "change" if is_new else "input")(None, None, None, **script("change", bar.view))
 
 
 def visibility(is_visible: bool) -> bool | Literal["hidden"]:

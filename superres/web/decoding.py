@@ -20,7 +20,7 @@ from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
-from superres.web.turns import StoppedError, Turns
+from superres.web.turns import StoppedError, Turns, Visitor
 
 Frame = TypeVar("Frame", Upscaled, Translated)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
@@ -74,6 +74,10 @@ class Decoder:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
         self.is_closing = True
         self._turns.close()
+
+    def before(self, visitor: Visitor) -> int | None:
+        """Return how many requests of others are before that of a visitor who waits for a turn; None if none waits."""
+        return self._turns.before(visitor)
 
     def deadline(self) -> Deadline:
         """Return the deadline of a request that starts now."""

@@ -8,6 +8,7 @@ import functools
 import logging
 import shutil
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
 from html import escape
 from pathlib import Path
@@ -33,7 +34,7 @@ from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
 from superres.web.head import CARD_PATH, TITLE, Preview, with_preview
 from superres.web.translate_tab import translate_tab
-from superres.web.turns import VISITOR, FairQueue, StoppedError, Visitor
+from superres.web.turns import GONE, VISITOR, FairQueue, StoppedError, Visitor
 from superres.web.upscale_tab import upscale_tab
 
 # Gradio's own colours do not have the contrast that WCAG AA asks for.
@@ -77,9 +78,14 @@ class Page(gr.Blocks):
     async def process_api(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # noqa: ANN401 -- Gradio's
         """Handle an event from the queue or a direct request."""
         VISITOR.set(Visitor.of(keywords.get("request")))
+        gone = threading.Event()
+        GONE.set(gone)
         try:
             handled: dict[str, Any] = await super().process_api(*arguments, **keywords)
             return handled
+        except asyncio.CancelledError:
+            gone.set()  # the request is stopped, and its thread may wait for a turn
+            raise
         except gr.Error:
             raise
         except Exception as error:

@@ -60,14 +60,15 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
                     0, MAX_BEAM, 0, step=1, label="Beam search",
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")]
         with gr.Column(scale=3, min_width=300):
-            (run, race), stop = controls.buttons_of("-text", "Translate", "Race")
+            (run, race), bar = controls.buttons_of(decoder, "-text", "translation", "Translate", "Race",
+                                                   verb="Translating")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
     for triggers, is_race in (([run.click, text.submit], False), ([race.click], True)):
         controls.decode_on(triggers, functools.partial(translate_for_page, decoder, translator, is_race),
-                           [text, *settings], live, [live], stop)
-    controls.note_changes(live, [text, *settings])
+                           [text, *settings], [live], bar)
+    controls.note_changes(bar, [text, *settings])
     endpoint(decoder, translator, settings)
 
 

@@ -43,6 +43,9 @@ class Visitor(NamedTuple):
 
 VISITOR: ContextVar[Visitor | None] = ContextVar("visitor", default=None)
 """The visitor whose request is being handled; None for the server itself."""
+GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Set once the request that is being handled is stopped, so that it waits no longer."""
+CHECK_SECONDS = 0.2  # between two looks at `GONE`
 
 
 def next_place(waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int, most_of_address: int) -> int | None:
@@ -54,6 +57,24 @@ def next_place(waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int,
     free = [place for place, visitor in enumerate(waiting)
             if visitor not in inside and addresses[visitor.address] < most_of_address]
     return min(free, key=lambda place: addresses[waiting[place].address]) if free and len(inside) < most else None
+
+
+def requests_before(
+    place: int, waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int, most_of_address: int,
+) -> int:
+    """Return how many requests of others are before the waiting one at `place`: those inside, and earlier ones."""
+    visitor, left, now = waiting[place], list(range(len(waiting))), list(inside)
+    count = sum(one != visitor for one in inside)
+    while True:
+        taken = next_place([waiting[number] for number in left], now, most, most_of_address)
+        if taken is None:
+            del now[0]  # who is inside leaves in the order of joining
+            continue
+        number = left.pop(taken)
+        if number == place:
+            return count
+        count += waiting[number] != visitor
+        now.append(waiting[number])
 
 
 class Turns:
@@ -68,18 +89,22 @@ class Turns:
     def turn(self) -> Iterator[float]:
         """Wait for the turn of `VISITOR`, which lasts until the context ends; the value is the seconds waited.
 
-        Raises StoppedError if too many of the visitor's address wait already, or on `close`.
+        Raises StoppedError if too many of the visitor's address wait already, if `GONE` is set, or on `close`.
         """
-        visitor, started = VISITOR.get() or Visitor(), time.monotonic()
+        visitor, gone, started = VISITOR.get() or Visitor(), GONE.get() or threading.Event(), time.monotonic()
         ticket = visitor, object()
         with self._changed:
             if sum(one.address == visitor.address for one, _ in self._waiting) >= MOST_WAITING:
                 raise StoppedError("too many of your requests wait for the server; try again in a minute")
             self._waiting.append(ticket)
-            self._changed.wait_for(lambda: ticket not in self._waiting or self._is_next(ticket))
+            while ticket in self._waiting and not self._is_next(ticket) and not gone.is_set():
+                self._changed.wait(CHECK_SECONDS)
             if ticket not in self._waiting:
                 raise StoppedError("the server is stopping; try again in a minute")
             self._waiting.remove(ticket)
+            if gone.is_set():
+                self._changed.notify_all()
+                raise StoppedError("the request was stopped")
             self._inside.append(visitor)
             self._changed.notify_all()  # a further place may be free
         try:
@@ -92,6 +117,14 @@ class Turns:
     def _is_next(self, ticket: tuple[Visitor, object]) -> bool:
         place = next_place([visitor for visitor, _ in self._waiting], self._inside, self.most, self.most)
         return place is not None and self._waiting[place] is ticket
+
+    def before(self, visitor: Visitor) -> int | None:
+        """Return how many requests of others are before the first one of a visitor; None if none of theirs waits."""
+        with self._changed:
+            waiting = [one for one, _ in self._waiting]
+            if visitor not in waiting:
+                return None
+            return requests_before(waiting.index(visitor), waiting, self._inside, self.most, self.most)
 
     def close(self) -> None:
         """Stop those who wait now."""
@@ -110,6 +143,20 @@ class FairQueue(Queue):
 
     def _under_way(self) -> list[Event]:
         return [event for job in self.active_jobs for event in job or ()]
+
+    def before(self, visitor: Visitor, view: str) -> int | None:
+        """Return how many requests of others are before that of a visitor for a view; None if none waits here.
+
+        `view` is the element id of one of the request's outputs.
+        """
+        inside = list(map(Visitor.of, self._under_way()))
+        for events in self.event_queue_per_concurrency_id.values():
+            waiting = list(map(Visitor.of, events.queue))
+            for place, event in enumerate(events.queue):
+                outputs = [getattr(output, "elem_id", None) for output in event.fn.outputs]
+                if waiting[place] == visitor and view in outputs:
+                    return requests_before(place, waiting, inside, UNDER_WAY, UNDER_WAY // 2)
+        return None
 
     def get_events(self) -> tuple[list[Event], bool, str] | None:
         """Take the next event, if one may begin, from its queue: there is one queue."""

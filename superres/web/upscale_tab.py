@@ -56,8 +56,8 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
         with gr.Column(scale=2, min_width=300):
             square, start = crops.crop_controls(upload, chosen, examples[0], task)
         with gr.Column(scale=3, min_width=300):
-            (run, race, draw, other), stop = controls.buttons_of(
-                "", "Upscale", "Race", "Draw samples", "Other samples")
+            (run, race, draw, other), bar = controls.buttons_of(
+                decoder, "", "results", "Upscale", "Race", "Draw samples", "Other samples")
             results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     with gr.Accordion("Lab: decoding settings", open=False):
@@ -70,13 +70,13 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
         controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
-                           [upload, square, start, painted, *settings], results, [results], stop)
+                           [upload, square, start, painted, *settings], [results], bar)
     next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
                             **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
                        functools.partial(sheet_for_page, decoder),
-                       [upload, square, start, painted, samples, *settings], results, [results], stop)
-    controls.note_changes(results, [upload, square, start, painted, samples, *settings])
+                       [upload, square, start, painted, samples, *settings], [results], bar)
+    controls.note_changes(bar, [upload, square, start, painted, samples, *settings])
     endpoint(decoder, settings)
 
 

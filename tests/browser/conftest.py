@@ -16,7 +16,7 @@ import torch
 from fakes import TINY, random_model
 from survey_tools import add_study
 from textual import learned
-from web_demo import running
+from web_demo import ALL, Frames, running
 
 from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
@@ -125,6 +125,17 @@ def visit(context_of, demo, screenshots, request):
     assert asked
     assert [url for url in asked if not url.startswith(("data:", "blob:")) and urlsplit(url).netloc not in homes] == []
     assert failed == []
+
+
+@pytest.fixture
+def frames(demo, monkeypatch):
+    """What allows the frames of faces and translations one by one."""
+    allowed, decoder = Frames(0), demo.decoder
+    for one in (decoder.upscaler, decoder.translator):
+        monkeypatch.setattr(one, "stream", allowed.of(one.stream))
+    monkeypatch.setattr(decoder, "frame_seconds", 0.0)
+    yield allowed
+    allowed.release(ALL)
 
 
 @pytest.fixture(scope="session")

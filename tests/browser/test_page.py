@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
-import pytest
 from browser_tools import decode, picture, upload
-from web_demo import FACES, LABELS, running, wait
+from web_demo import ALL, FACES, LABELS, running, wait
 
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
@@ -31,33 +29,6 @@ def wait_for_preview(page, before):
 def set_block_size(page, value):
     page.get_by_label("number input for Block size").first.fill(str(value))
     page.get_by_label("number input for Block size").first.press("Enter")
-
-
-ALL = 10_000
-"""More frames than a decode has."""
-
-
-class Frames(threading.Semaphore):
-    """A semaphore without which the decoder gives no frame: each release allows as many frames."""
-
-    def hold(self):
-        while self.acquire(blocking=False):
-            pass
-
-
-@pytest.fixture
-def frames(demo, monkeypatch):
-    stream, allowed = demo.decoder.upscaler.stream, Frames(0)
-
-    def one_by_one(*arguments, **settings):
-        for frame in stream(*arguments, **settings):
-            allowed.acquire()
-            yield frame
-
-    monkeypatch.setattr(demo.decoder.upscaler, "stream", one_by_one)
-    monkeypatch.setattr(demo.decoder, "frame_seconds", 0.0)
-    yield allowed
-    allowed.release(ALL)
 
 
 def upload_no_picture(page, folder):
@@ -110,8 +81,9 @@ def stop_a_decode(page, demo, frames):
         page.click("#stop")
     wait(lambda: frames.release() or not demo.decoder.is_busy)  # the decoding ends between two frames
     frames.release(ALL)
+    page.locator(".sr-actions").get_by_text("Stopped before the end.").wait_for()
     assert "100 %" not in page.inner_text("#results")
-    assert page.inner_text("#results > [role=status]") == "Stopped before the end."
+    assert page.inner_text("#results > .sr-stale") == "This result is unfinished."
     assert page.locator("#results superres-viewer").count() == 0
     set_block_size(page, 10)  # and the next decode works
 
@@ -164,9 +136,10 @@ def test_an_old_result_does_not_pass_for_that_of_a_failed_decode(visit, demo, mo
     decode(page, "#run")
     monkeypatch.setattr(demo.decoder, "time_limit", -1.0)
     page.click("#run")
-    note = page.locator("#results > [role=status]")
-    note.get_by_text("The decoding failed: this is not its result.").wait_for()
-    assert "was stopped" in page.inner_text(".toast-body")
+    note = page.locator("#results > .sr-stale")
+    note.get_by_text("This is not its result.").wait_for()
+    assert "was stopped; reduce the input" in note.inner_text()
+    assert "was stopped; reduce the input" in page.inner_text(".toast-body")
     assert "grayscale" in page.locator("#results img").first.evaluate("image => getComputedStyle(image).filter")
     monkeypatch.undo()
     decode(page, "#run")
