@@ -107,7 +107,7 @@ def draw_strokes(page: Page, output: Path) -> None:
 
 def draw_faces(page: Page, output: Path) -> None:
     """Draw the Upscale tab: the paint box, a result, samples, a race, and a step."""
-    page.wait_for_selector("#preview figure")
+    page.wait_for_selector("#preview figure", state="attached")
     paint(page, lambda: page.get_by_role("button", name="Smiley").click())
     save(page.locator("superres-paint").screenshot(), output / "demo-paint-smiley.webp")
     draw_strokes(page, output)

@@ -273,6 +273,8 @@ def test_the_bar_stays_in_view_fits_and_hides_nothing(walker, width, theme):
         getattr(walker, event)()
         walker.await_state(state)
         walker.looks(state)
+        for note in page.locator("#results > .sr-stale").all():
+            assert state != "waiting" or 0 <= note.bounding_box()["y"] <= 600  # its begin has brought it into view
         bar, buttons = walker.bar.bounding_box(), walker.bar.locator("button:visible")
         boxes = [button.bounding_box() for button in buttons.all()]
         assert bar["y"] + bar["height"] == 800
@@ -285,7 +287,7 @@ def test_the_bar_stays_in_view_fits_and_hides_nothing(walker, width, theme):
         check_wcag(page, state, ".sr-actions")
         check_wcag(page, state, "#results")
         page.evaluate("scrollTo(0, 100_000)")
-        lowest = page.evaluate("""Math.max(...[...document.querySelectorAll(".sr-columns *")].filter(
+        lowest = page.evaluate("""Math.max(...[...document.querySelectorAll(".main.app *")].filter(
             one => !one.closest(".sr-actions") && one.checkVisibility()).map(
             one => one.getBoundingClientRect().bottom))""")
         assert lowest <= bar["y"]

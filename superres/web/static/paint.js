@@ -91,7 +91,7 @@
       this.bars = make("div", {class: "sr-bars"});
       this.question = make("p", {role: "status"});
       const left = make("div", {class: "sr-box"}, this.grid, this.tools(), this.chips());
-      const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.bars, this.actions());
+      const right = make("div", {class: "sr-portrait"}, this.frame, this.bars, this.status, this.actions());
       const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.button("Other people", () => this.reseed()));
       this.body = make("div", {class: "sr-paint"}, left, right, more);
       this.append(this.body);
@@ -417,7 +417,7 @@
     // Show the number of steps beside that of one pixel value per step.
     compare({steps, tokens}) {
       const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
-      this.bars.replaceChildren(bar("One value at a time", tokens), bar("superres, the same picture", steps));
+      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
     }
 
     clearOthers() {
