@@ -113,6 +113,7 @@ def draw_faces(page: Page, output: Path) -> None:
     draw_strokes(page, output)
     page.get_by_role("button", name="Astronaut").click()
     page.wait_for_selector("superres-crop [role=slider]")
+    page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
     decode(page, "#run")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
     page.locator("#results summary", has_text="Step through it").click()
@@ -120,6 +121,7 @@ def draw_faces(page: Page, output: Path) -> None:
     page.locator("#results summary", has_text="Step through it").click()
     decode(page, "#draw")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
+    page.set_viewport_size({"width": 1280, "height": 1100})
     decode(page, "#race")
     save(page.screenshot(), output / "demo-race.webp")
 

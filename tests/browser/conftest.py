@@ -28,7 +28,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync",
              "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-PATIENCE = 60_000
+PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
 
 
