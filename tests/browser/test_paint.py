@@ -288,6 +288,16 @@ def test_what_goes_wrong_is_said_where_the_face_would_be(visit, demo, monkeypatc
     np.testing.assert_array_equal(drawn(page), face_for(demo, pixels_of(page)))
 
 
+def test_strokes_leave_nothing_behind_in_the_page_nor_on_the_server(visit, demo):
+    page, counts = visit(), []
+    for at in range(12):
+        page.get_by_label(("red", "yellow", "blue")[at % 3], exact=True).check()
+        cell(page, at % SIDE, 3).click()
+        drawn(page)
+        counts.append((page.evaluate("document.querySelectorAll('*').length"), len([*demo.folder.rglob("*")])))
+    assert len(set(counts[2:])) == 1
+
+
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (320, "dark")])
 def test_the_box_meets_wcag_and_fits(visit, width, theme):
     page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 800})
