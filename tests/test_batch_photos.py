@@ -52,13 +52,13 @@ def test_every_face_is_an_output_with_a_row_a_record_and_one_line(photos, out, c
     photo, rows = group_photo()[0], rows_of(out)
     for row, crop in zip(rows[3:], choose_crops(photo, TASK), strict=True):
         assert row["crop"] == {"left": crop.left, "top": crop.top, "size": crop.size, "kind": "face",
-                               "face": crop.face, "faces": 3}
+                               "face": crop.face, "faces": 3, "windows": crop.windows}
         with Image.open(row["output"]) as image:
             assert json.loads(image.text["superres"])["crop"] == row["crop"]
             source = TASK.source_of(crop.take(photo))
             np.testing.assert_array_equal(np.asarray(image), TASK.enlarge(source[None], "nearest")[0])
     assert rows[0]["crop"] is None
-    assert rows[1]["crop"] == {"left": 50, "top": 0, "size": 200, "kind": "centre", "face": 0, "faces": 0}
+    assert rows[1]["crop"] == {"left": 50, "top": 0, "size": 200, "kind": "centre", "face": 0, "faces": 0, "windows": 0}
     lines = [line for line in capsys.readouterr().err.splitlines() if "the model sees only 8x8" in line]
     assert [re.search(r"(.)\.png \(\d+x\d+\): crop (.*);", line).groups() for line in lines] == [
         ("b", "centre, no face found"), ("c", "face, one face found"), ("d", "face, 3 faces found")]
