@@ -326,7 +326,7 @@ def test_the_page_shows_the_likeliest_sample_first_and_where_to_rely_on_it(calib
     viewer = viewer_html(upscaler, subject, SAMPLED, last)
     places = [viewer.index(f"face-{number}.png") for number in last.samples]
     assert places == sorted(places)
-    assert f"{last.bits_per_dim[0]:.3f} bits per intensity" in viewer
+    assert f"{last.bits_per_dim[0]:.3f} bits per pixel value" in viewer
     assert viewer.count("Unreliable veiled") == 3
     page = results_html(upscaler, subject, SAMPLED, {"": last})
     assert "Where one can rely on it" in page
