@@ -59,6 +59,7 @@ class Visit:
 
     def __post_init__(self):
         page = self.page
+        page.wait_for_function("document.querySelectorAll('.sr-others img').length > 0")  # the box waits for nothing
         open_tab(page, self.tab.name)
         page.wait_for_selector(f"#run{self.tab.suffix}")
         if self.tab is BATCH:
