@@ -143,7 +143,7 @@
       const {side} = this.view;
       this.cells = Array.from({length: side * side}, (_, at) => make("div", {role: "gridcell", tabindex: at ? -1 : 0}));
       const rows = Array.from({length: side}, (_, y) => make("div", {role: "row"}, ...this.cells.slice(y * side, (y + 1) * side)));
-      const grid = make("div", {class: "sr-cells", role: "grid", "aria-label": `${side}x${side} pixels: arrow keys move, Space paints, P picks a colour, Ctrl+Z undoes`,
+      const grid = make("div", {class: "sr-cells", role: "grid", "aria-label": `${side}x${side} pixels: arrow keys move, Space paints, P picks a colour, Ctrl+Z undoes, Ctrl+C copies the face`,
         style: `--side: ${side}`}, ...rows);
       grid.addEventListener("pointerdown", event => {
         if (event.button > 0) return;
@@ -182,6 +182,7 @@
         this.kept = true;
         if (this.pixels.paint(at, this.colour, this.mirrors.checked)) this.changed();
       } else if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) this.undo();
+      else if (event.key.toLowerCase() === "c" && (event.ctrlKey || event.metaKey)) this.copy.click();
       else if (event.key.toLowerCase() === "p" && !event.ctrlKey && !event.metaKey) this.pick(at);
       else return;
       event.preventDefault();
@@ -254,14 +255,14 @@
         history.replaceState(null, "", this.link());
         return navigator.clipboard.writeText(location.href);
       });
-      const picture = copies("Copy picture", "Save it instead", async () => {
+      this.copy = copies("Copy picture", "Save it instead", async () => {
         const canvas = make("canvas", {width: this.face.naturalWidth, height: this.face.naturalHeight});
         canvas.getContext("2d").drawImage(this.face, 0, 0);
         const blob = await new Promise(done => canvas.toBlob(done));
         await navigator.clipboard.write([new ClipboardItem({[blob.type]: blob})]);
       });
       this.files = Object.fromEntries(["card", "film"].map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
-      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, picture, this.save, ...Object.values(this.files));
+      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.copy, this.save, ...Object.values(this.files));
     }
 
     // Begin with an example.
