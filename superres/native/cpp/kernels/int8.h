@@ -65,6 +65,8 @@ ALWAYS_INLINE ivec::Part pair_products(uvec::Part a, int32_t b) {
 #elif defined(__aarch64__)
   const int16x8_t x = (int16x8_t)a, y = vreinterpretq_s16_s32(vdupq_n_s32(b));
   return (ivec::Part)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+#elif defined(__wasm__)
+  return (ivec::Part)wasm_i32x4_dot_i16x8((v128_t)a, wasm_i32x4_splat(b));
 #else
   return (ivec::Part)_mm_madd_epi16((__m128i)a, _mm_set1_epi32(b));
 #endif

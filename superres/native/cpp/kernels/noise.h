@@ -29,6 +29,9 @@ ALWAYS_INLINE wide lower_product(wide x, uint32_t by) {
     x.part[i] = (wide::Part)_mm256_mul_epu32((__m256i)x.part[i], _mm256_set1_epi32((int)by));
 #elif defined(__aarch64__)
     x.part[i] = (wide::Part)vmull_n_u32(vmovn_u64((uint64x2_t)x.part[i]), by);
+#elif defined(__wasm__)
+    const v128_t lower = wasm_i32x4_shuffle((v128_t)x.part[i], (v128_t)x.part[i], 0, 2, 0, 2);
+    x.part[i] = (wide::Part)wasm_u64x2_extmul_low_u32x4(lower, wasm_u32x4_splat(by));
 #else
     x.part[i] = (wide::Part)_mm_mul_epu32((__m128i)x.part[i], _mm_set1_epi32((int)by));
 #endif

@@ -1,6 +1,6 @@
 // Vectors of 16 floats or integers, and operations on them.
 //
-// The sixteen lanes are logical: one register of AVX-512, two of AVX2, four of SSE or NEON. Every operation rounds each lane
+// The sixteen lanes are logical: one register of AVX-512, two of AVX2, four of SSE, NEON or WebAssembly. Every operation rounds each lane
 // once, and every sum over lanes has one order, so that all processors compute the same bits.
 
 #pragma once
@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm__)
+#include <wasm_simd128.h>
 #endif
 
 #include "abi.h"
@@ -25,6 +27,8 @@ namespace {
 // The constraint of asm for an operand in a vector register.
 #if defined(__aarch64__)
 #define IN_REGISTER "+w"
+#elif defined(__wasm__)
+#define IN_REGISTER "+r"
 #else
 #define IN_REGISTER "+v"
 #endif
@@ -144,9 +148,18 @@ ALWAYS_INLINE void keep(Vector<T>& v) {
 }
 
 // `yes` in the lanes whose mask is set (all bits), `no` in those where it is 0.
+template <typename Mask, typename Part>
+ALWAYS_INLINE Part pick_lanes(Mask mask, Part yes, Part no) {
+#if defined(__wasm__)
+  // Clang would make a comparison and `?:` the minimum or maximum of relaxed SIMD, which may treat NaN in another way.
+  return (Part)wasm_v128_bitselect((v128_t)yes, (v128_t)no, (v128_t)mask);
+#else
+  return mask ? yes : no;
+#endif
+}
 template <typename T>
 ALWAYS_INLINE Vector<T> pick(ivec mask, Vector<T> yes, Vector<T> no) {
-  UNROLL for (int i = 0; i < REGISTERS; i++) yes.part[i] = mask.part[i] ? yes.part[i] : no.part[i];
+  UNROLL for (int i = 0; i < REGISTERS; i++) yes.part[i] = pick_lanes(mask.part[i], yes.part[i], no.part[i]);
   return yes;
 }
 
@@ -156,28 +169,41 @@ ALWAYS_INLINE ivec numbers() {
   return load(lane);
 }
 
-#if !defined(__FMA__) && !defined(__aarch64__)
+#if !defined(__FMA__) && !defined(__aarch64__) && !defined(__wasm_relaxed_simd__)
+typedef double Doubles __attribute__((vector_size(16)));
+typedef float Floats __attribute__((vector_size(16)));
+typedef int64_t Bits __attribute__((vector_size(16)));
+
+#if defined(__wasm__)
+ALWAYS_INLINE Doubles lower_half(Floats x) { return (Doubles)wasm_f64x2_promote_low_f32x4((v128_t)x); }
+ALWAYS_INLINE Doubles upper_half(Floats x) { return lower_half((Floats)wasm_i64x2_shuffle((v128_t)x, (v128_t)x, 1, 1)); }
+ALWAYS_INLINE Floats joined(Doubles low, Doubles high) {
+  return (Floats)wasm_i64x2_shuffle(wasm_f32x4_demote_f64x2_zero((v128_t)low), wasm_f32x4_demote_f64x2_zero((v128_t)high), 0, 2);
+}
+#else
+ALWAYS_INLINE Doubles lower_half(Floats x) { return (Doubles)_mm_cvtps_pd((__m128)x); }
+ALWAYS_INLINE Doubles upper_half(Floats x) { return lower_half((Floats)_mm_movehl_ps((__m128)x, (__m128)x)); }
+ALWAYS_INLINE Floats joined(Doubles low, Doubles high) {
+  return (Floats)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)low), _mm_cvtpd_ps((__m128d)high));
+}
+#endif
+
 // x * y + total of two floats per double, rounded once. The product is exact in double. The sum is rounded to odd (the last
 // bit is set if it was inexact), so that rounding it again, to float, gives what a single rounding gives
 // (Boldo and Melquiond 2008, "Emulation of a FMA and Correctly Rounded Sums").
-inline __m128d fused_to_odd(__m128d x, __m128d y, __m128d total) {
-  const __m128d product = _mm_mul_pd(x, y), sum = _mm_add_pd(product, total);
-  const __m128d shifted = _mm_sub_pd(sum, product);
-  const __m128d error = _mm_add_pd(_mm_sub_pd(product, _mm_sub_pd(sum, shifted)), _mm_sub_pd(total, shifted));
-  const __m128i inexact = _mm_castpd_si128(_mm_and_pd(_mm_cmpneq_pd(error, _mm_setzero_pd()), _mm_cmpord_pd(error, error)));
-  const __m128i bits = _mm_castpd_si128(sum), even = _mm_cmpeq_epi64(_mm_and_si128(bits, _mm_set1_epi64x(1)), _mm_setzero_si128());
+ALWAYS_INLINE Doubles fused_to_odd(Doubles x, Doubles y, Doubles total) {
+  const Doubles product = x * y, sum = product + total, shifted = sum - product;
+  const Doubles error = (product - (sum - shifted)) + (total - shifted);
+  const Bits inexact = (Bits)(error < 0.0) | (Bits)(error > 0.0), bits = (Bits)sum, even = (Bits)((bits & 1) == 0);
   // Towards the error: one unit away from zero if sum and error have the same sign, else one unit towards zero.
-  const __m128i same = _mm_xor_si128(bits, _mm_castpd_si128(error));
-  const __m128i up = _mm_or_si128(_mm_shuffle_epi32(_mm_srai_epi32(same, 31), 0xF5), _mm_set1_epi64x(1));  // -1 or 1
-  return _mm_castsi128_pd(_mm_add_epi64(bits, _mm_and_si128(_mm_and_si128(inexact, even), up)));
+  const Bits up = (Bits)((bits ^ (Bits)error) < 0) | 1;  // -1 or 1
+  return (Doubles)(bits + (inexact & even & up));
 }
 
 // A function of its own: in every place where it is used, it would take minutes to compile.
-__attribute__((noinline)) __m128 fused_register(__m128 x, __m128 y, __m128 total) {
-  const __m128d low = fused_to_odd(_mm_cvtps_pd(x), _mm_cvtps_pd(y), _mm_cvtps_pd(total));
-  const __m128d high = fused_to_odd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y)),
-                                    _mm_cvtps_pd(_mm_movehl_ps(total, total)));
-  return _mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+__attribute__((noinline)) Floats fused_register(Floats x, Floats y, Floats total) {
+  return joined(fused_to_odd(lower_half(x), lower_half(y), lower_half(total)),
+                fused_to_odd(upper_half(x), upper_half(y), upper_half(total)));
 }
 #endif
 
@@ -191,8 +217,11 @@ ALWAYS_INLINE vec fused(vec x, vec y, vec total) {
     total.part[i] = (vec::Part)_mm256_fmadd_ps((__m256)x.part[i], (__m256)y.part[i], (__m256)total.part[i]);
 #elif defined(__aarch64__)
     total.part[i] = (vec::Part)vfmaq_f32((float32x4_t)total.part[i], (float32x4_t)x.part[i], (float32x4_t)y.part[i]);
+#elif defined(__wasm_relaxed_simd__)
+    // Rounds once or twice, as the engine chooses: the self-test tells which.
+    total.part[i] = (vec::Part)wasm_f32x4_relaxed_madd((v128_t)x.part[i], (v128_t)y.part[i], (v128_t)total.part[i]);
 #else
-    total.part[i] = (vec::Part)fused_register((__m128)x.part[i], (__m128)y.part[i], (__m128)total.part[i]);
+    total.part[i] = (vec::Part)fused_register((Floats)x.part[i], (Floats)y.part[i], (Floats)total.part[i]);
 #endif
   }
   return total;
@@ -208,7 +237,7 @@ ALWAYS_INLINE vec larger(vec a, vec b) {
 #elif defined(__x86_64__)
     a.part[i] = (vec::Part)_mm_max_ps((__m128)a.part[i], (__m128)b.part[i]);
 #else
-    a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+    a.part[i] = pick_lanes(a.part[i] > b.part[i], a.part[i], b.part[i]);
 #endif
   }
   return a;
@@ -250,7 +279,7 @@ ALWAYS_INLINE T sum(Vector<T> v) {
   return folded(v, [](auto a, auto b) { return a + b; });
 }
 ALWAYS_INLINE float largest(vec v) {
-  return folded(v, [](auto a, auto b) { return a > b ? a : b; });
+  return folded(v, [](auto a, auto b) { return pick_lanes(a > b, a, b); });
 }
 
 ALWAYS_INLINE bool any(ivec mask) {
@@ -261,6 +290,8 @@ ALWAYS_INLINE bool any(ivec mask) {
   return !_mm256_testz_si256(either, either);
 #elif defined(__aarch64__)
   return vmaxvq_u32((uint32x4_t)((mask.part[0] | mask.part[1]) | (mask.part[2] | mask.part[3])));
+#elif defined(__wasm__)
+  return wasm_v128_any_true((v128_t)((mask.part[0] | mask.part[1]) | (mask.part[2] | mask.part[3])));
 #else
   return _mm_movemask_epi8((__m128i)((mask.part[0] | mask.part[1]) | (mask.part[2] | mask.part[3])));
 #endif

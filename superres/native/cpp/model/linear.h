@@ -6,7 +6,11 @@
 #include "kernels/attention.h"
 #include "kernels/products.h"
 #include "runtime/scratch.h"
+#if defined(__wasm__)
+#include "runtime/one_thread.h"
+#else
 #include "runtime/threads.h"
+#endif
 
 namespace {
 

@@ -16,7 +16,11 @@ enum Use {
 // Memory of the calling thread for `count` values, at a multiple of 64 bytes. Its contents are undefined.
 template <Use USE, typename T = float>
 T* scratch(int64_t count) {
+#if defined(__wasm__)
+  static std::vector<char> own;  // a thread's own would need destructors that WebAssembly lacks
+#else
   static thread_local std::vector<char> own;
+#endif
   const size_t bytes = count * sizeof(T) + 64;
   if (own.size() < bytes) own.resize(bytes);
   return (T*)(((uintptr_t)own.data() + 63) / 64 * 64);

@@ -23,6 +23,8 @@
 #include <pthread.h>
 #endif
 
+#include "runtime/clock.h"
+
 namespace {
 
 constexpr int MAX_THREADS = 64;
@@ -31,9 +33,6 @@ constexpr double SPIN = 1e-3;     // seconds after which a helper without work g
 constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core after which the machine counts as busy
 constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
-
-// Seconds from an arbitrary start.
-inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Seconds for which the calling thread has run on a core. On Windows, whose clock of threads is too coarse, all seconds count:
 // a call never seems to have stalled for want of a core.
