@@ -27,7 +27,7 @@ PROBE_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 """Ending of a library's file name."""
 
-SELF_TEST = 0x3372749464201A10
+SELF_TEST = 0x7C0657348439FF97
 """Result of `superres_self_test` (cpp/self_test.h) in every correct library, of any variant, compiler and system."""
 
 

@@ -82,12 +82,28 @@ void test_functions(Numbers& numbers, Digest& digest) {
   digest.add(y);
 }
 
+// Comparisons of numbers with NaN and -inf, which the instructions of minimum and maximum treat in several ways.
+void test_comparisons(Numbers& numbers, Digest& digest) {
+  for (int64_t count = LANES; count < 6 * LANES; count++) {
+    std::vector<float> x = numbers.floats(count);
+    for (float& number : x)
+      if (const int64_t kind = numbers.integer(2); kind < 0) number = kind == -1 ? NAN : -INFINITY;
+    const vec first = load(x.data());
+    std::vector<float> y = {(float)largest_of(x.data(), count), (float)any(first + 1.0f >= 2.5f)};
+    y.resize(2 + 2 * LANES);
+    store(y.data() + 2, pick(first > 0.0f, first, vec{}));
+    store(y.data() + 2 + LANES, power_of_two(first));
+    digest.add(y);
+  }
+}
+
 uint64_t self_test() {
   Numbers numbers;
   Digest digest;
   test_products(numbers, digest);
   test_attention(numbers, digest);
   test_functions(numbers, digest);
+  test_comparisons(numbers, digest);
   return digest.value;
 }
 

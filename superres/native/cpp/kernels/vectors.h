@@ -48,6 +48,16 @@ struct Register {
   typedef T type __attribute__((vector_size(REGISTER)));
 };
 
+// The result of a comparison. Of comparisons and what is made of them, Clang would make the minimum or maximum of relaxed SIMD,
+// which may treat NaN in another way.
+template <typename Part>
+ALWAYS_INLINE Part opaque(Part mask) {
+#if defined(__wasm_relaxed_simd__)
+  asm("" : IN_REGISTER(mask));
+#endif
+  return mask;
+}
+
 // 64 bytes in registers, with the operators of numbers, lane by lane. A number stands for a vector of equal lanes.
 template <typename T>
 struct Vector {
@@ -77,7 +87,7 @@ struct Vector {
 #define COMPARISON(OP)                                                                      \
   friend ALWAYS_INLINE Mask operator OP(Vector a, Vector b) {                               \
     Mask mask;                                                                              \
-    UNROLL for (int i = 0; i < REGISTERS; i++) mask.part[i] = (typename Mask::Part)(a.part[i] OP b.part[i]); \
+    UNROLL for (int i = 0; i < REGISTERS; i++) mask.part[i] = opaque((typename Mask::Part)(a.part[i] OP b.part[i])); \
     return mask;                                                                            \
   }
   COMPARISON(<) COMPARISON(>) COMPARISON(<=) COMPARISON(>=)
@@ -148,18 +158,15 @@ ALWAYS_INLINE void keep(Vector<T>& v) {
 }
 
 // `yes` in the lanes whose mask is set (all bits), `no` in those where it is 0.
-template <typename Mask, typename Part>
-ALWAYS_INLINE Part pick_lanes(Mask mask, Part yes, Part no) {
-#if defined(__wasm__)
-  // Clang would make a comparison and `?:` the minimum or maximum of relaxed SIMD, which may treat NaN in another way.
-  return (Part)wasm_v128_bitselect((v128_t)yes, (v128_t)no, (v128_t)mask);
-#else
-  return mask ? yes : no;
-#endif
-}
 template <typename T>
 ALWAYS_INLINE Vector<T> pick(ivec mask, Vector<T> yes, Vector<T> no) {
-  UNROLL for (int i = 0; i < REGISTERS; i++) yes.part[i] = pick_lanes(mask.part[i], yes.part[i], no.part[i]);
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
+#if defined(__wasm__)
+    yes.part[i] = (typename Vector<T>::Part)wasm_v128_bitselect((v128_t)yes.part[i], (v128_t)no.part[i], (v128_t)mask.part[i]);
+#else
+    yes.part[i] = mask.part[i] ? yes.part[i] : no.part[i];
+#endif
+  }
   return yes;
 }
 
@@ -228,6 +235,14 @@ ALWAYS_INLINE vec fused(vec x, vec y, vec total) {
 }
 
 // a > b ? a : b in each lane.
+template <typename Part>
+ALWAYS_INLINE Part larger_lanes(Part a, Part b) {
+#if defined(__wasm__)
+  return (Part)wasm_f32x4_pmax((v128_t)b, (v128_t)a);
+#else
+  return a > b ? a : b;
+#endif
+}
 ALWAYS_INLINE vec larger(vec a, vec b) {
   UNROLL for (int i = 0; i < REGISTERS; i++) {
 #if defined(__AVX512F__)
@@ -237,7 +252,7 @@ ALWAYS_INLINE vec larger(vec a, vec b) {
 #elif defined(__x86_64__)
     a.part[i] = (vec::Part)_mm_max_ps((__m128)a.part[i], (__m128)b.part[i]);
 #else
-    a.part[i] = pick_lanes(a.part[i] > b.part[i], a.part[i], b.part[i]);
+    a.part[i] = larger_lanes(a.part[i], b.part[i]);
 #endif
   }
   return a;
@@ -279,7 +294,7 @@ ALWAYS_INLINE T sum(Vector<T> v) {
   return folded(v, [](auto a, auto b) { return a + b; });
 }
 ALWAYS_INLINE float largest(vec v) {
-  return folded(v, [](auto a, auto b) { return pick_lanes(a > b, a, b); });
+  return folded(v, [](auto a, auto b) { return larger_lanes(a, b); });
 }
 
 ALWAYS_INLINE bool any(ivec mask) {
