@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo pictures quick test mutations app check docs wheels native-aarch64 native-test native-bench clean
+.PHONY: demo pictures quick test mutations app check docs wheels native-aarch64 native-test wasm-test native-bench clean
 .DELETE_ON_ERROR:
 
 # With it, each of the hundreds of processes that the tests start would compile the package again.
@@ -60,6 +60,10 @@ native-aarch64:
 # The compiled code's own tests, without Python's packages: every variant that runs here, and ARM under emulation.
 native-test:
 	$(PYTHON) scripts/native_kernels.py test $(ARGS)
+
+# The same tests as WebAssembly, with the compiler and the Node.js of the packages ziglang and playwright.
+wasm-test: $(VENV)/.installed-dev
+	$(RUN) scripts/native_kernels.py test wasm32 wasm32-relaxed
 
 # GMAC per second of every kernel, beside the peak of this machine.
 native-bench:

@@ -14,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build_native import PLATFORMS, build
+from build_native import build
 
 PLATFORM = "SUPERRES_WHEEL_PLATFORM"
 
@@ -24,8 +24,7 @@ class NativeLibraries(BuildHookInterface):  # type: ignore[type-arg]
 
     def dependencies(self) -> list[str]:
         """Return the packages that the build needs besides hatchling."""
-        _, target = PLATFORMS.get(os.environ.get(PLATFORM, ""), ("", ""))
-        return ["ziglang>=0.15"] if target else []
+        return ["ziglang>=0.15"] if os.environ.get(PLATFORM) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and name the platform in the wheel's tag."""

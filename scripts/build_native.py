@@ -4,19 +4,20 @@
     python scripts/build_native.py linux_aarch64 build/native aarch64-dotprod   # by a cross compiler, one variant
 
 The platforms of wheels that anybody may install are compiled with ziglang, a Clang with the C++ libraries of all of
-them. `linux_x86_64` and `linux_aarch64` are compiled with g++: quickly, for systems as new as this one.
+them. `linux_x86_64` and `linux_aarch64` are compiled with g++: quickly, for systems as new as this one. The WebAssembly
+modules are made for every platform, if ziglang is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform as system
 import re
 import runpy
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,43 +50,50 @@ def command(platform: str) -> list[str]:
         raise SystemExit(f"unknown platform {platform!r}; choose {' or '.join(PLATFORMS)}")
     machine, target = PLATFORMS[platform]
     if target:
-        return [sys.executable, "-m", "ziglang", "c++", "-target", target]
+        command: list[str] = load_variants()["ziglang"](target)
+        return command
     name = "g++" if machine == system.machine() else f"{machine}-linux-gnu-g++"
     if shutil.which(name) is None:
         raise SystemExit(f"{platform} needs {name}; on Debian: apt-get install g++-{machine}-linux-gnu")
     return [name, "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-s"]
 
 
+def compile_library(job: tuple[list[str], Path, str, tuple[str, ...], tuple[str, ...]]) -> Path:
+    """Compile a library, and return its path. `job` is a compiler, the path, the source, all flags, and those to link."""
+    compiler, path, source, flags, link = job
+    if "ziglang" in compiler:
+        flags = tuple(load_variants()["flags_of_ziglang"](flags))
+    with TemporaryDirectory() as scratch:
+        # Linked without the flags of the processor, or ziglang would compile its C++ library for each variant.
+        compiled = f"{scratch}/native.o"
+        for words in ([*flags, "-c", f"-I{NATIVE / 'cpp'}", "-o", compiled, str(NATIVE / "cpp" / source)],
+                      [*link, "-O3", "-o", f"{scratch}/library", compiled]):
+            result = subprocess.run([*compiler, *words], capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise SystemExit(f"{' '.join([*compiler, *words])}\n{result.stderr}")
+        shutil.move(f"{scratch}/library", path)
+    return path
+
+
 def build(platform: str, folder: Path, only: list[str] | None = None) -> list[Path]:
     """Compile the probe and the variants (or `only` those named) of a platform, and return their files in `folder`.
+
+    Variants of a platform are those of its machine and, if ziglang is installed, of WebAssembly.
 
     Raises:
         SystemExit: the compiler fails, or a library needs a newer system than the platform promises.
     """
     table, compiler = load_variants(), command(platform)
     suffix = ".dll" if platform.startswith("win") else ".so"
-    jobs = [(folder / f"probe{suffix}", "probe.cpp", table["PROBE_FLAGS"])]
-    jobs += [(folder / f"{variant.name}{suffix}", "native.cpp", (*table["FLAGS"], *variant.flags))
-             for variant in table["for_machine"](PLATFORMS[platform][0]) if only is None or variant.name in only]
+    kinds = [(compiler, suffix, table["for_machine"](PLATFORMS[platform][0]))]
+    if importlib.util.find_spec("ziglang"):
+        kinds.append((table["ziglang"](table["WASM_TARGET"]), table["WASM_SUFFIX"], table["WASM"]))
+    jobs = [(compiler, folder / f"probe{suffix}", "probe.cpp", table["PROBE_FLAGS"], table["LIBRARY_FLAGS"])]
+    jobs += [(words, folder / f"{variant.name}{ending}", "native.cpp", variant.library_flags, variant.link_flags)
+             for words, ending, variants in kinds for variant in variants if only is None or variant.name in only]
     folder.mkdir(parents=True, exist_ok=True)
-
-    def run(job: tuple[Path, str, tuple[str, ...]]) -> Path:
-        path, source, flags = job
-        if PLATFORMS[platform][1]:
-            flags = tuple(table["flags_of_ziglang"](flags))
-        with TemporaryDirectory() as scratch:
-            # Linked without the flags of the processor, or ziglang would compile its C++ library for each variant.
-            compiled = f"{scratch}/native.o"
-            for words in ([*flags, "-c", f"-I{NATIVE / 'cpp'}", "-o", compiled, str(NATIVE / "cpp" / source)],
-                          ["-shared", "-fPIC", "-O3", "-pthread", "-o", f"{scratch}/library", compiled]):
-                result = subprocess.run([*compiler, *words], capture_output=True, text=True, check=False)
-                if result.returncode:
-                    raise SystemExit(f"{' '.join([*compiler, *words])}\n{result.stderr}")
-            shutil.move(f"{scratch}/library", path)
-        return path
-
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = list(pool.map(run, jobs))
+        paths = list(pool.map(compile_library, jobs))
     for path in paths:
         newest = max((int(version) for version in re.findall(rb"\0GLIBC_2\.(\d+)", path.read_bytes())), default=0)
         if platform.startswith("manylinux") and newest > GLIBC:

@@ -3,7 +3,7 @@
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant, and upscale a face with the engine `native` to the pixels that this repository gives.
+The wheel must have every variant of its machine and of WebAssembly, and upscale a face with the engine `native` to the pixels that this repository gives.
 Dependencies such as torch are those of the Python that runs this script; superres is the wheel's.
 """
 
@@ -27,9 +27,10 @@ FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
 def check_contents(wheel: Path) -> None:
-    """Exit unless the wheel has the probe, every variant and the weights."""
+    """Exit unless the wheel has the probe, every variant of its machine and of WebAssembly, and the weights."""
     machine, _ = PLATFORMS[wheel.stem.partition("py3-none-")[2]]
-    libraries = {"probe", *(variant.name for variant in load_variants()["for_machine"](machine))}
+    table = load_variants()
+    libraries = {"probe", *(variant.name for variant in (*table["for_machine"](machine), *table["WASM"]))}
     with ZipFile(wheel) as archive:
         names = archive.namelist()
     found = {Path(name).stem for name in names if "/native/lib/" in name}

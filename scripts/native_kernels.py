@@ -6,15 +6,17 @@
     python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants of aarch64 are
-compiled by a cross compiler and run by qemu-aarch64 if both are installed; their tests, not their benchmark. Python's
-standard library suffices, except for the roofline that ends the benchmark: the least time in which one core can read
-the bytes of a step and do its multiplications, and the share of the step's time that this is. It takes superres.
+compiled by a cross compiler and run by qemu-aarch64 if both are installed, and those of WebAssembly by the package
+ziglang and Node.js: their tests, not their benchmark. Python's standard library suffices otherwise, except for the
+roofline that ends the benchmark: the least time in which one core can read the bytes of a step and do its
+multiplications, and the share of the step's time that this is. It takes superres.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import platform
@@ -41,17 +43,25 @@ CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Processors that the emulator imitates: the Cortex-A72 has no dot products.
 EMULATED = {"aarch64": "cortex-a72", "aarch64-dotprod": "max"}
 
+NODE_VERSION = 22
+"""The first version of Node.js with relaxed SIMD."""
+
 
 class Target(NamedTuple):
     """One way to compile the sources: a variant, its compiler, and the command that runs the result."""
 
     variant: Any
-    compiler: str
+    compiler: tuple[str, ...]
     runner: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The compiler, in a word."""
+        return "ziglang" if "ziglang" in self.compiler else Path(self.compiler[0]).name
 
     def file(self, name: str) -> Path:
         """Return the path of a file that is made for this target."""
-        return BUILD / f"{self.variant.name}-{Path(self.compiler).name}" / name
+        return BUILD / f"{self.variant.name}-{self.label}" / name
 
     def compile(self, source: Path) -> Path:
         """Return the object file of `source`; compile it if it or a header has changed."""
@@ -59,11 +69,10 @@ class Target(NamedTuple):
         needed = [source, NATIVE / "variants.py", Path(__file__), *CPP.rglob("*.h")]
         if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in needed):
             target.parent.mkdir(parents=True, exist_ok=True)
-            flags = [flag for flag in VARIANTS["FLAGS"] if flag != "-shared"]
             # GCC notes that other compilers pass wide vectors in another way; none is passed between files.
-            flags += [*self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall", "-Wextra", "-Wno-psabi",
+            flags = [*VARIANTS["FLAGS"], *self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall", "-Wextra", "-Wno-psabi",
                       "-Wno-unused-local-typedefs"]
-            execute(self.compiler, *flags, f"-I{CPP}", "-c", "-o", f"{target}.part", str(source))
+            execute(*self.compiler, *flags, f"-I{CPP}", "-c", "-o", f"{target}.part", str(source))
             Path(f"{target}.part").replace(target)
         return target
 
@@ -95,7 +104,9 @@ def targets(emulate: bool) -> Iterator[Target]:
         if missing := variant.missing(available):
             print(f"{variant.name}: not run, because this processor lacks {', '.join(missing)}")
         else:
-            yield from (Target(variant, name) for name in compilers)
+            yield from (Target(variant, (name,)) for name in compilers)
+    if emulate:
+        yield from wasm_targets()
     if not emulate or platform.machine() in ("aarch64", "arm64"):
         return
     if lacking := [name for name in (CROSS, EMULATOR) if not shutil.which(name)]:
@@ -103,7 +114,36 @@ def targets(emulate: bool) -> Iterator[Target]:
               "g++-aarch64-linux-gnu qemu-user)")
         return
     for name, processor in EMULATED.items():
-        yield Target(VARIANTS["BY_NAME"][name], CROSS, (EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor))
+        yield Target(VARIANTS["BY_NAME"][name], (CROSS,), (EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor))
+
+
+def package(name: str) -> Path | None:
+    """Return the folder of an installed package, or None."""
+    found = importlib.util.find_spec(name)
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def node() -> str | None:
+    """Return the path of a Node.js that has relaxed SIMD: the system's, or that of the package playwright; or None."""
+    driver = package("playwright")
+    for path in (shutil.which("node"), driver and str(driver / "driver" / "node")):
+        if path and shutil.which(path):
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+            if (version := re.match(r"v(\d+)", text)) and int(version[1]) >= NODE_VERSION:
+                return path
+    return None
+
+
+def wasm_targets() -> Iterator[Target]:
+    """Return the targets of WebAssembly, or print what is missing."""
+    runner = node()
+    missing = ["the package ziglang"] * (package("ziglang") is None)
+    if missing := missing + [f"Node.js {NODE_VERSION} or newer"] * (runner is None):
+        print(f"wasm32: not run, because {' and '.join(missing)} is missing (make wasm-test installs both)")
+        return
+    compiler = tuple(VARIANTS["ziglang"](VARIANTS["WASM_TARGET"]))
+    for variant in VARIANTS["WASM"]:
+        yield Target(variant, compiler, (str(runner), "--no-warnings", str(ROOT / "scripts" / "run_wasi.mjs")))
 
 
 def build(chosen: list[Target], what: str) -> None:
@@ -114,7 +154,8 @@ def build(chosen: list[Target], what: str) -> None:
         jobs = {(target, source): pool.submit(target.compile, source) for source in sources for target in chosen}
         for target in chosen:
             objects = [str(jobs[target, source].result()) for source in sources]
-            execute(target.compiler, "-pthread", "-o", str(target.file(what)), *objects)
+            threads = () if target.variant in VARIANTS["WASM"] else ("-pthread",)
+            execute(*target.compiler, "-O3", *threads, "-o", str(target.file(what)), *objects)
 
 
 def run_tests(chosen: list[Target]) -> bool:
@@ -132,7 +173,7 @@ def run_tests(chosen: list[Target]) -> bool:
             print(result.stdout + result.stderr, end="")
             if words[2:3] in ([], ["0"]):
                 failed += 1  # it ended before its last line
-        print(f"{target.variant.name}, {target.compiler}: {last or f'exit status {result.returncode}'}", flush=True)
+        print(f"{target.variant.name}, {target.label}: {last or f'exit status {result.returncode}'}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return passed > 0 and failed == 0
 
@@ -236,7 +277,7 @@ def main() -> None:
     if arguments.what == "test":
         sys.exit(not run_tests(chosen))
     for target in chosen:
-        print(f"\n{target.variant.name}, {target.compiler}", flush=True)
+        print(f"\n{target.variant.name}, {target.label}", flush=True)
         run_benchmark(target)
 
 

@@ -2,7 +2,7 @@
 
 ctypes needs only a C++ compiler, where nanobind and pybind11 also need their own headers and Python's. One shared
 library then serves every version of Python and of torch. A wheel has the libraries of all variants in the folder lib;
-elsewhere, the first use compiles the chosen variant.
+elsewhere, the first use compiles the chosen variant. The WebAssembly modules are found and compiled in the same way.
 
 A compiled probe (cpp/probe.cpp) says what the processor can do, since only compiled code can ask it on every system:
 /proc/cpuinfo exists on Linux alone. It is a library of its own, so that a machine compiles one variant, not two.
@@ -168,20 +168,39 @@ def processor() -> frozenset[str]:
     return frozenset(code.superres_processor().decode().split())
 
 
-def packaged_file(name: str, source: Path = SOURCE) -> Path | None:
+def packaged_file(name: str, source: Path = SOURCE, suffix: str = variants.SUFFIX) -> Path | None:
     """Return the library of that name in a wheel's folder `lib`, beside the folder of `source`; None without one.
 
     Libraries of a wheel are not compiled with the extra flags that the environment may ask for.
     """
-    path = source.parent.with_name("lib") / f"{name}{variants.SUFFIX}"
+    path = source.parent.with_name("lib") / f"{name}{suffix}"
     return path if path.is_file() and not os.environ.get(EXTRA_FLAGS) else None
 
 
 def built_file(name: str, source: Path = SOURCE) -> Path:
     """Return the library of the variant `name` in the user's cache; compile it if it is missing."""
-    flags = [*variants.FLAGS, *variants.BY_NAME[name].flags, *os.environ.get(EXTRA_FLAGS, "").split()]
-    headers = source.parent.rglob("*.h")
-    return _built(source, flags, [source, *sorted(path for path in headers if path.parent.name != "test")])
+    flags = [*variants.BY_NAME[name].library_flags, *os.environ.get(EXTRA_FLAGS, "").split()]
+    return _built(source, flags, _read_by(source))
+
+
+def wasm_file(name: str, source: Path = SOURCE) -> Path:
+    """Return the WebAssembly module of the variant `name`, "wasm32" or "wasm32-relaxed".
+
+    It is a wheel's, or the user's cache has it; ziglang compiles it if it is missing. Raises NativeUnavailable if it
+    cannot be compiled.
+    """
+    if (path := packaged_file(name, source, variants.WASM_SUFFIX)) is not None:
+        return path
+    command = ziglang(variants.WASM_TARGET)
+    if command is None:
+        raise NativeUnavailable(f'only ziglang compiles {name}; install it by pip install "superres[compiler]"')
+    flags = list(variants.BY_NAME[name].library_flags)
+    return _cached_or_compiled(command, flags, source, _read_by(source), variants.WASM_SUFFIX)
+
+
+def _read_by(source: Path) -> list[Path]:
+    """Return the files of which a library is compiled: `source` and the headers."""
+    return [source, *sorted(path for path in source.parent.rglob("*.h") if path.parent.name != "test")]
 
 
 def compiler() -> str | None:
@@ -189,17 +208,16 @@ def compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def ziglang() -> list[str] | None:
-    """Return the command of the compiler in the package ziglang, or None."""
+def ziglang(target: str = "") -> list[str] | None:
+    """Return the command of the compiler in the package ziglang for a `target`, by default this machine, or None."""
     if importlib.util.find_spec("ziglang") is None:
         return None
     # Without a target, it would compile every variant for all that this processor can do.
-    target = ["-target", f"{platform.machine()}-linux-gnu"] if sys.platform == "linux" else []
-    return [sys.executable, "-m", "ziglang", "c++", *target]
+    return variants.ziglang(target or (f"{platform.machine()}-linux-gnu" if sys.platform == "linux" else ""))
 
 
 def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
-    """Return the cached library of `source`; compile it if the cache has no intact one of these files and flags."""
+    """Return the cached library of `source` for this machine; compile it if there is none of these files and flags."""
     system, command = compiler(), ziglang()
     if system is not None:
         command = [system]
@@ -209,27 +227,33 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
         raise MachineFault(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get install g++ "
                                 "installs one on Debian and Ubuntu, pip install ziglang on any system, and a wheel of "
                                 "your platform needs none")
+    return _cached_or_compiled(command, flags, source, files)
+
+
+def _cached_or_compiled(command: list[str], flags: list[str], source: Path, files: list[Path],
+                        suffix: str = ".so") -> Path:
+    """Return the cached library of `source`; compile it if the cache has no intact one of these files and flags."""
     # The key includes the machine: several kinds of machines may share a home folder.
     words = *flags, *command, platform.machine()
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        if (path := _cached(stem)) is not None:
+        if (path := _cached(stem, suffix)) is not None:
             return path
         with _turn(stem):
-            if (path := _cached(stem)) is not None:  # another process has compiled it meanwhile
+            if (path := _cached(stem, suffix)) is not None:  # another process has compiled it meanwhile
                 return path
-            if system is None:
+            if "ziglang" in command:
                 LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
-            return _compile(command, flags, source, stem)
+            return _compile(command, flags, source, stem, suffix)
     except OSError as error:
         raise MachineFault(f"cannot build {stem}: {error}") from error
 
 
-def _cached(stem: Path) -> Path | None:
+def _cached(stem: Path, suffix: str) -> Path | None:
     """Return the intact library of `_compile`, if there is one; loading a damaged one would crash the process."""
-    return next((path for path in sorted(stem.parent.glob(f"{stem.name}-*.so"))
-                 if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
+    return next((path for path in sorted(stem.parent.glob(f"{stem.name}-*{suffix}"))
+                 if path.name == f"{stem.name}-{_sha256(path)}{suffix}"), None)
 
 
 @contextmanager
@@ -262,14 +286,14 @@ def _turn(stem: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> Path:
-    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
+def _compile(command: list[str], flags: list[str], source: Path, stem: Path, suffix: str) -> Path:
+    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and `suffix`.
 
     The name is the hash of the content, so processes that build at the same time do not disturb each other, and a file
     that a power cut left incomplete is not used.
     """
     with scratch_folder(stem.parent) as folder:
-        built = folder / "native.so"
+        built = folder / f"native{suffix}"
         words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}  # for `FAULTS`
         with Progress(f"compiling {source.name}"):
@@ -280,7 +304,7 @@ def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> 
             fault = next((line for line in lines if any(sign in line for sign in FAULTS)), None)
             kind = NativeUnavailable if fault is None and result.returncode > 0 else MachineFault
             raise kind(f"{' '.join(command)} cannot compile {source.name}: {fault or lines[0]}")
-        return built.replace(stem.with_name(f"{stem.name}-{_sha256(built)}.so"))
+        return built.replace(stem.with_name(f"{stem.name}-{_sha256(built)}{suffix}"))
 
 
 def _sha256(path: Path) -> str:

@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_ABI_DIGEST = hashlib.sha256((Path(__file__).parent / "cpp" / "abi.h").read_bytes()).hexdigest()
+_ABI = (Path(__file__).parent / "cpp" / "abi.h").read_bytes()
 
 FLAGS = (
-    "-std=c++17", "-O3", f'-DSUPERRES_ABI="{_ABI_DIGEST}"', "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC",
-    "-pthread",
+    "-std=c++17", "-O3", f'-DSUPERRES_ABI="{hashlib.sha256(_ABI).hexdigest()}"', "-ffp-contract=off", "-fno-math-errno",
 )
 """Compiler flags of every variant. A library carries the digest of the abi.h that it was compiled with."""
+
+LIBRARY_FLAGS = ("-fPIC", "-pthread", "-shared")
+"""Further flags of a library for a processor."""
+
+EXPORTS = (*re.findall(r'^extern "C" .*?(\w+)\(', _ABI.decode(), re.MULTILINE), "malloc", "free")
+"""The functions that a WebAssembly module exports."""
+
+WASM_FLAGS = ("-mexec-model=reactor", "-Wl,--strip-all", *(f"-Wl,--export={name}" for name in EXPORTS))
+"""Further flags of a WebAssembly module: it has no main function, and is initialised by `_initialize`."""
+
+WASM_TARGET = "wasm32-wasi"
+"""The target of ziglang for WebAssembly, which the compilers of most systems cannot compile for."""
 
 PROBE_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
 """Compiler flags of cpp/probe.cpp, for every processor."""
 
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 """Ending of a library's file name."""
+
+WASM_SUFFIX = ".wasm"
+"""Ending of a WebAssembly module's file name."""
 
 SELF_TEST = 0x7C0657348439FF97
 """Result of `superres_self_test` (cpp/self_test.h) in every correct library, of any variant, compiler and system."""
@@ -35,13 +50,24 @@ SELF_TEST = 0x7C0657348439FF97
 class Variant:
     """A way to compile the native code for a machine, "x86_64" or "aarch64"; SUPERRES_NATIVE takes its name.
 
-    `features` are what the processor must have, as cpp/probe.cpp names it; `flags` are in addition to FLAGS.
+    The machine "wasm32" stands for WebAssembly, which browsers run. `features` are what the processor or browser must
+    have, as cpp/probe.cpp or WebAssembly names it; `flags` are in addition to FLAGS.
     """
 
     name: str
     machine: str
     features: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """The flags that make compiled code a library, or a WebAssembly module."""
+        return WASM_FLAGS if self in WASM else LIBRARY_FLAGS
+
+    @property
+    def library_flags(self) -> tuple[str, ...]:
+        """All flags that make native.cpp a library, or a WebAssembly module."""
+        return (*FLAGS, *self.flags, *self.link_flags)
 
     def missing(self, features: Collection[str]) -> list[str]:
         """Return what a processor with these `features` lacks to run this variant."""
@@ -51,6 +77,12 @@ class Variant:
 def _x86(name: str, *features: str) -> Variant:
     """Return a variant whose flags are its features: GCC before 11 does not know the levels, such as x86-64-v3."""
     return Variant(name, "x86_64", features, tuple(f"-m{feature}" for feature in features))
+
+
+def _wasm(name: str, *features: str) -> Variant:
+    """Return a variant for WebAssembly; with -mcpu, ziglang would compile its C++ library for each variant."""
+    words = (("-Xclang", "-target-feature", "-Xclang", f"+{feature}") for feature in features)
+    return Variant(name, "wasm32", features, ("-fno-exceptions", "-fno-rtti", *(word for four in words for word in four)))
 
 
 _V2 = "cx16", "popcnt", "ssse3", "sse4.1", "sse4.2"
@@ -64,12 +96,22 @@ VARIANTS = (
     _x86("x86-64-v4", *_V4),
     Variant("aarch64", "aarch64", (), ("-march=armv8-a",)),
     Variant("aarch64-dotprod", "aarch64", ("dotprod",), ("-march=armv8.2-a+dotprod",)),
+    _wasm("wasm32", "simd128"),
+    _wasm("wasm32-relaxed", "simd128", "relaxed-simd"),
 )
 """All variants; of a machine's, the later ones are faster."""
+
+WASM = tuple(variant for variant in VARIANTS if variant.machine == "wasm32")
+"""The variants for WebAssembly."""
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 _ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
+
+
+def ziglang(target: str = "") -> list[str]:
+    """Return the command of the compiler in the package ziglang for a `target`, by default this machine."""
+    return [sys.executable, "-m", "ziglang", "c++", *(["-target", target] if target else [])]
 
 
 def flags_of_ziglang(flags: Iterable[str]) -> list[str]:

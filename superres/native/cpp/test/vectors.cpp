@@ -1,6 +1,7 @@
 // Tests of kernels/vectors.h.
 
 #include <algorithm>
+#include <cfloat>
 
 #include "kernels/vectors.h"
 #include "test/check.h"
@@ -21,6 +22,14 @@ std::vector<float> difficult() {
   return out;
 }
 
+// The largest result that the C library's fmaf may round twice: musl's, which WebAssembly has, does so with subnormal numbers.
+// The digest tells whether these results of `fused` are right.
+#if defined(__wasm__)
+constexpr float MAY_BE_WRONG = FLT_MIN;
+#else
+constexpr float MAY_BE_WRONG = -1;
+#endif
+
 // Compares the fused products of many triples with the C library's.
 struct Triples {
   float x[LANES], y[LANES], total[LANES];
@@ -35,7 +44,8 @@ struct Triples {
     store(out, fused(load(x), load(y), load(total)));
     for (int i = 0; i < LANES; i++) {
       const float expected = std::fma(x[i], y[i], total[i]);
-      CHECK_WITH(same(out[i], expected), "fused(%a, %a, %a) is %a, not %a", x[i], y[i], total[i], out[i], expected);
+      if (!(std::fabs(expected) <= MAY_BE_WRONG))
+        CHECK_WITH(same(out[i], expected), "fused(%a, %a, %a) is %a, not %a", x[i], y[i], total[i], out[i], expected);
       if (out[i] == out[i]) digest->add(out + i, 1);
     }
   }
