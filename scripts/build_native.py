@@ -59,7 +59,7 @@ def command(platform: str) -> list[str]:
 
 
 def compile_library(job: tuple[list[str], Path, str, tuple[str, ...], tuple[str, ...]]) -> Path:
-    """Compile a library, and return its path. `job` is a compiler, the path, the source, all flags, and those to link."""
+    """Compile a library, and return its path. The job: compiler, path, source, all flags, flags to link."""
     compiler, path, source, flags, link = job
     if "ziglang" in compiler:
         flags = tuple(load_variants()["flags_of_ziglang"](flags))

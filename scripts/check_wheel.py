@@ -3,8 +3,9 @@
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant of its machine and of WebAssembly, and upscale a face with the engine `native` to the pixels that this repository gives.
-Dependencies such as torch are those of the Python that runs this script; superres is the wheel's.
+The wheel must have every variant of its machine and of WebAssembly, and upscale a face with the engine `native` to the
+pixels that this repository gives. Dependencies such as torch are those of the Python that runs this script; superres is
+the wheel's.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Target(NamedTuple):
         if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in needed):
             target.parent.mkdir(parents=True, exist_ok=True)
             # GCC notes that other compilers pass wide vectors in another way; none is passed between files.
-            flags = [*VARIANTS["FLAGS"], *self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall", "-Wextra", "-Wno-psabi",
-                      "-Wno-unused-local-typedefs"]
+            flags = [*VARIANTS["FLAGS"], *self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall",
+                     "-Wextra", "-Wno-psabi", "-Wno-unused-local-typedefs"]
             execute(*self.compiler, *flags, f"-I{CPP}", "-c", "-o", f"{target}.part", str(source))
             Path(f"{target}.part").replace(target)
         return target

@@ -16,6 +16,7 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
+from superres.native import build
 from superres.native.abi import DIGEST, FUNCTIONS
 from superres.native.variants import SELF_TEST
 from superres.nn.model import EncoderDecoder
@@ -384,6 +385,12 @@ class ScriptedModel:
     def _scores(self, tokens):
         """Score intensities by their distance from `tokens`."""
         return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()
+
+
+def without_compilers(monkeypatch):
+    """Hide the system's compilers and the package ziglang from superres.native.build."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(build, "ziglang", lambda target="": None)
 
 
 def small_source(digest=DIGEST, self_test=SELF_TEST):

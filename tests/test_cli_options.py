@@ -22,8 +22,8 @@ MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SCRIPTS = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/*.py") if "__main__" in path.read_text()]
-FOREIGN = {"--nproc_per_node", "--strict", "--group", "--no-deps", "--upgrade"}
-"""Options of torchrun, mypy and pip."""
+FOREIGN = {"--nproc_per_node", "--strict", "--group", "--no-deps", "--upgrade", "--export"}
+"""Options of torchrun, mypy, pip and the linker of WebAssembly."""
 
 PROGRAM = re.compile(r"(^|/)superres$|^app\.py$|^scripts/[\w/]+\.py$")
 

@@ -17,6 +17,7 @@ from fakes import (
     proposer_for,
     random_model,
     random_tokens,
+    without_compilers,
 )
 from stepping import check_steps
 from test_consistency import assert_consistent
@@ -395,7 +396,7 @@ def test_an_attention_head_too_wide_for_bytes_is_refused():
 
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
     monkeypatch.setattr(build, "chosen", build.chosen.__wrapped__)
-    monkeypatch.setenv("PATH", "")
+    without_compilers(monkeypatch)
     assert type(step_model(random_model(replace(SMALL, **NATIVE)))) is StepModel
     assert "no C++ compiler" in caplog.text
 

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import NATIVE, SMALL, random_model, small_source
+from fakes import NATIVE, SMALL, random_model, small_source, without_compilers
 
+import native_kernels
 from superres.cli.main import run
 from superres.errors import ConfigError
 from superres.native import abi, build, variants
 from superres.native.build import NativeUnavailable
 from superres.native.diagnosis import report
-from superres.native.variants import BY_NAME, SUFFIX, for_machine
+from superres.native.variants import BY_NAME, SUFFIX, WASM, for_machine
 from superres.pipeline.engines import step_model
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -61,7 +62,7 @@ def packaged(source: Path, name: str, code: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     written = source.with_name(f"{name}.cpp")
     written.write_text(code)
-    subprocess.run([build.compiler(), *variants.FLAGS, "-O0", "-o", path, written], check=True)
+    subprocess.run([build.compiler(), *variants.FLAGS, *variants.LIBRARY_FLAGS, "-O0", "-o", path, written], check=True)
     written.unlink()
     return path
 
@@ -123,7 +124,7 @@ def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypa
     monkeypatch.setenv("SUPERRES_NATIVE", name)
     path = packaged(source, name, small_source())
     build.processor()
-    monkeypatch.setenv("PATH", "")
+    without_compilers(monkeypatch)
     assert build.chosen(source).path == path
     assert build.chosen(source).identity.startswith(f"{name}-")
     build.chosen.cache_clear()
@@ -169,6 +170,44 @@ def test_without_a_compiler_of_the_system_ziglang_compiles(source, tmp_path, mon
     assert not caplog.records  # nothing was compiled again
 
 
+def test_a_module_exports_all_functions_and_is_offered_to_no_processor():
+    assert set(variants.EXPORTS) == {*abi.FUNCTIONS, "malloc", "free"}
+    assert [variant.name for variant in WASM] == ["wasm32", "wasm32-relaxed"]
+    machines = "x86_64", "AMD64", "aarch64", "arm64", "wasm32"
+    assert not {variant for machine in machines for variant in for_machine(machine)} & {*WASM}
+
+
+RUN_SELF_TEST = """
+const wasi_snapshot_preview1 = new Proxy({}, { get: () => () => 0 });
+const code = require("fs").readFileSync(process.argv[1]);
+const { instance } = await WebAssembly.instantiate(code, { wasi_snapshot_preview1 });
+instance.exports._initialize();
+console.log(String(BigInt.asUintN(64, instance.exports.superres_self_test())), ...Object.keys(instance.exports));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native_kernels.node() is None, reason="no Node.js with relaxed SIMD")
+@pytest.mark.parametrize("name", [variant.name for variant in WASM])
+def test_a_module_passes_the_self_test_and_exports_what_it_should(name):
+    path = build.wasm_file(name)
+    assert path == build.wasm_file(name)  # nothing is compiled again
+    words = native_kernels.node(), "--eval", f"(async () => {{{RUN_SELF_TEST}}})()", path
+    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    assert int(printed[0]) == variants.SELF_TEST
+    assert {*printed[1:]} == {*variants.EXPORTS, "memory", "_initialize"}
+
+
+def test_a_module_is_that_of_the_package_or_compiled_by_ziglang_alone(source, monkeypatch):
+    without_compilers(monkeypatch)
+    with pytest.raises(NativeUnavailable, match=r'pip install "superres\[compiler\]"'):
+        build.wasm_file("wasm32", source)
+    path = source.parent.with_name("lib") / "wasm32.wasm"
+    path.parent.mkdir()
+    path.touch()
+    assert build.wasm_file("wasm32", source) == path
+
+
 @pytest.mark.parametrize(("code", "reason"), [
     (small_source(self_test=1), "fails its self-test"), (small_source("0" * 64), "another abi.h"),
     ("int nothing;", "has no superres_"), (None, "cannot load"),
@@ -200,7 +239,7 @@ def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     monkeypatch.setenv("SUPERRES_NATIVE", "z80")
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
-    monkeypatch.setenv("PATH", "")
+    without_compilers(monkeypatch)
     assert report()["native"].startswith("none: no C++ compiler")
 
 
@@ -224,7 +263,8 @@ LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 @pytest.mark.skipif(not LINUX, reason="the platform of the wheel is another one")
 def test_a_wheel_gets_every_variant_of_its_platform(builder, tmp_path):
     paths = builder.build(f"linux_{platform.machine()}", tmp_path / "libraries")
-    assert {path.name for path in paths} == {"probe.so", *(f"{variant.name}.so" for variant in for_machine())}
+    assert {path.name for path in paths} == {
+        "probe.so", *(f"{variant.name}.so" for variant in for_machine()), *(f"{variant.name}.wasm" for variant in WASM)}
     assert {*(tmp_path / "libraries").iterdir()} == {*paths}
     slowest = ctypes.CDLL(str(tmp_path / "libraries" / f"{for_machine()[-1].name}.so"))
     slowest.superres_self_test.restype = ctypes.c_uint64

@@ -27,7 +27,7 @@ LIBRARY_FLAGS = ("-fPIC", "-pthread", "-shared")
 EXPORTS = (*re.findall(r'^extern "C" .*?(\w+)\(', _ABI.decode(), re.MULTILINE), "malloc", "free")
 """The functions that a WebAssembly module exports."""
 
-WASM_FLAGS = ("-mexec-model=reactor", "-Wl,--strip-all", *(f"-Wl,--export={name}" for name in EXPORTS))
+WASM_FLAGS = ("-mexec-model=reactor", "-s", *(f"-Wl,--export={name}" for name in EXPORTS))
 """Further flags of a WebAssembly module: it has no main function, and is initialised by `_initialize`."""
 
 WASM_TARGET = "wasm32-wasi"
@@ -81,8 +81,8 @@ def _x86(name: str, *features: str) -> Variant:
 
 def _wasm(name: str, *features: str) -> Variant:
     """Return a variant for WebAssembly; with -mcpu, ziglang would compile its C++ library for each variant."""
-    words = (("-Xclang", "-target-feature", "-Xclang", f"+{feature}") for feature in features)
-    return Variant(name, "wasm32", features, ("-fno-exceptions", "-fno-rtti", *(word for four in words for word in four)))
+    words = [word for feature in features for word in ("-Xclang", "-target-feature", "-Xclang", f"+{feature}")]
+    return Variant(name, "wasm32", features, ("-fno-exceptions", "-fno-rtti", *words))
 
 
 _V2 = "cx16", "popcnt", "ssse3", "sse4.1", "sse4.2"
