@@ -1,8 +1,7 @@
-"""The commands `superres translate` and `superres export ctranslate2`."""
+"""The command `superres translate`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,10 +25,6 @@ Output = Annotated[str | None, Option(metavar="FILE|URL", help="File for the tra
 Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
 Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam search with N "
                                     "hypotheses per sentence instead of in blocks.")]
-Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a folder.")]
-Folder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the model.")]
-
-export_app = typer.Typer(help="Convert a checkpoint for another engine.", rich_markup_mode=None)
 
 
 def translate(
@@ -76,15 +71,3 @@ def translate(
         say(str(summary))
     if summary.failed:
         raise typer.Exit(1)
-
-
-@export_app.command(cls=opt.HelpfulCommand)
-def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
-    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
-
-    In float32, CTranslate2 then gives the tokens of greedy decoding (`peers` extra).
-    """
-    from superres.pipeline.ctranslate2_export import export_ctranslate2
-
-    export_ctranslate2(checkpoint, folder)
-    say(f"written: {folder}")

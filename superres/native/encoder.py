@@ -102,11 +102,10 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: Al
     encoder.maps, encoder.blocks = maps + -maps % PANEL, config.conditioning_blocks
     encoder.signal = packed.keep(packed.model.signal)
     parts = {name: weight.detach() for name, weight in conditioning.named_parameters()}
-    mix = torch.cat([widened(parts["mix.weight"][:, :maps], 1), parts["mix.weight"][:, maps:]], dim=1)
-    names = [f"blocks.{number}.{name}" for number in range(encoder.blocks) for name in ("first", "second")]
-    convolutions = [mix, *(widened(parts[f"{name}.weight"], 1) for name in names)]
-    encoder.products = packed.array([linear for weight in convolutions for linear in _convolution(packed, weight)])
-    encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in ("mix", *names)]), 1))
+    encoder.products = packed.array([
+        linear for weight in convolutions_of(conditioning) for linear in _convolution(packed, weight)])
+    names = ["mix", *_names(conditioning)]
+    encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in names]), 1))
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])
     shuffle = widened(shuffle.view(len(shuffle), -1, maps), 2).flatten(1)
     encoder.shuffle = packed.pack((shuffle[:-1], shuffle[-1]))
@@ -122,6 +121,28 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: Al
         encoder.head_vectors = packed.pack((mapped[:-1], mapped[-1]))
 
 
+def _names(conditioning: AlignedConditioning) -> list[str]:
+    """Return the names of the convolutions after the first one."""
+    return [f"blocks.{number}.{name}" for number in range(conditioning.config.conditioning_blocks)
+            for name in ("first", "second")]
+
+
+def convolutions_of(conditioning: AlignedConditioning) -> list[Tensor]:
+    """Return the weights [out, in, 3, 3] of the convolutions, whose maps are padded to whole panels or vectors."""
+    parts, maps = dict(conditioning.named_parameters()), conditioning.config.conditioning_width
+    mix = parts["mix.weight"].detach()
+    mix = torch.cat([widened(mix[:, :maps], 1), mix[:, maps:]], dim=1)
+    weights = [mix, *(widened(parts[f"{name}.weight"].detach(), 1) for name in _names(conditioning))]
+    return [F.pad(weight, (0, 0, 0, 0, 0, -weight.shape[1] % LANES)) for weight in weights]
+
+
+def transform() -> Tensor:
+    """Return the transform of a row of three weights of a convolution, float64 [6, 3]."""
+    powers = torch.tensor([[point**power for power in range(3)] for point in POINTS], dtype=torch.float64)
+    scales = [math.prod(point - other for other in POINTS if other != point) for point in POINTS]
+    return torch.cat([powers / torch.tensor(scales).unsqueeze(1), powers.new_tensor([[0.0, 0.0, 1.0]])])
+
+
 def widened(weight: Tensor, axis: int) -> Tensor:
     """Add zeros to an axis of maps, up to whole panels."""
     shape = list(weight.shape)
@@ -130,16 +151,12 @@ def widened(weight: Tensor, axis: int) -> Tensor:
 
 
 def _convolution(packed: PackedWeights, weight: Tensor) -> list[CLinear]:
-    """Return the 36 products of a 3x3 convolution [out, in, 3, 3], for inputs padded to whole vectors."""
-    powers = torch.tensor([[point**power for power in range(3)] for point in POINTS], dtype=torch.float64)
-    scales = [math.prod(point - other for other in POINTS if other != point) for point in POINTS]
-    transform = torch.cat([powers / torch.tensor(scales).unsqueeze(1), powers.new_tensor([[0.0, 0.0, 1.0]])])
-    weight = F.pad(weight.double(), (0, 0, 0, 0, 0, -weight.shape[1] % LANES))
-    taps = weight.permute(2, 3, 1, 0).contiguous()  # [3, 3, in, out]
+    """Return the 36 products of a 3x3 convolution, a weight of `convolutions_of`."""
+    taps, factors = weight.double().permute(2, 3, 1, 0).contiguous(), transform()  # [3, 3, in, out], [6, 3]
     # Single operations: a product of matrices adds in the processor's order.
     zero = torch.zeros(())
-    rows = sum((transform[:, y, None, None, None] * taps[y] for y in range(3)), zero)  # [6, 3, in, out]
-    weights = sum((transform[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3)), zero)  # [6, 6, in, out]
+    rows = sum((factors[:, y, None, None, None] * taps[y] for y in range(3)), zero)  # [6, 3, in, out]
+    weights = sum((factors[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3)), zero)  # [6, 6, in, out]
     # The product adds no bias: the inverse transform does.
     return [packed.pack(without_bias(part)) for part in weights.flatten(0, 1)]
 

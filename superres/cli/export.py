@@ -1,0 +1,55 @@
+"""The commands `superres export`: a checkpoint for another engine, or for the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument
+
+from superres.cli import options as opt
+from superres.cli.space import page_folder
+from superres.config import DEFAULT_CASCADE, require
+from superres.system.progress import say
+
+Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a folder.")]
+Folder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the model.")]
+SiteFolder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the page.")]
+
+export_app = typer.Typer(help="Convert a checkpoint for another engine, or for the browser.", rich_markup_mode=None)
+
+
+@export_app.command(cls=opt.HelpfulCommand)
+def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
+    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
+
+    In float32, CTranslate2 then gives the tokens of greedy decoding (`peers` extra).
+    """
+    from superres.pipeline.ctranslate2_export import export_ctranslate2
+
+    export_ctranslate2(checkpoint, folder)
+    say(f"written: {folder}")
+
+
+@export_app.command(cls=opt.HelpfulCommand)
+def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> None:
+    """Write a page that draws faces in the visitor's browser, without a server: files for any static host.
+
+    The folder has the page, the compiled engine as WebAssembly, and the weights in int8. The pictures are those of
+    --engine native-int8. Photos never leave the browser. To try it: python -m http.server --directory DIR
+    """
+    from superres.checkpoint import replaced_folder
+    from superres.pipeline.browser_export import write_engine
+    from superres.pipeline.upscaler import Upscaler
+    from superres.web.content import examples_of
+    from superres.web.site import write_page
+
+    require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+            f"{folder} exists and is not an empty folder; choose another one")
+    upscaler = Upscaler.load(checkpoint, "cpu", "native-int8")
+    task = upscaler.face_task
+    with replaced_folder(folder) as fresh:
+        size = write_engine(fresh, upscaler)
+        write_page(fresh, task, upscaler.stages, upscaler.name, examples_of(page_folder(), task))
+    say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

@@ -1,0 +1,281 @@
+// The engine in the browser: draws larger pictures from a few pixels, in blocks, on one thread of WebAssembly.
+// One module for the window (`load`), its Worker (this module again) and node (`open`). cpp/native.cpp does the decoding.
+
+/**
+ * @typedef {object} Way - how tokens are chosen and accepted: see `superres upscale --help`
+ * @property {"exact"|"distance"|"top-k"} [accept] - exact gives the picture of one token per step
+ * @property {number} [epsilon] - largest accepted difference in grey levels, for "distance"; 2 by default
+ * @property {number} [topK] - rank within which "top-k" accepts; 2 by default
+ * @property {number} [blockSize] - tokens proposed per step; 0 stands for the fastest: 4 with exact acceptance, else all heads
+ * @property {number} [temperature] - 0 draws the likeliest picture
+ * @property {number} [seed] - of the noise of samples
+ * @property {number} [sample] - 1, 2, ...: the number of the sample
+ * @property {number} [size] - side of the picture in pixels: that of a stage's output, by default the last one's
+ *
+ * @typedef {object} Stage - a finished stage
+ * @property {number} side - of its output in pixels
+ * @property {Uint8Array} pixels - RGB, row by row
+ * @property {number} tokens
+ * @property {number} steps - decoding iterations
+ * @property {number[]} accepted - tokens accepted in each step
+ * @property {number[][]} proposed - proposals of each step
+ *
+ * @typedef {object} Picture
+ * @property {number} stage - 0, 1, ...: the stage under way
+ * @property {number} side - of the stage's output in pixels
+ * @property {Uint8Array} pixels - RGB, row by row; 0 where nothing is decoded yet
+ * @property {number} tokens - decoded so far in this stage
+ * @property {number} steps - decoding iterations so far in this stage
+ * @property {boolean} complete - whether it is the last one
+ * @property {number} seconds - of computing
+ * @property {string} [digest] - of the complete picture: the first 12 digits of the SHA-256 of its pixels
+ * @property {Stage[]} [stages] - of the complete picture
+ */
+
+import {CHANNELS, StageMemory, digestOf, imageKey, nextKey} from "./stage.js";
+
+const FORMAT = 1;
+const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
+const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
+const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1};
+const seconds = () => performance.now() / 1000;
+
+/** The engine without a Worker. */
+class Core {
+  constructor(about, stages, variant, bytes) {
+    Object.assign(this, {about, stages});
+    this.info = {checkpoint: about.checkpoint, revision: about.revision, variant, bytes, stages: about.stages.map(
+      ({source, target, heads}) => ({source, target, blockSize: heads}))};
+  }
+
+  /** Check a way, and return it with the values that it leaves out. */
+  complete(cells, given) {
+    const way = {...DEFAULTS, size: this.about.stages.at(-1).target, ...given}, {source} = this.about.stages[0];
+    const whole = (name, least) => [name, Number.isSafeInteger(way[name]) && way[name] >= least, `a whole number from ${least} on`];
+    const checks = [["accept", ["exact", "distance", "top-k"].includes(way.accept), "exact, distance or top-k"], whole("epsilon", 0),
+      whole("topK", 1), whole("blockSize", 0), whole("seed", 0), whole("sample", 1),
+      ["temperature", way.temperature === 0 || way.temperature >= 0.01, "0, or at least 0.01"],
+      ["size", this.about.stages.some(({target}) => target === way.size), this.about.stages.map(({target}) => target).join(" or ")]];
+    for (const [name, isValid, wanted] of checks) if (!isValid) throw new RangeError(`${name} is ${way[name]}; give ${wanted}`);
+    if (cells.length !== source ** 2 * CHANNELS) throw new RangeError(`${cells.length} values were given; the input has ${source}x${source} pixels of ${CHANNELS}`);
+    return way;
+  }
+
+  /**
+   * Decode, and yield pictures at least once per slice of time; the last one is complete.
+   * @param {Uint8Array} cells - the pixels of the input, RGB, row by row
+   * @param {Way} given
+   * @returns {Generator<Picture>}
+   */
+  *upscale(cells, given = {}) {
+    const way = this.complete(cells, given), stages = [];
+    let source = cells, key = imageKey(cells, way.sample), spent = 0;
+    for (const [number, memory] of this.stages.entries()) {
+      const {target: side} = memory.about, accepted = [], proposed = [];
+      let tokens = 0, count = 1, started = seconds();
+      memory.begin(source, key, way, this.about.rules);
+      while (tokens < memory.length) {
+        for (const [position, made, ...proposals] of memory.iterate(count)) {
+          if (position < 0) continue;  // the start of the sequence
+          accepted.push(made);
+          proposed.push(proposals);
+          tokens += made;
+        }
+        const now = seconds();
+        spent += now - started;
+        if (accepted.length) count = Math.min(Math.max(Math.round(count * SLICE / Math.max(now - started, 1e-3)), 1), 2 * count, this.about.iterations);
+        else count = 8;
+        if (tokens < memory.length) yield {stage: number, side, pixels: memory.pixels(tokens), tokens, steps: accepted.length, complete: false, seconds: spent};
+        started = seconds();
+      }
+      source = memory.pixels(tokens);
+      key = nextKey(key);
+      stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed});
+      const complete = side === way.size;
+      yield {stage: number, side, pixels: source, tokens, steps: accepted.length, complete, seconds: spent, ...(complete && {digest: digestOf(source), stages})};
+      if (complete) return;
+    }
+  }
+}
+
+/** Return a module's functions if they compute what they should; null if this browser has no such instructions. */
+async function instantiate(bytes, selfTest) {
+  if (!WebAssembly.validate(bytes)) return null;
+  const module = await WebAssembly.compile(bytes), imports = {};
+  for (const {module: from, name} of WebAssembly.Module.imports(module)) (imports[from] ??= {})[name] = () => 0;  // of a system; nothing calls them
+  const {exports} = await WebAssembly.instantiate(module, imports);
+  exports._initialize?.();
+  return BigInt.asUintN(64, exports.superres_self_test()) === BigInt(`0x${selfTest}`) ? exports : null;
+}
+
+async function unpack(packed) {
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const about = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  if (about.format !== FORMAT) throw new Error(`weights.bin has format ${about.format}, and superres.js knows ${FORMAT}; export the folder again`);
+  const planes = bytes.subarray(4 + length), quarter = planes.length / 4, body = new Uint8Array(planes.length);
+  for (let plane = 0, at = 0; plane < 4; plane++) for (let n = 0; n < quarter; n++, at++) body[4 * n + plane] = planes[at];
+  return {about, body};
+}
+
+/**
+ * Make an engine without a Worker.
+ * @param {(name: string) => Promise<Uint8Array>} read - returns a file of the exported folder
+ * @param {string[]} [variants] - the modules to try, the fastest first
+ */
+export async function open(read, variants = VARIANTS) {
+  const packed = await read("weights.bin"), {about, body} = await unpack(packed);
+  for (const variant of variants) {
+    const bytes = await read(`superres-${variant}.wasm`), code = await instantiate(bytes, about.self_test);
+    if (!code) continue;
+    let begin = 0;
+    const stages = about.stages.map(stage => {
+      const own = body.subarray(begin, begin += stage.file);
+      return new StageMemory(code, stage, own, about.transform);
+    });
+    return new Core(about, stages, variant, packed.length + bytes.length);
+  }
+  throw new Error("This browser lacks the vector instructions of WebAssembly, or computes with other rounding; update it, or use another one.");
+}
+
+/** The engine in a Worker of its own. It decodes one picture at a time, in the order of the calls. */
+class Engine {
+  constructor(worker, info) {
+    Object.assign(this, {worker, info, calls: 0, heard: new Map()});
+    worker.onmessage = ({data}) => this.heard.get(data.id)?.(data);
+  }
+
+  /**
+   * Draw a picture, and yield it while it is decoded, about ten times per second. An aborted signal ends the drawing.
+   * @param {Uint8Array} cells - the pixels of the input, RGB, row by row
+   * @param {Way} [way]
+   * @param {{signal?: AbortSignal}} [options]
+   * @returns {AsyncGenerator<Picture>}
+   */
+  async *upscale(cells, way = {}, {signal} = {}) {
+    signal?.throwIfAborted();
+    const id = ++this.calls;
+    let answer = null, wake = () => {};
+    this.heard.set(id, data => { answer = data; wake(); });
+    const stop = () => wake();
+    signal?.addEventListener("abort", stop);
+    this.worker.postMessage({id, cells, way});
+    try {
+      for (;;) {
+        signal?.throwIfAborted();
+        if (!answer) {
+          await new Promise(resolve => { wake = resolve; });
+          continue;
+        }
+        const {picture, error} = answer;
+        answer = null;
+        if (error) throw new Error(error);
+        yield picture;
+        if (picture.complete) return;
+      }
+    } finally {
+      this.heard.delete(id);
+      signal?.removeEventListener("abort", stop);
+      this.worker.postMessage({stop: id});
+    }
+  }
+
+  close() {
+    this.worker.terminate();
+  }
+}
+
+/**
+ * Load an engine into a Worker.
+ * @param {string|URL} base - address of the exported folder
+ * @param {{onProgress?: (loaded: number, total: number) => void, signal?: AbortSignal}} [options] - bytes; `total` is 0 if unknown
+ * @returns {Promise<Engine>}
+ */
+export async function load(base, {onProgress, signal} = {}) {
+  signal?.throwIfAborted();
+  const folder = new URL(base, globalThis.document?.baseURI).href, worker = new Worker(new URL("superres.js", folder), {type: "module"});
+  try {
+    return await new Promise((resolve, reject) => {
+      signal?.addEventListener("abort", () => reject(signal.reason));
+      worker.onerror = event => reject(new Error(event.message || "superres.js could not be loaded; check the connection, and try again"));
+      worker.onmessage = ({data: {info, error, loaded, total}}) => {
+        if (info) resolve(new Engine(worker, info));
+        else if (error) reject(new Error(error));
+        else onProgress?.(loaded, total);
+      };
+      worker.postMessage({folder});
+    });
+  } catch (error) {
+    worker.terminate();
+    throw error;
+  }
+}
+
+/** Return a function that reads a file of a folder, and tells how many bytes have come. */
+function fetcher(folder) {
+  let loaded = 0, total = 0;
+  return async name => {
+    const answer = await fetch(new URL(name, folder)).catch(() => null);
+    if (!answer?.ok) throw new Error(`${name} could not be loaded (${answer ? answer.status : "no connection"}); try again`);
+    const parts = [];
+    if (!answer.headers.get("content-encoding")) total += Number(answer.headers.get("content-length")) || 0;
+    for (const reader = answer.body.getReader(); ;) {
+      const {done, value} = await reader.read();
+      if (done) break;
+      parts.push(value);
+      postMessage({loaded: loaded += value.length, total});
+    }
+    return new Uint8Array(await new Blob(parts).arrayBuffer());
+  };
+}
+
+/** Answer the messages of an `Engine`. */
+function serve() {
+  const calls = [], stopped = new Set();  // waiting calls; calls under way that nobody waits for
+  let core = null, running = null;
+  const channel = new MessageChannel(), turn = () => new Promise(resolve => { channel.port1.onmessage = resolve; channel.port2.postMessage(0); });
+
+  async function draw({id, cells, way}) {
+    let last = 0;
+    for (const picture of core.upscale(cells, way)) {
+      if (picture.complete || picture.seconds - last >= FRAME) {
+        postMessage({id, picture});
+        last = picture.seconds;
+      }
+      await turn();  // a message may end this
+      if (stopped.has(id)) return;
+    }
+  }
+
+  async function work() {
+    while ((running = calls.shift())) {
+      try {
+        await draw(running);
+      } catch (error) {
+        postMessage({id: running.id, error: error.message});
+      }
+      stopped.delete(running.id);
+    }
+  }
+
+  self.onmessage = async ({data}) => {
+    if (data.folder) {
+      try {
+        core = await open(fetcher(data.folder));
+        postMessage({info: core.info});
+      } catch (error) {
+        postMessage({error: error.message});
+      }
+    } else if (data.stop) {
+      const at = calls.findIndex(({id}) => id === data.stop);
+      if (at >= 0) calls.splice(at, 1);
+      else if (running?.id === data.stop) stopped.add(data.stop);
+    } else {
+      calls.push(data);
+      if (!running) work();
+    }
+  };
+}
+
+if (typeof WorkerGlobalScope !== "undefined" && globalThis instanceof WorkerGlobalScope) serve();
