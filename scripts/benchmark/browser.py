@@ -51,12 +51,11 @@ from superres.tasks.face_data import read_faces
 from superres.tasks.pictures import Pixels
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
-    "32x32, epsilon 2": (32, {"accept": "distance", "block_size": 10}),
-    "64x64, epsilon 2": (64, {"accept": "distance", "block_size": 24}),
-    "64x64, exact, blocks of 4": (64, {"block_size": 4}),
-    "64x64, one token per step": (64, {"block_size": 1}),
+    "first stage, epsilon 2": (0, {"accept": "distance"}), "all stages, epsilon 2": (-1, {"accept": "distance"}),
+    "all stages, exact, blocks of 4": (-1, {"block_size": 4}),
+    "all stages, one token per step": (-1, {"block_size": 1}),
 }
-"""Size and settings of the pictures by name."""
+"""Last stage and settings of the pictures by name; without a block size, it is that of all heads."""
 LOAD = """async variant => {
   const read = async name => new Uint8Array(await (await fetch(name)).arrayBuffer());
   const {open} = await import('./superres.js'), started = performance.now();
@@ -91,9 +90,10 @@ def drawn(page: Any, size: int, settings: Values, sources: Pixels) -> list[str]:
     return [page.evaluate(DRAW, {"cells": source.flatten().tolist(), "way": way}) for source in sources]
 
 
-def digests(upscaler: Upscaler, size: int, options: DecodeConfig, sources: Pixels) -> list[str]:
+def digests(upscaler: Upscaler, size: int, settings: Values, sources: Pixels) -> list[str]:
     """Draw pictures one by one with the compiled engine, and return their digests."""
     own = upscaler.at_size(size)
+    options = DecodeConfig(consistent=True, **{"block_size": own.model_config.prediction_heads, **settings})
     return [short_digest(own(source[None], options).images[0].tobytes()) for source in sources]
 
 
@@ -142,9 +142,10 @@ def main(
                 shown.goto(address)
                 load[name] = shown.evaluate(LOAD, name)
             rows = [Row("load", lambda: load)]
-            for way, (side, settings) in WAYS.items():
-                options = DecodeConfig(consistent=True, **settings)
-                draws = {"native": partial(digests, upscaler, side, options, sources), **{
+            sides = *upscaler.face_task.between, upscaler.face_task.target
+            for way, (stage, settings) in WAYS.items():
+                side = sides[stage]
+                draws = {"native": partial(digests, upscaler, side, settings, sources), **{
                     name: partial(drawn, shown, side, settings, sources) for name, shown in pages.items()}}
                 rows.append(Row(way, partial(measure, draws, len(sources), rounds)))
             table.measure(rows)

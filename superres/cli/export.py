@@ -36,8 +36,8 @@ def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
 def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> None:
     """Write a page that draws faces in the visitor's browser, without a server: files for any static host.
 
-    The folder has the page, the compiled engine as WebAssembly, and the weights in int8. The pictures are those of
-    --engine native-int8. Photos never leave the browser. To try it: python -m http.server --directory DIR
+    The folder has the page, the compiled engine as WebAssembly, and the weights in int8; the pictures are those of the
+    engine native-int8. Photos never leave the browser. To try it, run 'python -m http.server' in the folder.
     """
     from superres.checkpoint import replaced_folder
     from superres.pipeline.browser_export import write_engine
