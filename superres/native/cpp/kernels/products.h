@@ -9,57 +9,6 @@
 
 namespace {
 
-// What happens to a product: overwrite the output, overwrite it after ReLU, or add to it.
-enum Mode { STORE, RELU, ADD };
-
-// What turns the sums of int8 products into numbers: per output, and per row.
-struct Units {
-  const float* scale;
-  const ByteRow* rows;
-};
-
-// How a product reads float32 weights, and adds their products with inputs. A step has `values` inputs of an output, whose
-// weights lie side by side; `read` returns those of input `part`.
-struct Single {
-  typedef float weight;
-  typedef float value;
-  typedef vec panel;
-  typedef vec total;
-  static constexpr int values = 1;
-  static ALWAYS_INLINE vec read(const float* w, int) { return load(w); }
-  static ALWAYS_INLINE void keep_panel(vec& w) { keep(w); }
-  static ALWAYS_INLINE vec start(const float* bias) { return bias ? load(bias) : vec{}; }
-  static ALWAYS_INLINE void add(vec& total, const float* x, const vec& w) { total = fused(fill(*x), w, total); }
-  static ALWAYS_INLINE vec finish(vec total, const float*, const Units&, int, int) { return total; }
-};
-
-// bfloat16 weights, two inputs of an output in a word, and float32 inputs. The sums are those of `Single`.
-struct Paired : Single {
-  typedef uint32_t weight;
-  static constexpr int values = 2;
-  static ALWAYS_INLINE vec read(const uint32_t* w, int part) {
-    return as<vec>(part ? load(w) & uvec(0xffff0000u) : load(w) << 16);
-  }
-};
-
-// int8 weights and inputs: four inputs at a time.
-struct Bytes {
-  typedef uint32_t weight;
-  typedef Quad value;
-  typedef Stored panel;
-  typedef ivec total;
-  static constexpr int values = 1;
-  static ALWAYS_INLINE Stored read(const uint32_t* w, int) { return Stored(load(w)); }
-  static ALWAYS_INLINE void keep_panel(Stored&) {}
-  static ALWAYS_INLINE ivec start(const float*) { return ivec{}; }
-  static ALWAYS_INLINE void add(ivec& total, const Quad* x, const Stored& w) { total = dot4(total, w, *x); }
-  static ALWAYS_INLINE vec finish(ivec total, const float* bias, const Units& units, int r, int output) {
-    const ByteRow& row = units.rows[r];
-    const vec v = converted<vec>(total - row.offset) * (load(units.scale + output) * row.scale);
-    return bias ? v + load(bias) : v;
-  }
-};
-
 // Rows per register tile, and vectors of outputs for which the accumulators of `rows` rows fit the registers.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;  // 12 x 2 accumulators of 32 registers
@@ -74,6 +23,64 @@ constexpr int vectors_of(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 constexpr int MAX_ROWS = 3;  // 3 x 1 vectors are 12 of 16 registers
 constexpr int vectors_of(int rows) { return rows == 1 ? 2 : 1; }
 #endif
+
+// What happens to a product: overwrite the output, overwrite it after ReLU, or add to it.
+enum Mode { STORE, RELU, ADD };
+
+// What turns the sums of int8 products into numbers: per output, and per row.
+struct Units {
+  const float* scale;
+  const ByteRow* rows;
+};
+
+// How a product reads float32 weights, and adds their products with inputs. A step has `values` inputs of an output, whose
+// weights lie side by side; `read` returns those of input `part`. A register tile has `most_rows` rows at most.
+struct Single {
+  typedef float weight;
+  typedef float value;
+  typedef vec panel;
+  typedef vec total;
+  static constexpr int values = 1;
+#if defined(__wasm__)
+  static constexpr int most_rows = 2;  // V8 would keep the accumulators of three rows in memory, at half the speed
+#else
+  static constexpr int most_rows = MAX_ROWS;
+#endif
+  static ALWAYS_INLINE vec read(const float* w, int) { return load(w); }
+  static ALWAYS_INLINE void keep_panel(vec& w) { keep(w); }
+  static ALWAYS_INLINE vec start(const float* bias) { return bias ? load(bias) : vec{}; }
+  static ALWAYS_INLINE void add(vec& total, const float* x, const vec& w) { total = fused(fill(*x), w, total); }
+  static ALWAYS_INLINE vec finish(vec total, const float*, const Units&, int, int) { return total; }
+};
+
+// bfloat16 weights, two inputs of an output in a word, and float32 inputs. The sums are those of `Single`.
+struct Paired : Single {
+  typedef uint32_t weight;
+  static constexpr int values = 2;
+  static constexpr int most_rows = MAX_ROWS;
+  static ALWAYS_INLINE vec read(const uint32_t* w, int part) {
+    return as<vec>(part ? load(w) & uvec(0xffff0000u) : load(w) << 16);
+  }
+};
+
+// int8 weights and inputs: four inputs at a time.
+struct Bytes {
+  typedef uint32_t weight;
+  typedef Quad value;
+  typedef Stored panel;
+  typedef ivec total;
+  static constexpr int values = 1;
+  static constexpr int most_rows = MAX_ROWS;
+  static ALWAYS_INLINE Stored read(const uint32_t* w, int) { return Stored(load(w)); }
+  static ALWAYS_INLINE void keep_panel(Stored&) {}
+  static ALWAYS_INLINE ivec start(const float*) { return ivec{}; }
+  static ALWAYS_INLINE void add(ivec& total, const Quad* x, const Stored& w) { total = dot4(total, w, *x); }
+  static ALWAYS_INLINE vec finish(ivec total, const float* bias, const Units& units, int r, int output) {
+    const ByteRow& row = units.rows[r];
+    const vec v = converted<vec>(total - row.offset) * (load(units.scale + output) * row.scale);
+    return bias ? v + load(bias) : v;
+  }
+};
 
 // R rows times V vectors of outputs, accumulated in registers. `stride` is the distance of panels in the weight. An odd V is 1.
 template <typename K, int R, int V>
@@ -134,9 +141,9 @@ ALWAYS_INLINE void with_rows(int64_t rows, const Body& body) {
   }
 }
 
-// How many of `left` rows to compute together: whole tiles, and at the end two of similar size.
-ALWAYS_INLINE int64_t rows_of_tile(int64_t left) {
-  return left <= MAX_ROWS ? left : left >= 2 * MAX_ROWS ? MAX_ROWS : (left + 1) / 2;
+// How many of `left` rows to compute together, at most `most`: whole tiles, and at the end two of similar size.
+ALWAYS_INLINE int64_t rows_of_tile(int64_t left, int64_t most = MAX_ROWS) {
+  return left <= most ? left : left >= 2 * most ? most : (left + 1) / 2;
 }
 
 // Any number of rows times any number of panels. x has row stride `xs` and y row stride `ys`; `bias` may be null.
@@ -148,7 +155,7 @@ void product(const typename K::weight* weight, int64_t steps, int64_t stride, in
   for (int64_t p = 0; p < panels; p += GROUP) {
     const int64_t count = panels - p < GROUP ? panels - p : GROUP;
     for (int64_t done = 0; done < rows;) {
-      const int64_t take = rows_of_tile(rows - done);
+      const int64_t take = rows_of_tile(rows - done, K::most_rows);
       with_rows(take, [&](auto tile_rows) {
         rows_tile<K, decltype(tile_rows)::value>(
             weight + p * stride, steps, stride, count, past(bias, p * PANEL), Units{past(units.scale, p * PANEL), past(units.rows, done)},
