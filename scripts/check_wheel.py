@@ -1,4 +1,4 @@
-"""Check a wheel of this system's platform in an empty environment, outside the repository and without the system's compiler.
+"""Check a wheel of this system's platform in an empty environment, outside the repository; no compiler is on its path.
 
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
