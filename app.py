@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from superres.tasks.pictures import Pixels
     from superres.web.decoding import Decoder
 
-FACES, PHOTOS = (Path(__file__).parent / "scripts" / name for name in ("faces", "photos"))
-NAMES = tuple(f"{name}-drawn" for name in (
-    "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
-"""What the pictures in FACES show, in their order: people whom a model drew."""
+FOLDER = Path(__file__).parent  # has the files of the examples
 PICTURED = "black-hair-drawn"
 """The example on the card of link previews."""
 
@@ -64,30 +61,24 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
     """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
     from PIL import Image
 
+    from superres.web.content import examples_of
     from superres.web.files import new_folder
     from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
-    examples = {folder / f"{name}.png": picture for name, picture in examples_of(decoder.upscaler.face_task).items()}
+    found = examples_of(FOLDER, decoder.upscaler.face_task)
+    examples = {folder / f"{name}.png": picture for name, picture in found.items()}
     for path, picture in examples.items():
         Image.fromarray(picture).save(path)
     return build_page(decoder, [*examples], max_queue, with_survey, root_path)
 
 
-def examples_of(task: FaceTask) -> dict[str, Pixels]:
-    """Return the page's examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and photographs."""
-    from superres.evaluation.examples import photographs
-    from superres.tasks.pictures import read_image
-
-    faces = {name: read_image(path) for name, path in zip(NAMES, sorted(FACES.glob("*.png")), strict=True)}
-    return {**{name: face for name, face in faces.items() if min(face.shape[:2]) >= task.source}, **photographs(PHOTOS)}
-
-
 def pictured(task: FaceTask) -> Pixels:
     """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large enough."""
+    from superres.web.content import examples_of
     from superres.web.crops import subjects
 
-    examples = examples_of(task)
+    examples = examples_of(FOLDER, task)
     return subjects(examples.get(PICTURED, next(iter(examples.values()))), task)[0].source
 
 
@@ -176,6 +167,7 @@ def main(
             location = opened.location
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
+        from superres.web.content import examples_of
         from superres.web.crops import subjects
         from superres.web.decoding import Decoder
         from superres.web.serving import build_server, serve
@@ -183,7 +175,7 @@ def main(
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        first, *_ = examples_of(decoder.upscaler.face_task).values()
+        first, *_ = examples_of(FOLDER, decoder.upscaler.face_task).values()
         decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors, root_path, pages,

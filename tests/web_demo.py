@@ -22,16 +22,16 @@ from fakes import TINY, random_model
 
 import app
 from superres.pipeline.upscaler import Upscaler
+from superres.web.content import NAMES, examples_of, label_of
 from superres.web.crops import subjects
 from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import temporary_files
-from superres.web.paint import label_of
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-LABELS = [label_of(Path(f"{name}.png")) for name in app.NAMES]
+LABELS = [label_of(name) for name in NAMES]
 """The page's buttons of FACES."""
 FILE = {"_type": "gradio.FileData"}
 """What marks a file in a request."""
@@ -89,7 +89,7 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         if example:
-            first, *_ = app.examples_of(upscaler.face_task).values()
+            first, *_ = examples_of(app.FOLDER, upscaler.face_task).values()
             decoder.warm_up(subjects(first, upscaler.face_task)[0].source)
         page = app.build_app(decoder, max_queue, survey is not None, root_path)
         pictured = app.pictured(upscaler.face_task)

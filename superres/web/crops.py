@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import gradio as gr
-import numpy as np
 from gradio.events import Dependency
 from PIL import Image
 
@@ -32,7 +31,6 @@ Result = TypeVar("Result")
 READING = Turns(2)
 """Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
-ICON_SIZE = 48  # longest side of an example's icon, in pixels
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
     trigger("input");
@@ -118,14 +116,6 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
     more = [(f"{side}x{side}: more of what the photo really shows", side) for side in task.between]
     return gr.Radio([(task.source_size, task.source), *more], value=task.source, label="Start from",
                     visible=controls.visibility(is_visible), elem_id=elem_id)
-
-
-def icon_of(path: Path) -> str:
-    """Return an icon of an example as a data URI: a small copy of a photograph, and an input as it is."""
-    with Image.open(path) as image:
-        if max(image.size) <= ICON_SIZE:
-            return drawing.data_uri(np.asarray(image.convert("RGB")), None)
-        return drawing.jpeg_uri(image.convert("RGB"), ICON_SIZE)
 
 
 def crop_controls(

@@ -195,8 +195,3 @@ def judged_last(stream: Iterator[Upscaled], samples: int) -> Iterator[Upscaled]:
                 frame = dataclasses.replace(frame, samples=numbers).by_likelihood(samples)
             frame.reliable  # noqa: B018 -- judges the pictures in the thread that decodes
         yield frame
-
-
-def is_complete(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> bool:
-    """Return whether the frames of all variants are complete."""
-    return all(frame.is_complete for frame in frames.values())

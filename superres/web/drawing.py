@@ -26,7 +26,6 @@ from superres.tasks.faces import CHANNELS
 from superres.tasks.image_files import encode_png
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import veiled
-from superres.web.decoding import is_complete
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
@@ -92,6 +91,11 @@ def statistics(values: Sequence[tuple[str, str]]) -> str:
     """Return names and values as a list."""
     rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
     return f'<dl class="sr-statistics">{rows}</dl>'
+
+
+def is_complete(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> bool:
+    """Return whether the frames of all variants are complete."""
+    return all(frame.is_complete for frame in frames.values())
 
 
 def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:

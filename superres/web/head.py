@@ -19,9 +19,9 @@ from superres.tasks.faces import enlarge
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.card import SIZE, card, headline
+from superres.web.content import TITLE
 from superres.web.decoding import Decoder
 
-TITLE = "superres: faces, block by block"
 CARD_PATH = "/card.png"
 ICON_SIDE = 32  # of the icon, an enlarged input, in pixels
 _OTHERS_TAGS = re.compile(rb'\s*<(?:meta\s+(?:property|name)="(?:og|twitter|description)\b[^>]*|title>[^<]*</title)>')

@@ -31,15 +31,17 @@ from superres.pipeline.upscaled import Upscaled
 from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
 from superres.tasks.metadata import marked
-from superres.tasks.pictures import Pixels
-from superres.web import controls, crops, drawing
+from superres.tasks.pictures import Pixels, read_image
+from superres.web import controls, drawing
 from superres.web.card import card
+from superres.web.content import OTHERS, TEMPERATURE, box_view
 from superres.web.controls import Value
 from superres.web.decoding import Decoder
 from superres.web.files import path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
-KINDS = "small", "large", "others", "card", "film"
+FILES = "card", "film"
+KINDS = "small", "large", "others", *FILES
 """What the box asks for: the first stage's picture, the face, other people with the same pixels, and two files: a card
 with all of them, and the decode of a face as a moving picture."""
 FRAMES, FRAME_MS, LAST_MS = 40, 80, 800
@@ -47,9 +49,6 @@ FILM = 256
 """Smallest side of a film in pixels."""
 MOST_INSIDE, MOST_VISITORS = 20, 1000
 """Limits of `Latest`; the server has 40 threads."""
-OTHERS = 4
-TEMPERATURE = 0.7
-"""Temperature of samples where the settings are greedy; the higher it is, the more faces are torn."""
 TOLD = """document.addEventListener("superres-%s", event => {
     props.value = event.detail;
     trigger("input");
@@ -66,9 +65,7 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
     events that choose one.
     """
     task = decoder.upscaler.face_task
-    view = {"side": task.source, "target": task.target, "stages": decoder.upscaler.stages, "others": OTHERS,
-            "temperature": TEMPERATURE,
-            "examples": [{"name": label_of(path), "icon": crops.icon_of(path)} for path in examples]}
+    view = box_view(task, decoder.upscaler.stages, {path.stem: read_image(path) for path in examples}, FILES)
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>', elem_id="paint", padding=False)
     painted, example = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
                         for name in ("painted", "example"))
@@ -87,12 +84,6 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
         asked.input(functools.partial(answer_of, decoder, kind), asked, answer, trigger_mode="always_last",
                     **controls.INSTANT)
     return painted, upload, chosen
-
-
-def label_of(path: Path) -> str:
-    """Return the label of an example's button: "Short hair (drawn)" for short-hair-drawn.png."""
-    words = path.stem.replace("-drawn", " (drawn)").replace("-", " ")
-    return words[0].upper() + words[1:]
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:

@@ -28,11 +28,12 @@ from superres.system.asgi import with_headers, without_root_path
 from superres.system.bounded_server import GRACE_SECONDS, server_config
 from superres.tasks.pictures import Pixels
 from superres.web.batch_tab import batch_tab
+from superres.web.content import TITLE, face_styles
 from superres.web.controls import shown_to_visitor
 from superres.web.crops import stop_reading
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
-from superres.web.head import CARD_PATH, TITLE, Preview, with_preview
+from superres.web.head import CARD_PATH, Preview, with_preview
 from superres.web.translate_tab import translate_tab
 from superres.web.turns import GONE, VISITOR, FairQueue, StoppedError, Visitor
 from superres.web.upscale_tab import upscale_tab
@@ -49,7 +50,6 @@ THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monos
     button_cancel_text_color="white", button_cancel_text_color_dark="white")
 STATIC = Path(__file__).with_name("static")  # the page's scripts and styles, all of which it loads
 SURVEY_PATH = "/survey"  # of the voting page
-FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels of the screen
 MAX_UPLOAD_BYTES = 200_000_000  # of an upload request, which may have many files
 MAX_REQUEST_BYTES = 1_000_000  # of other requests, which have settings, names of files, or text
 SWEEP_SECONDS = 30
@@ -202,15 +202,12 @@ def build_server(
     if survey is not None:
         server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: see root_path
         server.mount(SURVEY_PATH, survey)
-    side = decoder.upscaler.face_task.target
-    # Faces are as wide as a whole multiple of their side: --face-96 is up to 96 px.
-    widths = "".join(f" --face-{most}: {max(most // side, 1) * side}px;" for most in FACE_WIDTHS)
     scripts = "".join(f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js")))
     # The page handles all other paths.
     gr.mount_gradio_app(
         server, page, path="/", auth=auth, root_path=root_path or None, max_file_size=MAX_FILE_BYTES, theme=THEME,
         css_paths=sorted(STATIC.glob("*.css")),
-        head=f"<style>:root {{ --face: {side}px;{widths} }}</style>{scripts}",
+        head=f"<style>{face_styles(decoder.upscaler.face_task.target)}</style>{scripts}",
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False,
         show_error=True)
     # Gradio regards a mounted page as not launched. It would then accept files that were not uploaded, and would send

@@ -23,7 +23,8 @@ from superres.pipeline.translator import Translated, Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value
-from superres.web.decoding import Decoder, is_complete
+from superres.web.decoding import Decoder
+from superres.web.drawing import is_complete
 
 MAX_LINES = 20
 MAX_CHARACTERS = 2000

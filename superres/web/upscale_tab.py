@@ -24,23 +24,15 @@ from superres.tasks.image_files import encode_png
 from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, crops, drawing
+from superres.web.content import HOW, LIMITS, TEMPERATURE, introduction
 from superres.web.controls import Value
-from superres.web.decoding import Deadline, Decoder, is_complete
+from superres.web.decoding import Deadline, Decoder
+from superres.web.drawing import is_complete
 from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
-from superres.web.paint import TEMPERATURE, paint_box, pixels_of, sampled
+from superres.web.paint import paint_box, pixels_of, sampled
 from superres.web.race import race_html, with_blocks
 
-HEADLINE = """## Paint {count} pixels, and see who has them
-
-A model draws a person of {target} pixels who has exactly your {count} colours. Paint, or begin with a photo. The detail
-is invented: **never use it to identify anyone**."""
-HOW = Path(__file__).with_name("static") / "how.html"
-"""Three small pictures that explain pixel values and steps."""
-LIMITS = f"""The astronaut and Grace Hopper are photographs of real people, whom the model never saw. What it draws of
-them is somebody else, and it smears an eye of the astronaut. A model drew the other examples, which are easier.
-
-The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse. A
-photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
+LARGEST = f"A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."
 HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
         "draws it with one pixel value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces "
         "that have the same colours. They appear here while they are drawn.</p>")
@@ -49,7 +41,7 @@ HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, an
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    gr.Markdown(HEADLINE.format(count=task.source**2, target=task.target_size), elem_classes="sr-introduction")
+    gr.Markdown("## {}\n\n{}".format(*introduction(task)), elem_classes="sr-introduction")
     painted, upload, chosen = paint_box(decoder, examples)
     first = example_of(decoder, examples[0])
     with gr.Row(elem_classes="sr-columns"):
@@ -66,7 +58,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
                             info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
     gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
     gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
-    gr.Markdown(LIMITS, elem_classes="sr-introduction")
+    gr.Markdown(f"{LIMITS} {LARGEST}", elem_classes="sr-introduction")
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
         controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),

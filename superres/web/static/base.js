@@ -3,7 +3,10 @@
 window.superres = {
   make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name === "style") element.style.cssText = value;  // an attribute is forbidden where the policy allows no inline styles
+      else element.setAttribute(name, value);
+    }
     element.append(...children);
     return element;
   },

@@ -1,5 +1,6 @@
 // <superres-paint data-view="..."> is a box of pixels to paint, and the faces that a model draws from them, after each stroke.
-// superres/web/paint.py draws: the box asks by events, and <superres-answer> has the answers. A link holds the pixels.
+// The box asks by events "superres-ask-KIND", and "superres-answer" has the answers: of a server with superres/web/paint.py
+// (gradio.js), or of the engine in this browser (../site/site.js). "superres-input" has a photo's or example's pixels. A link holds the pixels.
 "use strict";
 (() => {
   const {make, Drawn} = superres;
@@ -102,7 +103,6 @@
     disconnectedCallback() {
       super.disconnectedCallback();
       this.listening?.abort();
-      this.watchPreview?.disconnect();
       clearTimeout(this.pause);
       clearTimeout(this.late);
     }
@@ -113,19 +113,16 @@
       const on = (target, name, handle) => target.addEventListener(name, handle, {signal: this.listening.signal});
       on(document, "superres-answer", event => this.answer(event.detail));
       on(window, "hashchange", () => this.open());
-      on(document, "change", ({target}) => { if (target.type === "file") this.forget(); });
+      on(document, "superres-photo", () => this.forget());
+      on(document, "superres-input", event => this.take(event.detail));
       superres.photo.receive(this, this.listening.signal);
-      // Gradio lays out the page's parts one after another: those that take questions, and the preview, may come later.
-      on(document, "superres-asking", () => this.repeat());
-      this.watchPreview?.disconnect();
-      this.watchPreview = new MutationObserver(() => this.take());
-      this.watchPreview.observe(document.body, {childList: true, subtree: true, attributeFilter: ["data-turn"]});
+      on(document, "superres-asking", () => this.repeat());  // those that take questions may come later than the box
     }
 
     // Begin with the pixels of the link, or of the example.
     load() {
       this.linked = this.open();  // the first example does not replace the pixels of a link
-      if (!this.linked) this.take();
+      ask("ready");
     }
 
     repeat() {
@@ -261,7 +258,7 @@
         const blob = await new Promise(done => canvas.toBlob(done));
         await navigator.clipboard.write([new ClipboardItem({[blob.type]: blob})]);
       });
-      this.files = Object.fromEntries(["card", "film"].map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
+      this.files = Object.fromEntries(this.view.files.map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
       return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.copy, this.save, ...Object.values(this.files));
     }
 
@@ -280,7 +277,7 @@
     // The address of what is shown: pixels, and of a sample its temperature, seed and number, with the digest of its picture.
     link() {
       const sample = this.chosen ? `&t=${this.temperature}&s=${this.seed}&n=${this.chosen}` : "";
-      return `#x=${textOf(this.pixels.values)}${sample}${this.shown ? `&d=${this.shown.digest}` : ""}`;
+      return `#x=${textOf(this.pixels.values)}${sample}${this.shown?.digest ? `&d=${this.shown.digest}` : ""}`;
     }
 
     // Show what the address holds; return whether it holds pixels.
@@ -296,18 +293,16 @@
       return true;
     }
 
-    // Take the pixels of the photo or example that the page shows as the model's input.
-    take() {
-      const input = document.querySelector("#preview .sr-input"), image = input?.querySelector("img");
-      if (!image || input.dataset.turn === this.taken) return;
-      this.taken = input.dataset.turn;
+    // Take the pixels of a photo or example, `uri`, if they have the input's size; `truth` is the larger picture, if known.
+    take({uri, truth}) {
+      const image = this.input = make("img", {src: uri});
       image.decode().then(() => {
-        if (image.naturalWidth !== this.view.side) return;
+        if (image !== this.input || image.naturalWidth !== this.view.side) return;
         const context = make("canvas", {width: this.view.side, height: this.view.side}).getContext("2d", {colorSpace: "srgb"});
         context.drawImage(image, 0, 0);
         const values = context.getImageData(0, 0, this.view.side, this.view.side).data.filter((_, at) => at % 4 !== 3);
         this.example = textOf(values);
-        this.truth = input.dataset.truth;
+        this.truth = truth;
         if (!this.linked) this.set(Uint8Array.from(values));
         this.linked = false;
       }, () => {});
@@ -373,11 +368,14 @@
       else this.status.textContent = text;
     }
 
-    // Show an answer, unless the pixels have changed since its question.
-    answer({kind, question, error, faces, file, uri}) {
+    // Show an answer, unless the pixels have changed since its question. It has what is drawn, an `error`, why it must `wait`,
+    // or, if it is `partial`, what is drawn so far.
+    answer({kind, question, error, wait, partial, faces, file, uri}) {
       if (kind in this.files && question === this.asked[kind]) return this.keep(kind, error, file, uri);
       if (question !== this.asked[kind] || JSON.parse(question).x !== textOf(this.pixels.values)) return;
-      if (error) {
+      if (wait) this.state("waiting", wait);
+      else if (partial) this.preview(kind, faces);
+      else if (error) {
         this.shown = null;
         this.face.removeAttribute("src");
         this.bars.replaceChildren();
@@ -388,6 +386,12 @@
         this.show(this.first);
         this.ask("others");
       } else if (!this.first) this.face.src = faces[0].uri;
+    }
+
+    preview(kind, faces) {
+      if (kind !== "others") {
+        if (!this.first) this.face.src = faces[0].uri;
+      } else if (!this.asks && !this.samples.length) this.others.children[faces.length - 1].replaceChildren(make("img", {src: faces.at(-1).uri, alt: ""}));
     }
 
     // Save a file, or say why there is none.
@@ -415,10 +419,10 @@
       return face.digest === digest ? "The same picture as that of the link." : "";
     }
 
-    // Show the number of steps beside that of one pixel value per step.
-    compare({steps, tokens}) {
+    // Show the number of steps beside that of one pixel value per step. A face that is not `exact` is another picture.
+    compare({steps, tokens, exact = true}) {
       const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
-      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
+      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar(exact ? "superres: the same picture" : "superres: each value within 2 levels", steps));
     }
 
     clearOthers() {

@@ -1,21 +1,21 @@
-// A photo for the paint box: chosen, dropped, pasted, or taken with the camera. Gradio's hidden button (#choose) sends it.
+// A photo for the paint box: chosen, dropped, pasted, or taken with the camera. The event superres-photo has its file.
 "use strict";
 (() => {
   const {make} = superres;
-  const INPUT = "input[type=file]:has(~ #choose)";
+  const input = make("input", {type: "file", accept: "image/*"});
+  input.addEventListener("change", () => {
+    give(input.files);
+    input.value = "";  // the same file can be chosen again
+  });
 
   // Let the visitor choose a file.
-  const choose = () => document.querySelector(INPUT).click();
+  const choose = () => input.click();
 
-  // Send the first picture of a list of files; return whether there is one.
+  // Tell the first picture of a list of files; return whether there is one.
   function give(files) {
-    const photo = [...files ?? []].find(({type}) => type.startsWith("image/")), input = document.querySelector(INPUT);
-    if (!photo) return false;
-    const list = new DataTransfer();
-    list.items.add(photo);
-    input.files = list.files;
-    input.dispatchEvent(new Event("change", {bubbles: true}));
-    return true;
+    const photo = [...files ?? []].find(({type}) => type.startsWith("image/"));
+    if (photo) document.dispatchEvent(new CustomEvent("superres-photo", {detail: photo}));
+    return Boolean(photo);
   }
 
   // Take pictures that are dropped on an element or pasted into the page, until `signal` is aborted.

@@ -1,0 +1,90 @@
+"""The static page, which draws faces with the engine in the visitor's browser: any static host serves its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from superres.system.output import prepare_folder, write_result
+from superres.tasks.faces import FaceTask
+from superres.tasks.image_files import encode_png
+from superres.tasks.metadata import marked
+from superres.tasks.photos import choose_crops, largest
+from superres.tasks.pictures import Picture, Pixels
+from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
+
+ELEMENTS = "base", "photo", "paint", "crop", "race", "stepper", "viewer"
+"""Scripts and styles of `static/` that the page shares with the server's page, as they are."""
+SCRIPTS = "site.js", "pictures.js", "photos.js"
+"""Modules of the page; superres.js, the engine, is another one."""
+ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
+"""Files that a visitor loads by starting the engine: the first one, and one of the others."""
+SPEED = "A face takes about 1 s on a PC, and 5 s on a phone."
+AROUND = 2  # side of the part of a photograph that the page has, over the side of its face
+STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
+
+
+def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: str, examples: Mapping[str, Pixels]) -> None:
+    """Write the page into `folder`, which has the engine's files: superres.js and `ENGINE`.
+
+    `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are lossless, so their
+    inputs are those of the server's page. `checkpoint` is the name of the weights.
+    """
+    shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css") if path.is_file()]
+    for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
+        write_result(folder / path.name, path.read_bytes())
+    write_result(folder / "faces.css", face_styles(task.target).encode())
+    view = box_view(task, stages, examples, ["card"])
+    prepare_folder(folder / "examples")
+    for (name, image), shown in zip(examples.items(), view["examples"], strict=True):
+        part, square = part_of(image, task)
+        shown.update(file=f"examples/{name}.png", square=square)
+        write_result(folder / shown["file"], encode_png(Picture(part), None))
+    write_result(folder / "index.html", html_of(folder, task, checkpoint, view, [path.name for path in shared]).encode())
+    write_worker(folder)
+
+
+def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
+    """Return the part of a photograph around its largest face, and the face's square in it: left, top and side.
+
+    A picture of the input's size has no square.
+    """
+    if task.is_source(image):
+        return image, None
+    crop, (height, width) = largest(choose_crops(image, task)), image.shape[:2]
+    side = min(AROUND * crop.size, height, width)
+    left, top = (min(max(start - (side - crop.size) // 2, 0), most - side)
+                 for start, most in ((crop.left, width), (crop.top, height)))
+    return image[top:top + side, left:left + side], [crop.left - left, crop.top - top, crop.size]
+
+
+def html_of(folder: Path, task: FaceTask, checkpoint: str, view: Mapping[str, Any], shared: list[str]) -> str:
+    """Return index.html; `shared` are the names of scripts and styles in the order in which they are loaded."""
+    headline, text = introduction(task)
+    weights, *modules = (folder / name for name in ENGINE)
+    size = weights.stat().st_size + max(path.stat().st_size for path in modules)
+    styles = [name for name in shared if name.endswith(".css")]
+    links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css", *styles)]
+    links += [f'<script defer src="{name}"></script>' for name in shared if name.endswith(".js")]
+    return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
+        title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
+        checkpoint=escape(checkpoint), icon=escape(view["examples"][0]["icon"]), view=escape(json.dumps(view)),
+        xmp=escape(marked(None).decode()), how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
+        limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
+        links="\n".join([*links, '<script type="module" src="site.js"></script>']))
+
+
+def write_worker(folder: Path) -> None:
+    """Write the service worker, which keeps the files in `folder` under a digest of all of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "service-worker.js")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
+    names = ["./", *(path.relative_to(folder).as_posix() for path in files if path.name not in ENGINE)]
+    constants = f"const NAME = {json.dumps(digest.hexdigest()[:16])}, FILES = {json.dumps(names)};\n"
+    write_result(folder / "service-worker.js", constants.encode() + (SITE / "service-worker.js").read_bytes())

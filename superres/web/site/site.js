@@ -1,0 +1,286 @@
+// The static page: what its elements ask is answered by the engine of superres.js in this browser, and no server. Events are
+// those of the server's page: see paint.js. Nothing is downloaded beside the page until the visitor starts.
+import {load} from "./superres.js";
+import {readPhoto, reduced} from "./photos.js";
+import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
+
+const {make} = superres;
+const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
+const GREEDY = {accept: "exact", epsilon: 0, topK: 1, blockSize: 0, temperature: 0, seed: 0, sample: 1};
+const FAST = {accept: "distance", epsilon: 2};
+const {xmp} = document.body.dataset, element = id => document.getElementById(id);
+const view = JSON.parse(document.querySelector("superres-paint").dataset.view);
+const number = value => value.toLocaleString("en"), megabytes = bytes => `${(bytes / 1e6).toFixed(1)} MB`;
+const tell = (name, detail) => document.dispatchEvent(new CustomEvent(`superres-${name}`, {detail}));
+const button = (text, action) => {
+  const made = make("button", {type: "button"}, text);
+  made.addEventListener("click", action);
+  return made;
+};
+
+// The engine: loaded once, told how far.
+let engine, loading, failed = false, rival;  // `rival` is a second engine, for a race
+
+async function start() {
+  loading ??= begin();
+  return loading;
+}
+
+async function begin() {
+  const bar = element("loading"), words = element("told");
+  element("start").hidden = true;
+  bar.hidden = false;
+  failed = false;
+  try {
+    await worker;
+    words.textContent = "Loading the model…";
+    engine = await load(BASE, {onProgress: (loaded, total) => {
+      if (total) bar.value = Math.min(loaded / total, 1);
+      words.textContent = `Loading the model: ${megabytes(loaded)} of ${megabytes(total)}.`;
+    }});
+    words.textContent = navigator.serviceWorker?.controller ? "The model is loaded, and the page works offline now." : "The model is loaded.";
+    element("more").hidden = false;
+    tell("asking");  // the box asks again
+  } catch (error) {
+    failed = true;
+    loading = null;
+    words.textContent = `The model could not be loaded (${error.message}). Check the connection, and try again.`;
+    element("start").textContent = "Try again";
+    element("start").hidden = false;
+  }
+  bar.hidden = true;
+}
+
+// Keep the files where the browser can; a first visit waits for that, so that the model is kept, too.
+async function register() {
+  if (!navigator.serviceWorker) return;
+  const controlled = new Promise(done => navigator.serviceWorker.addEventListener("controllerchange", done, {once: true}));
+  await navigator.serviceWorker.register("service-worker.js");
+  if (!navigator.serviceWorker.controller) await Promise.race([controlled, new Promise(done => setTimeout(done, 3000))]);
+}
+const worker = register().catch(() => {});  // a browser may forbid it
+
+// What is drawn. The pixels of an input are the text of paint.js.
+const cellsOf = text => Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), letter => letter.charCodeAt(0));
+const sourceOf = text => canvasOf(cellsOf(text), view.side);
+const isExact = () => document.querySelector("[name=way]:checked").value === "exact";
+
+// Draw a face, and return it; `partial` gets what it is so far: an address, steps and seconds.
+async function draw(text, way, signal, partial, one = engine) {
+  let last, below = sourceOf(text), steps = 0;  // of the stages before
+  for await (const picture of one.upscale(cellsOf(text), way, {signal})) {
+    if (last && picture.stage > last.stage) [below, steps] = [unfinished(last, below), steps + last.steps];
+    last = picture;
+    if (!picture.complete) partial({uri: unfinished(picture, below).toDataURL(), steps: steps + picture.steps, seconds: picture.seconds});
+  }
+  return faceOf(last, way);
+}
+
+// Return the face of pixels; finished ones are kept.
+const known = new Map();
+
+async function drawn(text, changes, signal, partial = () => {}) {
+  const way = {...GREEDY, ...isExact() ? {} : FAST, size: view.target, ...changes}, name = JSON.stringify([text, way]);
+  if (!known.has(name)) known.set(name, await draw(text, way, signal, partial));
+  if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
+  return known.get(name);
+}
+
+// Return a finished picture for the elements; only an exact one has a digest, since the others are not the server's.
+function faceOf({pixels, side, digest, seconds, stages}, way) {
+  const canvas = canvasOf(pixels, side), sum = name => stages.reduce((total, stage) => total + stage[name], 0);
+  const exact = way.accept === "exact", {checkpoint, revision} = engine.info;
+  return {canvas, uri: markedUri(canvas, xmp, {checkpoint, revision, ...way}), ...exact ? {digest} : {}, exact, seconds, stages,
+    steps: sum("steps"), tokens: sum("tokens")};
+}
+
+const sampled = ({t, s}, sample) => ({temperature: t, seed: s, sample});
+
+async function others(question, signal, partial = () => {}) {
+  const faces = [];
+  for (let sample = 1; sample <= view.others; sample++) {
+    faces.push(await drawn(question.x, sampled(question, sample), signal));
+    if (sample < view.others) partial({faces});
+  }
+  return faces;
+}
+
+const ANSWERS = {
+  small: async ({x}, signal, partial) => {
+    const size = engine.info.stages[0].target;
+    return {faces: [await drawn(x, {...FAST, size}, signal, face => partial({faces: [face]}))]};
+  },
+  large: async ({x}, signal, partial) => {
+    const face = await drawn(x, {}, signal, one => partial({faces: [one]}));
+    show(x, face);
+    return {faces: [face]};
+  },
+  others: async (question, signal, partial) => {
+    const faces = await others(question, signal, partial);
+    if (shown?.x === question.x) show(question.x, shown.face, faces);
+    return {faces};
+  },
+  card: async (question, signal) => {
+    const faces = [await drawn(question.x, {}, signal), ...await others(question, signal)], [face] = faces.splice(question.n, 1);
+    const picture = card(sourceOf(question.x), face.canvas, faces.slice(-view.others).map(({canvas}) => canvas), question.link);
+    return {file: "card.png", uri: markedUri(picture, xmp, {checkpoint: engine.info.checkpoint})};
+  },
+};
+
+// The questions that are being answered, by kind; newer pixels end the others.
+const jobs = new Map();
+
+// Begin a job for pixels `x`, end what newer pixels or the same kind replace, and return its signal.
+function job(kind, x) {
+  for (const [other, {x: before, stop}] of jobs) {
+    if (other !== kind && before === x) continue;
+    stop.abort(new Error("newer pixels"));
+    jobs.delete(other);
+  }
+  const stop = new AbortController();
+  jobs.set(kind, {x, stop});
+  return stop.signal;
+}
+
+async function answer(kind, text) {
+  const question = JSON.parse(text), signal = job(kind, question.x);
+  const say = detail => { if (!signal.aborted) tell("answer", {...detail, kind, question: text}); };
+  if (!engine) {
+    if (!failed && navigator.userActivation?.hasBeenActive) start();  // the visitor has painted
+    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start, or paint."});
+  }
+  try {
+    say(await ANSWERS[kind](question, signal, partial => say({...partial, partial: true})));
+  } catch (error) {
+    say({error: `The face could not be drawn (${error.message}). Reload the page.`});
+  }
+}
+for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask-${kind}`, ({detail}) => answer(kind, detail));
+
+// A photo or an example: its crop, and what the model sees of it.
+let photo;
+
+function input({uri, truth}) {
+  truthShown = truth;
+  tell("input", {uri, truth});
+}
+
+async function take(file, square) {
+  element("photo-told").textContent = "";
+  try {
+    const read = await readPhoto(file, view.side);
+    photo?.bitmap.close();
+    URL.revokeObjectURL(photo?.uri);
+    photo = {bitmap: read, uri: URL.createObjectURL(file)};
+  } catch (error) {
+    element("photo-told").textContent = error.message;
+    return;
+  }
+  const {width, height} = photo.bitmap, side = Math.min(width, height);
+  const centre = [Math.floor((width - side) / 2), Math.floor((height - side) / 2), side];
+  const crops = [{square: centre, name: "The centre", button: "Centre"}];
+  if (square) crops.unshift({square, name: "The face of this example", button: "Face"});
+  const data = {width, height, least: view.side, chosen: 0, crops};
+  element("crop").replaceChildren(...width === view.side && height === view.side ? [] :
+    [make("p", {class: "sr-hint"}, "This page looks for no faces: move the frame to the face. The photo stays on this device."),
+      make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
+  reduce(crops[0].square);
+}
+
+function reduce(square) {
+  const pictures = [view.side, view.target].filter(size => size <= square[2]).map(size => canvasOf(reduced(photo.bitmap, square, size), size).toDataURL());
+  input({uri: pictures[0], truth: square[2] > view.side ? pictures[1] : undefined});
+}
+
+document.addEventListener("superres-photo", ({detail}) => take(detail));
+document.addEventListener("superres-square", ({detail}) => reduce(detail.split(",").map(Number)));
+document.addEventListener("superres-example", ({detail}) => example(detail));
+
+async function example(at) {
+  const {file, square} = view.examples[at];
+  await take(await (await fetch(new URL(file, BASE))).blob(), square);
+}
+
+// What is known of the face: pictures to compare, a race, and its steps; each is made when its part is opened.
+let shown, truthShown;
+
+function show(x, face, samples = []) {
+  shown = {x, face, samples, truth: truthShown};
+  for (const part of document.querySelectorAll("#more details[open]")) fill(part);
+}
+
+const PARTS = {
+  compare: ({x, face, samples}) => {
+    const source = sourceOf(x), large = smooth => enlarged(source, view.target, smooth).toDataURL();
+    const before = [{name: "Input", uri: large(false)}, {name: "Enlarged", uri: large(true)}];
+    const stages = ({stages}) => stages.slice(0, -1).map(({side, pixels}) => ({name: `Stage of ${side} pixels`,
+      uri: markedUri(enlarged(canvasOf(pixels, side), view.target), xmp, {})}));
+    const named = [face, ...samples].map((one, at) => ({name: at ? `Person ${at}` : "The likeliest", uri: one.uri, note: "",
+      made: one.exact ? "exact" : "epsilon 2", file: `face-${at + 1}.png`, before: stages(one)}));
+    return [make("superres-viewer", {"data-view": JSON.stringify({before, faces: named})})];
+  },
+  steps: ({face: {stages, seconds}}) => stages.flatMap(({side, accepted, proposed}, at) => {
+    const below = at ? canvasOf(stages[at - 1].pixels, stages[at - 1].side).toDataURL() : "";
+    const decode = {name: "", seconds: seconds * accepted.length / stages.reduce((sum, one) => sum + one.accepted.length, 0), below,
+      parts: [{accepted, proposed}]};
+    return [make("h3", {}, `Stage ${at + 1}: ${side} pixels a side`), make("superres-stepper", {role: "group", "aria-label": "Step through the decode",
+      "data-view": JSON.stringify({kind: "face", decodes: [decode], language: "", side})})];
+  }),
+  race: ({x}) => [button("Start the race", () => race(x))],
+};
+
+function fill(part) {
+  if (shown) part.lastElementChild.replaceChildren(...PARTS[part.id](shown));
+}
+for (const part of document.querySelectorAll("#more details")) part.addEventListener("toggle", () => { if (part.open) fill(part); });
+
+// Draw a face with one pixel value per step and in blocks at the same time, in a Worker each, and replay both.
+async function race(x) {
+  const place = element("race").lastElementChild, signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
+  place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
+  try {
+    rival ??= await load(BASE);
+    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, {blockSize: 1}], ["Several pixel values per step", engine, {}]];
+    place.prepend(panels);
+    note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
+    const faces = await Promise.all(ways.map(([name, one, changes]) => {
+      const image = make("img", {alt: `${name}: the picture so far`}), count = make("figcaption");
+      panels.append(make("figure", {class: "sr-figure sr-pixels"}, make("b", {}, name), make("div", {class: "sr-frame"}, image), count));
+      const tick = ({uri, steps, seconds}) => {
+        image.src = uri;
+        count.textContent = `${number(steps)} steps, ${seconds.toFixed(1)} s`;
+      };
+      return draw(x, {...GREEDY, size: view.target, ...changes}, signal, tick, one).then(face => {
+        tick(face);
+        return face;
+      });
+    }));
+    place.replaceChildren(...replay(x, ways.map(([name]) => name), faces), button("Race again", () => race(x)));
+  } catch (error) {
+    place.replaceChildren(make("p", {role: "status"}, signal.aborted ? "The race was stopped." : `The race failed (${error.message}).`), button("Start the race", () => race(x)));
+  }
+}
+
+function replay(x, names, faces) {
+  const [slow, fast] = faces, same = slow.digest === fast.digest ? "the same picture" : "another picture";
+  const decodes = faces.map(({stages}, at) => ({name: names[at], end: at ? same : "done", stages: stages.map(({side, pixels, tokens, accepted}) =>
+    ({uri: canvasOf(pixels, side).toDataURL(), side, tokens, accepted}))}));
+  const data = {input: sourceOf(x).toDataURL(), size: `${view.side}x${view.side}`, side: view.target, truth: null, decodes};
+  const ratio = slow.seconds / fast.seconds, words = ratio >= 1 ? `${ratio.toFixed(1)} times as fast` : "no faster here";
+  return [make("p", {role: "status"}, make("b", {}, `${number(slow.steps)} steps in ${slow.seconds.toFixed(1)} s, and ${number(fast.steps)} in ${fast.seconds.toFixed(1)} s: ${words}. `),
+    "Below, both have made the same number of steps at any time."),
+    make("superres-race", {role: "group", "aria-label": "A face, decoded in two ways", "data-view": JSON.stringify(data)})];
+}
+
+// Begin: dark or light, exact where a link promises a picture, the first example, and the model if this browser has kept it.
+const dark = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.documentElement.classList.toggle("dark", dark.matches);
+dark.addEventListener("change", dress);
+dress();
+const promised = () => { if (new URLSearchParams(location.hash.slice(1)).has("d")) document.querySelector("[value=exact]").checked = true; };
+window.addEventListener("hashchange", promised);
+promised();
+for (const radio of document.querySelectorAll("[name=way]")) radio.addEventListener("change", () => tell("asking"));
+element("start").addEventListener("click", start);
+tell("asking");
+example(0);
+if (await globalThis.caches?.match(new URL("weights.bin", BASE)).catch(() => null)) start();
