@@ -12,6 +12,13 @@ from web_demo import FACES, LABELS
 from superres.tasks.pictures import read_image
 
 WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+PATIENCE = 180_000
+"""Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
+
+
+def is_failure(message):
+    """Return whether a message of the console is an error; that the server refuses a request is tested on purpose."""
+    return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
 def open_tab(page, name):

@@ -25,7 +25,7 @@ SCRIPTS = "site.js", "pictures.js", "photos.js"
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
 """Files that a visitor loads by starting the engine: the first one, and one of the others."""
 SPEED = "A face takes about 1 s on a PC, and 5 s on a phone."
-AROUND = 2  # side of the part of a photograph that the page has, over the side of its face
+AROUND = 1.5  # side of the part of a photograph that the page has, over the side of its face
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
@@ -45,7 +45,8 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: str, examp
         part, square = part_of(image, task)
         shown.update(file=f"examples/{name}.png", square=square)
         write_result(folder / shown["file"], encode_png(Picture(part), None))
-    write_result(folder / "index.html", html_of(folder, task, checkpoint, view, [path.name for path in shared]).encode())
+    names = [path.name for path in shared]
+    write_result(folder / "index.html", html_of(folder, task, checkpoint, view, names).encode())
     write_worker(folder)
 
 
@@ -57,7 +58,7 @@ def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
     if task.is_source(image):
         return image, None
     crop, (height, width) = largest(choose_crops(image, task)), image.shape[:2]
-    side = min(AROUND * crop.size, height, width)
+    side = min(int(AROUND * crop.size), height, width)
     left, top = (min(max(start - (side - crop.size) // 2, 0), most - side)
                  for start, most in ((crop.left, width), (crop.top, height)))
     return image[top:top + side, left:left + side], [crop.left - left, crop.top - top, crop.size]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from browser_tools import PATIENCE, is_failure
 from fakes import TINY, random_model
 from survey_tools import add_study
 from textual import learned
@@ -28,13 +29,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync",
              "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-PATIENCE = 180_000
-"""Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
-
-
-def is_failure(message):
-    """Return whether a message of the console is an error; that the server refuses a request is tested on purpose."""
-    return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
 @pytest.fixture(scope="package")

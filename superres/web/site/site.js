@@ -6,8 +6,9 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
-const GREEDY = {accept: "exact", epsilon: 0, topK: 1, blockSize: 0, temperature: 0, seed: 0, sample: 1};
-const FAST = {accept: "distance", epsilon: 2};
+// Small blocks: on one thread, a step costs almost as much as all that it proposes. Fewer steps take no longer with these.
+const EXACT = {accept: "exact", blockSize: 4}, FAST = {accept: "distance", epsilon: 2, blockSize: 8}, SMALL = {...FAST, blockSize: 4};
+const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
 const view = JSON.parse(document.querySelector("superres-paint").dataset.view);
 const number = value => value.toLocaleString("en"), megabytes = bytes => `${(bytes / 1e6).toFixed(1)} MB`;
@@ -19,7 +20,7 @@ const button = (text, action) => {
 };
 
 // The engine: loaded once, told how far.
-let engine, loading, failed = false, rival;  // `rival` is a second engine, for a race
+let engine, loading, failed = false;
 
 async function start() {
   loading ??= begin();
@@ -38,7 +39,8 @@ async function begin() {
       if (total) bar.value = Math.min(loaded / total, 1);
       words.textContent = `Loading the model: ${megabytes(loaded)} of ${megabytes(total)}.`;
     }});
-    words.textContent = navigator.serviceWorker?.controller ? "The model is loaded, and the page works offline now." : "The model is loaded.";
+    words.textContent = `The model is loaded${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}. Nothing is uploaded.`;
+    element("about").hidden = true;
     element("more").hidden = false;
     tell("asking");  // the box asks again
   } catch (error) {
@@ -80,7 +82,7 @@ async function draw(text, way, signal, partial, one = engine) {
 const known = new Map();
 
 async function drawn(text, changes, signal, partial = () => {}) {
-  const way = {...GREEDY, ...isExact() ? {} : FAST, size: view.target, ...changes}, name = JSON.stringify([text, way]);
+  const way = {...isExact() ? EXACT : FAST, size: view.target, ...changes}, name = JSON.stringify([text, way]);
   if (!known.has(name)) known.set(name, await draw(text, way, signal, partial));
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
   return known.get(name);
@@ -108,7 +110,7 @@ async function others(question, signal, partial = () => {}) {
 const ANSWERS = {
   small: async ({x}, signal, partial) => {
     const size = engine.info.stages[0].target;
-    return {faces: [await drawn(x, {...FAST, size}, signal, face => partial({faces: [face]}))]};
+    return {faces: [await drawn(x, {...SMALL, size}, signal, face => partial({faces: [face]}))]};
   },
   large: async ({x}, signal, partial) => {
     const face = await drawn(x, {}, signal, one => partial({faces: [one]}));
@@ -158,12 +160,7 @@ async function answer(kind, text) {
 for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask-${kind}`, ({detail}) => answer(kind, detail));
 
 // A photo or an example: its crop, and what the model sees of it.
-let photo;
-
-function input({uri, truth}) {
-  truthShown = truth;
-  tell("input", {uri, truth});
-}
+let photo, truth, painted;  // `painted` pixels are not the photo's
 
 async function take(file, square) {
   element("photo-told").textContent = "";
@@ -189,9 +186,11 @@ async function take(file, square) {
 
 function reduce(square) {
   const pictures = [view.side, view.target].filter(size => size <= square[2]).map(size => canvasOf(reduced(photo.bitmap, square, size), size).toDataURL());
-  input({uri: pictures[0], truth: square[2] > view.side ? pictures[1] : undefined});
+  truth = square[2] > view.side ? pictures[1] : undefined;
+  tell("input", {uri: pictures[0], truth});
 }
 
+document.addEventListener("superres-painted", ({detail}) => { painted = detail; });
 document.addEventListener("superres-photo", ({detail}) => take(detail));
 document.addEventListener("superres-square", ({detail}) => reduce(detail.split(",").map(Number)));
 document.addEventListener("superres-example", ({detail}) => example(detail));
@@ -202,17 +201,18 @@ async function example(at) {
 }
 
 // What is known of the face: pictures to compare, a race, and its steps; each is made when its part is opened.
-let shown, truthShown;
+let shown;
 
 function show(x, face, samples = []) {
-  shown = {x, face, samples, truth: truthShown};
-  for (const part of document.querySelectorAll("#more details[open]")) fill(part);
+  const isNew = shown?.face !== face;
+  shown = {x, face, samples, truth: painted ? undefined : truth};
+  for (const part of document.querySelectorAll(`#more details${isNew ? "" : "#compare"}[open]`)) fill(part);
 }
 
 const PARTS = {
-  compare: ({x, face, samples}) => {
+  compare: ({x, face, samples, truth}) => {
     const source = sourceOf(x), large = smooth => enlarged(source, view.target, smooth).toDataURL();
-    const before = [{name: "Input", uri: large(false)}, {name: "Enlarged", uri: large(true)}];
+    const before = [{name: "Input", uri: large(false)}, {name: "Enlarged", uri: large(true)}, ...truth ? [{name: "Truth", uri: truth}] : []];
     const stages = ({stages}) => stages.slice(0, -1).map(({side, pixels}) => ({name: `Stage of ${side} pixels`,
       uri: markedUri(enlarged(canvasOf(pixels, side), view.target), xmp, {})}));
     const named = [face, ...samples].map((one, at) => ({name: at ? `Person ${at}` : "The likeliest", uri: one.uri, note: "",
@@ -238,19 +238,20 @@ for (const part of document.querySelectorAll("#more details")) part.addEventList
 async function race(x) {
   const place = element("race").lastElementChild, signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
   place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
+  let rival;  // a second engine
   try {
-    rival ??= await load(BASE);
-    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, {blockSize: 1}], ["Several pixel values per step", engine, {}]];
+    rival = await load(BASE, {signal});
+    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, EXACT.blockSize]];
     place.prepend(panels);
     note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
-    const faces = await Promise.all(ways.map(([name, one, changes]) => {
+    const faces = await Promise.all(ways.map(([name, one, blockSize]) => {
       const image = make("img", {alt: `${name}: the picture so far`}), count = make("figcaption");
       panels.append(make("figure", {class: "sr-figure sr-pixels"}, make("b", {}, name), make("div", {class: "sr-frame"}, image), count));
       const tick = ({uri, steps, seconds}) => {
         image.src = uri;
         count.textContent = `${number(steps)} steps, ${seconds.toFixed(1)} s`;
       };
-      return draw(x, {...GREEDY, size: view.target, ...changes}, signal, tick, one).then(face => {
+      return draw(x, {...EXACT, blockSize, size: view.target}, signal, tick, one).then(face => {
         tick(face);
         return face;
       });
@@ -258,6 +259,8 @@ async function race(x) {
     place.replaceChildren(...replay(x, ways.map(([name]) => name), faces), button("Race again", () => race(x)));
   } catch (error) {
     place.replaceChildren(make("p", {role: "status"}, signal.aborted ? "The race was stopped." : `The race failed (${error.message}).`), button("Start the race", () => race(x)));
+  } finally {
+    rival?.close();
   }
 }
 
@@ -266,9 +269,11 @@ function replay(x, names, faces) {
   const decodes = faces.map(({stages}, at) => ({name: names[at], end: at ? same : "done", stages: stages.map(({side, pixels, tokens, accepted}) =>
     ({uri: canvasOf(pixels, side).toDataURL(), side, tokens, accepted}))}));
   const data = {input: sourceOf(x).toDataURL(), size: `${view.side}x${view.side}`, side: view.target, truth: null, decodes};
-  const ratio = slow.seconds / fast.seconds, words = ratio >= 1 ? `${ratio.toFixed(1)} times as fast` : "no faster here";
-  return [make("p", {role: "status"}, make("b", {}, `${number(slow.steps)} steps in ${slow.seconds.toFixed(1)} s, and ${number(fast.steps)} in ${fast.seconds.toFixed(1)} s: ${words}. `),
-    "Below, both have made the same number of steps at any time."),
+  const ratio = slow.seconds / fast.seconds;
+  const words = ratio >= CLEAR ? `Blocks were ${ratio.toFixed(1)} times as fast. ` : ratio > 1 / CLEAR ? "The times do not differ clearly: on one thread, a step costs about as much as what it proposes. "
+    : "Single steps were faster: on one thread, a step costs about as much as what it proposes. ";
+  return [make("p", {role: "status"}, make("b", {}, `${number(slow.steps)} steps in ${slow.seconds.toFixed(2)} s, and ${number(fast.steps)} in ${fast.seconds.toFixed(2)} s. `),
+    words, "Below, both have made the same number of steps at any time."),
     make("superres-race", {role: "group", "aria-label": "A face, decoded in two ways", "data-view": JSON.stringify(data)})];
 }
 
