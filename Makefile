@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo pictures quick test mutations app check docs wheels native-aarch64 native-test wasm-test native-bench clean
+.PHONY: demo pictures quick test mutations app check docs site wheels native-aarch64 native-test wasm-test native-bench clean
 .DELETE_ON_ERROR:
 
 # With it, each of the hundreds of processes that the tests start would compile the package again.
@@ -45,6 +45,11 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/mkdocs build $(ARGS)
+
+# The pages of docs/, and beside them the page that draws faces in the browser.
+site: $(VENV)/.installed-dev docs
+	rm -rf site/try
+	$(VENV)/bin/superres export web site/try
 
 # Wheels with the compiled variants inside. The first wheel of a platform takes long: its C++ library is compiled, too.
 wheels: $(VENV)/.installed

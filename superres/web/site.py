@@ -24,7 +24,7 @@ SCRIPTS = "site.js", "pictures.js", "photos.js"
 """Modules of the page; superres.js, the engine, is another one."""
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
 """Files that a visitor loads by starting the engine: the first one, and one of the others."""
-SPEED = "A face takes about 1 s on a PC, and 5 s on a phone."
+SPEED = "A face takes about 1 s on a PC, and a few seconds on a phone."
 AROUND = 1.5  # side of the part of a photograph that the page has, over the side of its face
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 

@@ -6,11 +6,11 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
-// Small blocks: on one thread, a step costs almost as much as all that it proposes. Fewer steps take no longer with these.
-const EXACT = {accept: "exact", blockSize: 4}, FAST = {accept: "distance", epsilon: 2, blockSize: 8}, SMALL = {...FAST, blockSize: 4};
+// Blocks are small: on one thread, a step costs almost as much as all that it proposes. Exact ones have the size that the engine chooses.
+const EXACT = {accept: "exact"}, FAST = {accept: "distance", epsilon: 2, blockSize: 8}, SMALL = {...FAST, blockSize: 4};
 const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
-const view = JSON.parse(document.querySelector("superres-paint").dataset.view);
+const box = document.querySelector("superres-paint"), view = JSON.parse(box.dataset.view);
 const number = value => value.toLocaleString("en"), megabytes = bytes => `${(bytes / 1e6).toFixed(1)} MB`;
 const tell = (name, detail) => document.dispatchEvent(new CustomEvent(`superres-${name}`, {detail}));
 const button = (text, action) => {
@@ -20,7 +20,9 @@ const button = (text, action) => {
 };
 
 // The engine: loaded once, told how far.
-let engine, loading, failed = false;
+let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
+for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, () => { painting = true; });
+document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
   loading ??= begin();
@@ -148,7 +150,7 @@ async function answer(kind, text) {
   const question = JSON.parse(text), signal = job(kind, question.x);
   const say = detail => { if (!signal.aborted) tell("answer", {...detail, kind, question: text}); };
   if (!engine) {
-    if (!failed && navigator.userActivation?.hasBeenActive) start();  // the visitor has painted
+    if (!failed && painting) start();
     return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start, or paint."});
   }
   try {
@@ -241,7 +243,7 @@ async function race(x) {
   let rival;  // a second engine
   try {
     rival = await load(BASE, {signal});
-    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, EXACT.blockSize]];
+    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, 0]];
     place.prepend(panels);
     note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
     const faces = await Promise.all(ways.map(([name, one, blockSize]) => {
