@@ -3,9 +3,9 @@
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant of its machine and of WebAssembly, and upscale a face with the engine `native` to the
-pixels that this repository gives. Dependencies such as torch are those of the Python that runs this script; superres is
-the wheel's.
+The wheel must have every variant of its machine and of WebAssembly, upscale a face with the engine `native` to the
+pixels that this repository gives, and write the page for browsers with its own modules. Dependencies such as torch are
+those of the Python that runs this script; superres is the wheel's.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ def upscale(words: list[str], folder: Path, environment: dict[str, str]) -> Imag
     return Image.open(folder / FACE.name)
 
 
+def export(words: list[str], folder: Path, environment: dict[str, str], wheel: Path) -> None:
+    """Write the page for browsers, whose modules must be those of the wheel."""
+    subprocess.run([*words, "export", "web", folder], cwd=folder.parent, env=environment, check=True)
+    with ZipFile(wheel) as archive:
+        for variant in load_variants()["WASM"]:
+            own = archive.read(f"superres/native/lib/{variant.name}.wasm")
+            if (folder / f"superres-{variant.name}.wasm").read_bytes() != own:
+                raise SystemExit(f"the page has another {variant.name} than {wheel.name}")
+
+
 def main() -> None:
     """Check, and print what is used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,6 +94,7 @@ def main() -> None:
         here = upscale(own, folder / "here", dict(os.environ))
         if ImageChops.difference(installed, here).getbbox():
             raise SystemExit("the wheel gives other pixels than this repository")
+        export(words, folder / "page", environment, wheel)
         print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this repository gives")
 
 

@@ -154,6 +154,12 @@ def test_files_of_different_releases_are_refused(folder, tmp_path):
     assert "weights.bin has format 2, and superres.js knows 1; export the folder again" in asked(other, [])["error"]
 
 
+def test_a_module_of_another_release_is_refused(folder, tmp_path):
+    digest = abi.DIGEST.encode()
+    other = changed(folder, tmp_path / "other", digest, digest[::-1])
+    assert "of different releases; export the folder again" in asked(other, [])["error"]
+
+
 def test_a_damaged_file_is_refused(folder, tmp_path):
     other = changed(folder, tmp_path / "other", b'"format": 1', b'"format": 1')
     content = bytearray((other / "weights.bin").read_bytes())

@@ -16,6 +16,7 @@ from web_demo import FAST, HTTP, Blocked, running, toy, wait
 
 from superres.web.content import ICON_SIZE, icon_of
 from superres.web.crops import PHOTO_SIZE, crop_of
+from superres.web.site import notice_of
 
 MOST_BYTES = 130_000  # of the page as it is sent, without its scripts and photos
 
@@ -86,3 +87,17 @@ def test_icons_are_small_copies_and_inputs_are_their_own():
     for side, kind in ((ICON_SIZE, "PNG"), (ICON_SIZE + 1, "JPEG")):
         icon = picture(base64.b64decode(icon_of(np.zeros((side, side, 3), np.uint8)).partition(",")[2]))
         assert (icon.format, icon.size) == (kind, (ICON_SIZE, ICON_SIZE))
+
+
+@pytest.mark.parametrize(("card", "notice"), [
+    ("---\nlicense: other\nlicense_name: celeba-non-commercial-research\n---\n",
+     "The weights (own): trained on CelebA, for non-commercial research only."),
+    ("---\nlicense: cc-by-4.0\n---\n", "The weights (own): licence cc-by-4.0."),
+    (None, "The weights (own): licence unknown; ask whoever trained them."),
+])
+def test_the_static_page_tells_the_licence_of_its_weights(tmp_path, card, notice):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    if card:
+        (folder / "README.md").write_text(card)
+    assert notice_of(folder) == notice

@@ -39,7 +39,7 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     The folder has the page, the compiled engine as WebAssembly, and the weights in int8; the pictures are those of the
     engine native-int8. Photos never leave the browser. To try it, run 'python -m http.server' in the folder.
     """
-    from superres.checkpoint import replaced_folder
+    from superres.checkpoint import find_checkpoint, replaced_folder
     from superres.pipeline.browser_export import write_engine
     from superres.pipeline.upscaler import Upscaler
     from superres.web.content import examples_of
@@ -51,5 +51,5 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     task = upscaler.face_task
     with replaced_folder(folder) as fresh:
         size = write_engine(fresh, upscaler)
-        write_page(fresh, task, upscaler.stages, upscaler.name, examples_of(page_folder(), task))
+        write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint), examples_of(page_folder(), task))
     say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

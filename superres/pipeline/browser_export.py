@@ -59,7 +59,7 @@ MODULES = "wasm32", "wasm32-relaxed"
 def write_engine(folder: Path, upscaler: Upscaler) -> int:
     """Write the engine and the weights for an upscaler of the engine "native-int8" into `folder`.
 
-    Returns the number of bytes that a browser loads of them, most of them compressed. Raises NativeUnavailable if the
+    Returns the number of bytes of the weights and of the larger module: a browser loads one of both. Raises NativeUnavailable if the
     modules cannot be compiled, and as `packed_weights`.
     """
     weights, modules = packed_weights(upscaler), {name: wasm_file(name) for name in MODULES}
@@ -67,7 +67,7 @@ def write_engine(folder: Path, upscaler: Upscaler) -> int:
              **{path.name: path.read_bytes() for path in SCRIPTS.glob("*.js")}}
     for name, content in files.items():
         write_result(folder / name, content)
-    return sum(map(len, files.values())) - min(path.stat().st_size for path in modules.values())
+    return len(weights) + max(path.stat().st_size for path in modules.values())
 
 
 def packed_weights(upscaler: Upscaler) -> bytes:

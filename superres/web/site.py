@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -25,15 +26,17 @@ SCRIPTS = "site.js", "pictures.js", "photos.js"
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
 """Files that a visitor loads by starting the engine: the first one, and one of the others."""
 SPEED = "A face takes about 1 s on a PC, and a few seconds on a phone."
+LICENCES = {"celeba-non-commercial-research": "trained on CelebA, for non-commercial research only"}
+"""What the names of licences in model cards mean."""
 AROUND = 1.5  # side of the part of a photograph that the page has, over the side of its face
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
-def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: str, examples: Mapping[str, Pixels]) -> None:
+def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path, examples: Mapping[str, Pixels]) -> None:
     """Write the page into `folder`, which has the engine's files: superres.js and `ENGINE`.
 
     `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are lossless, so their
-    inputs are those of the server's page. `checkpoint` is the name of the weights.
+    inputs are those of the server's page. `checkpoint` is the folder of the weights.
     """
     shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css") if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
@@ -64,7 +67,7 @@ def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
     return image[top:top + side, left:left + side], [crop.left - left, crop.top - top, crop.size]
 
 
-def html_of(folder: Path, task: FaceTask, checkpoint: str, view: Mapping[str, Any], shared: list[str]) -> str:
+def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any], shared: list[str]) -> str:
     """Return index.html; `shared` are the names of scripts and styles in the order in which they are loaded."""
     headline, text = introduction(task)
     weights, *modules = (folder / name for name in ENGINE)
@@ -74,10 +77,19 @@ def html_of(folder: Path, task: FaceTask, checkpoint: str, view: Mapping[str, An
     links += [f'<script defer src="{name}"></script>' for name in shared if name.endswith(".js")]
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
-        checkpoint=escape(checkpoint), icon=escape(view["examples"][0]["icon"]), view=escape(json.dumps(view)),
+        notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]), view=escape(json.dumps(view)),
         xmp=escape(marked(None).decode()), how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))
+
+
+def notice_of(checkpoint: Path) -> str:
+    """Return what the page says of the licence of the weights in a folder, as their model card has it."""
+    card = checkpoint / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    name = re.search(r"^license_name: (.+)$", text, re.MULTILINE) or re.search(r"^license: (.+)$", text, re.MULTILINE)
+    licence = name[1].strip() if name else "unknown; ask whoever trained them"
+    return f"The weights ({checkpoint.resolve().name}): {LICENCES.get(licence, f'licence {licence}')}."
 
 
 def write_worker(folder: Path) -> None:

@@ -44,7 +44,7 @@ const seconds = () => performance.now() / 1000;
 class Core {
   constructor(about, stages, variant, bytes) {
     Object.assign(this, {about, stages});
-    this.info = {checkpoint: about.checkpoint, revision: about.revision, variant, bytes, stages: about.stages.map(
+    this.info = {checkpoint: about.checkpoint, revision: about.revision, digest: about.digest, variant, bytes, stages: about.stages.map(
       ({source, target, heads}) => ({source, target, blockSize: heads}))};
   }
 
@@ -99,13 +99,15 @@ class Core {
 }
 
 /** Return a module's functions if they compute what they should; null if this browser has no such instructions. */
-async function instantiate(bytes, selfTest) {
+async function instantiate(bytes, {self_test: digest, abi}) {
   if (!WebAssembly.validate(bytes)) return null;
   const module = await WebAssembly.compile(bytes), imports = {};
   for (const {module: from, name} of WebAssembly.Module.imports(module)) (imports[from] ??= {})[name] = () => 0;  // of a system; nothing calls them
   const {exports} = await WebAssembly.instantiate(module, imports);
   exports._initialize?.();
-  return BigInt.asUintN(64, exports.superres_self_test()) === BigInt(`0x${selfTest}`) ? exports : null;
+  const own = new TextDecoder().decode(new Uint8Array(exports.memory.buffer, exports.superres_abi(), abi.length));
+  if (own !== abi) throw new Error("weights.bin and the modules of WebAssembly are of different releases; export the folder again");
+  return BigInt.asUintN(64, exports.superres_self_test()) === BigInt(`0x${digest}`) ? exports : null;
 }
 
 async function unpack(packed) {
@@ -127,7 +129,7 @@ async function unpack(packed) {
 export async function open(read, variants = VARIANTS) {
   const packed = await read("weights.bin"), {about, body} = await unpack(packed);
   for (const variant of variants) {
-    const bytes = await read(`superres-${variant}.wasm`), code = await instantiate(bytes, about.self_test);
+    const bytes = await read(`superres-${variant}.wasm`), code = await instantiate(bytes, about);
     if (!code) continue;
     let begin = 0;
     const stages = about.stages.map(stage => {

@@ -6,8 +6,6 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
-// Blocks are small: on one thread, a step costs almost as much as all that it proposes. Exact ones have the size that the engine chooses.
-const EXACT = {accept: "exact"}, FAST = {accept: "distance", epsilon: 2, blockSize: 8}, SMALL = {...FAST, blockSize: 4};
 const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
 const box = document.querySelector("superres-paint"), view = JSON.parse(box.dataset.view);
@@ -67,7 +65,6 @@ const worker = register().catch(() => {});  // a browser may forbid it
 // What is drawn. The pixels of an input are the text of paint.js.
 const cellsOf = text => Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), letter => letter.charCodeAt(0));
 const sourceOf = text => canvasOf(cellsOf(text), view.side);
-const isExact = () => document.querySelector("[name=way]:checked").value === "exact";
 
 // Draw a face, and return it; `partial` gets what it is so far: an address, steps and seconds.
 async function draw(text, way, signal, partial, one = engine) {
@@ -84,18 +81,17 @@ async function draw(text, way, signal, partial, one = engine) {
 const known = new Map();
 
 async function drawn(text, changes, signal, partial = () => {}) {
-  const way = {...isExact() ? EXACT : FAST, size: view.target, ...changes}, name = JSON.stringify([text, way]);
+  const way = {size: view.target, ...changes}, name = JSON.stringify([text, way]);
   if (!known.has(name)) known.set(name, await draw(text, way, signal, partial));
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
   return known.get(name);
 }
 
-// Return a finished picture for the elements; only an exact one has a digest, since the others are not the server's.
+// Return a finished picture for the elements.
 function faceOf({pixels, side, digest, seconds, stages}, way) {
   const canvas = canvasOf(pixels, side), sum = name => stages.reduce((total, stage) => total + stage[name], 0);
-  const exact = way.accept === "exact", {checkpoint, revision} = engine.info;
-  return {canvas, uri: markedUri(canvas, xmp, {checkpoint, revision, ...way}), ...exact ? {digest} : {}, exact, seconds, stages,
-    steps: sum("steps"), tokens: sum("tokens")};
+  const {checkpoint, revision} = engine.info;
+  return {canvas, uri: markedUri(canvas, xmp, {checkpoint, revision, ...way}), digest, seconds, stages, steps: sum("steps"), tokens: sum("tokens")};
 }
 
 const sampled = ({t, s}, sample) => ({temperature: t, seed: s, sample});
@@ -112,7 +108,7 @@ async function others(question, signal, partial = () => {}) {
 const ANSWERS = {
   small: async ({x}, signal, partial) => {
     const size = engine.info.stages[0].target;
-    return {faces: [await drawn(x, {...SMALL, size}, signal, face => partial({faces: [face]}))]};
+    return {faces: [await drawn(x, {size}, signal, face => partial({faces: [face]}))]};
   },
   large: async ({x}, signal, partial) => {
     const face = await drawn(x, {}, signal, one => partial({faces: [one]}));
@@ -218,7 +214,7 @@ const PARTS = {
     const stages = ({stages}) => stages.slice(0, -1).map(({side, pixels}) => ({name: `Stage of ${side} pixels`,
       uri: markedUri(enlarged(canvasOf(pixels, side), view.target), xmp, {})}));
     const named = [face, ...samples].map((one, at) => ({name: at ? `Person ${at}` : "The likeliest", uri: one.uri, note: "",
-      made: one.exact ? "exact" : "epsilon 2", file: `face-${at + 1}.png`, before: stages(one)}));
+      made: "exact", file: `face-${at + 1}.png`, before: stages(one)}));
     return [make("superres-viewer", {"data-view": JSON.stringify({before, faces: named})})];
   },
   steps: ({face: {stages, seconds}}) => stages.flatMap(({side, accepted, proposed}, at) => {
@@ -253,7 +249,7 @@ async function race(x) {
         image.src = uri;
         count.textContent = `${number(steps)} steps, ${seconds.toFixed(1)} s`;
       };
-      return draw(x, {...EXACT, blockSize, size: view.target}, signal, tick, one).then(face => {
+      return draw(x, {blockSize, size: view.target}, signal, tick, one).then(face => {
         tick(face);
         return face;
       });
@@ -279,14 +275,10 @@ function replay(x, names, faces) {
     make("superres-race", {role: "group", "aria-label": "A face, decoded in two ways", "data-view": JSON.stringify(data)})];
 }
 
-// Begin: dark or light, exact where a link promises a picture, the first example, and the model if this browser has kept it.
+// Begin: dark or light, the first example, and the model if this browser has kept it.
 const dark = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.documentElement.classList.toggle("dark", dark.matches);
 dark.addEventListener("change", dress);
 dress();
-const promised = () => { if (new URLSearchParams(location.hash.slice(1)).has("d")) document.querySelector("[value=exact]").checked = true; };
-window.addEventListener("hashchange", promised);
-promised();
-for (const radio of document.querySelectorAll("[name=way]")) radio.addEventListener("change", () => tell("asking"));
 element("start").addEventListener("click", start);
 tell("asking");
 example(0);

@@ -277,7 +277,7 @@
     // The address of what is shown: pixels, and of a sample its temperature, seed and number, with the digest of its picture.
     link() {
       const sample = this.chosen ? `&t=${this.temperature}&s=${this.seed}&n=${this.chosen}` : "";
-      return `#x=${textOf(this.pixels.values)}${sample}${this.shown?.digest ? `&d=${this.shown.digest}` : ""}`;
+      return `#x=${textOf(this.pixels.values)}${sample}${this.shown ? `&d=${this.shown.digest}` : ""}`;
     }
 
     // Show what the address holds; return whether it holds pixels.
@@ -419,10 +419,10 @@
       return face.digest === digest ? "The same picture as that of the link." : "";
     }
 
-    // Show the number of steps beside that of one pixel value per step. A face that is not `exact` is another picture.
-    compare({steps, tokens, exact = true}) {
+    // Show the number of steps beside that of one pixel value per step.
+    compare({steps, tokens}) {
       const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
-      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar(exact ? "superres: the same picture" : "superres: each value within 2 levels", steps));
+      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
     }
 
     clearOthers() {
