@@ -59,8 +59,8 @@ MODULES = "wasm32", "wasm32-relaxed"
 def write_engine(folder: Path, upscaler: Upscaler) -> int:
     """Write the engine and the weights for an upscaler of the engine "native-int8" into `folder`.
 
-    Returns the number of bytes of the weights and of the larger module: a browser loads one of both. Raises NativeUnavailable if the
-    modules cannot be compiled, and as `packed_weights`.
+    Returns the number of bytes of the weights and of the larger module: a browser loads one of both. Raises
+    NativeUnavailable if the modules cannot be compiled, and as `packed_weights`.
     """
     weights, modules = packed_weights(upscaler), {name: wasm_file(name) for name in MODULES}
     files = {"weights.bin": weights, **{f"superres-{name}.wasm": path.read_bytes() for name, path in modules.items()},
