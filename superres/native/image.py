@@ -58,9 +58,9 @@ def _is_pointer(kind: Any) -> bool:  # noqa: ANN401 - a type of ctypes
 class MemoryImage:
     """An image, to which structures are added with all that they point to.
 
-    The place of what is in the data is its distance from the first byte, and that of the memory behind them is -1 minus
-    its distance from their end, until `place` is called, after which nothing can be added. `data` are the bytes of the
-    image's beginning, and `links` the places of all addresses in them.
+    Places are distances from the first byte. Where the data end is not known before all is added, so that the place of
+    memory behind them is -1 minus its distance from there; at the end, `place` converts it. `links` are the places of
+    all addresses in the data.
     """
 
     def __init__(self, data: Any, blank: Any) -> None:  # noqa: ANN401 - whatever holds tensors
@@ -86,7 +86,7 @@ class MemoryImage:
         return -1 - place
 
     def place(self, of: int) -> int:
-        """Return the distance of a place from the image's first byte."""
+        """Return the distance of a place from the image's first byte, once all is added."""
         return of if of >= 0 else len(self.data) + -len(self.data) % ALIGNMENT - 1 - of
 
     def finished(self) -> tuple[bytes, int]:
@@ -106,7 +106,7 @@ class MemoryImage:
         """Return the place of an address in this process, in the memory of a tensor."""
         start = self._addresses[bisect_right(self._addresses, address) - 1]
         size, _, is_data = self._memory[start]
-        if address >= start + size:
+        if not start <= address < start + size:
             raise ValueError(f"nothing is known of the memory at {address:#x}")
         if start not in self._placed:
             self._placed[start] = self._reserve_data(size) if is_data else self.reserve(size)
