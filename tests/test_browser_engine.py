@@ -94,6 +94,16 @@ def test_pictures_of_all_ways_are_those_of_the_compiled_engine(folder, upscaler,
             (tokens, steps, list(accepted)) for tokens, steps, accepted in stages], way
 
 
+def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_path):
+    upscaler = superres.load("celeba-8to64-doubling", device="cpu", engine="native-int8")
+    write_engine(tmp_path, upscaler)
+    questions = [(sources[0], way) for way in ({}, WAYS["sample"])]
+    for (source, way), answer in zip(questions, asked(tmp_path, questions)["answers"], strict=True):
+        digest, stages = expected(upscaler, source, way)
+        assert answer["digest"] == digest, way
+        assert len(stages) == len(answer["stages"]) == 3
+
+
 def test_24_exact_pictures_are_those_of_one_token_per_step_and_reduce_to_their_inputs(folder, sources):
     assert len({source.tobytes() for source in sources}) == 24
     questions = [(source, {"blockSize": size}) for source in sources for size in (0, 1)]
@@ -165,7 +175,7 @@ def test_a_damaged_file_is_refused(folder, tmp_path):
     content = bytearray((other / "weights.bin").read_bytes())
     content[len(content) // 2] ^= 1
     (other / "weights.bin").write_bytes(content)
-    assert "error" in asked(other, [])
+    assert asked(other, [])["error"] == "weights.bin is damaged"
 
 
 def test_a_network_of_another_kind_is_refused():

@@ -54,10 +54,10 @@ class Enlarging:
     earlier: Result[Any] | None
 
 
-def next_keys(keys: Sequence[int]) -> list[int]:
-    """Return the keys of the next stage's noise, which must not repeat that of the stage before."""
+def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
+    """Return the keys of the noise of stage 1, 2, ..., which must not repeat that of another stage."""
     given = torch.tensor(keys, dtype=torch.int64)
-    return [int(key) for key in part_keys(given, torch.ones_like(given))]
+    return [int(key) for key in part_keys(given, torch.full_like(given, stage))]
 
 
 class CascadeDecoder:
@@ -69,7 +69,7 @@ class CascadeDecoder:
 
     def __init__(
         self, feed: Feed[Any], first: Callable[[Feed[Any]], StreamDecoder],
-        last: Callable[[Feed[Enlarging]], RefilledDecoder[Enlarging]], task: FaceTask, rows: int,
+        last: Callable[[Feed[Enlarging]], RefilledDecoder[Enlarging]], task: FaceTask, rows: int, stage: int = 1,
     ) -> None:
         """Prepare; nothing is taken from the feed yet.
 
@@ -80,8 +80,9 @@ class CascadeDecoder:
             last: makes the decoder of the last stage for a feed.
             task: the sizes of the first stage.
             rows: number of pictures that end a turn of the first stage as soon as they wait for the last stage.
+            stage: the number of the last stage, which is more than 1 if the first one is a cascade.
         """
-        self.task, self.rows = task, rows
+        self.task, self.rows, self.stage = task, rows, stage
         self._given, self._more = feed, True
         self._waiting = deque[Enlarging]()  # what the last stage has not taken yet
         self._make_first = first
@@ -113,7 +114,7 @@ class CascadeDecoder:
         for finished in self.first.run():
             if finished:
                 images = self.task.decode(torch.stack([one.tokens for one in finished]).numpy())
-                keys = next_keys([one.item.key for one in finished])
+                keys = stage_keys([one.item.key for one in finished], self.stage)
                 self._waiting.extend(Enlarging(*one) for one in zip(
                     images, keys, [one.item for one in finished], finished, strict=True))
             yield []

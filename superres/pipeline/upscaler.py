@@ -27,7 +27,7 @@ from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, next_keys
+from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, stage_keys
 from superres.pipeline.judging import JudgingDecoder, coded_stages
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import check_keep, check_samples
@@ -239,7 +239,7 @@ class Upscaler(Pipeline):
 
     def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
         """Return the inputs of the last stage."""
-        return list(map(Face, earlier.images, next_keys([face.key for face in faces])))
+        return list(map(Face, earlier.images, stage_keys([face.key for face in faces], self.stages - 1)))
 
     def _options_of_first(self, options: DecodeConfig) -> DecodeConfig:
         """Return the settings of the first stage: its own default for the default, or `options` within its heads."""
@@ -306,7 +306,7 @@ class Upscaler(Pipeline):
         if first is None:
             return decoder(feed)
         return CascadeDecoder(feed, lambda small: first.refilled(small, self._options_of_first(options), rows), decoder,
-                              first.face_task, rows)
+                              first.face_task, rows, self.stages - 1)
 
     def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
         """Upscale a batch by the last stage: a stream that ends, whose images all begin together."""

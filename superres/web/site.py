@@ -99,5 +99,6 @@ def write_worker(folder: Path) -> None:
     for path in files:
         digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
     names = ["./", *(path.relative_to(folder).as_posix() for path in files if path.name not in ENGINE)]
-    constants = f"const NAME = {json.dumps(digest.hexdigest()[:16])}, FILES = {json.dumps(names)};\n"
+    values = {"NAME": digest.hexdigest()[:16], "FILES": names, "ENGINE": ENGINE}
+    constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
     write_result(folder / "service-worker.js", constants.encode() + (SITE / "service-worker.js").read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import os
 import re
 import threading
 import time
@@ -33,9 +34,14 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    assert run(["export", "web", str(folder)]) == 0
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("site")
+    assert run(["export", "web", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(folder):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -260,3 +266,41 @@ def test_a_failed_download_can_be_tried_again(visit):
     for width in (390, 320):
         page.set_viewport_size({"width": width, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_kept_files_of_no_use_are_forgotten(visit, folder):
+    weights = folder / "weights.bin"
+    content = weights.read_bytes()
+    page = visit()
+    weights.write_text("<p>Log in to this network.</p>")
+    os.utime(weights, (0, 0))  # the times of a server are whole seconds
+    try:
+        page.get_by_role("button", name="Start").click()
+        page.get_by_text("weights.bin is damaged. Reload the page.").wait_for()
+    finally:
+        weights.write_bytes(content)
+    page.reload()
+    page.get_by_role("button", name="Start").click()
+    drawn(page)
+
+
+def test_a_race_is_not_of_pixels_that_have_changed(visit):
+    page = visit(reduced_motion="reduce")
+    paint(page, "Smiley")
+    page.locator("summary").filter(has_text="Race:").click()
+    page.evaluate("""() => {
+        document.querySelector(".sr-cells [role=gridcell]").focus();
+        const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+        press(" ");
+        setTimeout(() => document.querySelector("#race button").click(), 350);
+    }""")
+    drawn(page)  # no race of the old pixels has stopped it
+    page.get_by_role("button", name="Start the race").click()
+    page.get_by_text("steps: the same picture").wait_for()
+
+
+def test_a_link_with_a_temperature_out_of_range_has_the_usual_one(visit):
+    page = visit(f"#x={'gICA' * 64}&t=-1&n=1")
+    page.get_by_role("button", name="Start").click()
+    drawn(page)
+    page.wait_for_url(f"**&t={TEMPERATURE}&*")

@@ -4,7 +4,7 @@
 export const CHANNELS = 3;
 const INTENSITIES = 256, UNLIMITED = 2n ** 22n;
 const PANEL = 32, GROUP = 4, POINTS = 6;  // of cpp/abi.h and kernels/convolution.h
-const EXACT_BLOCK = 4;  // block size for exact acceptance: in larger blocks, steps take more time than they save
+const EXACT_BLOCK = 4;  // block size for exact acceptance: larger ones take clearly more time, for hardly fewer steps
 
 /** Return the SHA-256 (FIPS 180-4) of bytes, as bytes. The browser's own exists only in pages from https. */
 function sha256(bytes) {
@@ -44,10 +44,11 @@ export function imageKey(cells, sample) {
   return new DataView(sha256(bytes).buffer).getBigUint64(0) >> 1n;
 }
 
-/** Return the key of the next stage's noise: `next_keys` of superres/pipeline/cascade.py (Philox4x32-10). */
-export function nextKey(key) {
+/** Return the key of a stage's noise: `stage_keys` of superres/pipeline/cascade.py (Philox4x32-10). */
+export function stageKey(key, stage) {
+  if (!stage) return key;
   const word = 0xFFFFFFFFn;
-  let [a, b, c, d] = [1n, 0n, key & word, key >> 32n];
+  let [a, b, c, d] = [BigInt(stage), 0n, key & word, key >> 32n];
   for (let round = 0n; round < 10n; round++) {
     const first = a * 0xD2511F53n, second = c * 0xCD9E8D57n;
     [a, b, c, d] = [second >> 32n ^ b ^ 1n + round * 0x9E3779B9n & word, second & word,
@@ -121,10 +122,17 @@ function transformConvolution(taps, [outputs, inputs], factors, write) {
   }
 }
 
+/** Return the place of `size` bytes in the module's memory, a multiple of 64. */
+function allocated(code, size) {
+  const place = code.malloc(size + 64);
+  if (!place) throw new Error("There is too little memory for the model. Close other tabs, and try again.");
+  return place + 63 & ~63;
+}
+
 /** The memory of a stage in the module: see superres/pipeline/browser_export.py. */
 export class StageMemory {
   constructor(code, about, body, factors) {
-    Object.assign(this, {code, about, length: about.target ** 2 * CHANNELS, base: code.malloc(about.memory + 64) + 63 & ~63});
+    Object.assign(this, {code, about, length: about.target ** 2 * CHANNELS, base: allocated(code, about.memory)});
     this.numbers(Uint8Array, 0, about.memory).fill(0);
     this.numbers(Uint8Array, 0, about.bytes).set(body.subarray(0, about.bytes));
     const words = this.numbers(Uint32Array, 0, about.bytes >> 2);

@@ -6,7 +6,7 @@
  * @property {"exact"|"distance"|"top-k"} [accept] - exact gives the picture of one token per step
  * @property {number} [epsilon] - largest accepted difference in grey levels, for "distance"; 2 by default
  * @property {number} [topK] - rank within which "top-k" accepts; 2 by default
- * @property {number} [blockSize] - tokens proposed per step; 0 stands for the fastest: 4 with exact acceptance, else all heads
+ * @property {number} [blockSize] - tokens proposed per step; 0 stands for 4 with exact acceptance, else all heads
  * @property {number} [temperature] - 0 draws the likeliest picture
  * @property {number} [seed] - of the noise of samples
  * @property {number} [sample] - 1, 2, ...: the number of the sample
@@ -32,12 +32,13 @@
  * @property {Stage[]} [stages] - of the complete picture
  */
 
-import {CHANNELS, StageMemory, digestOf, imageKey, nextKey} from "./stage.js";
+import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
 const FORMAT = 1;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
 const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1};
+const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
 
 /** The engine without a Worker. */
@@ -69,11 +70,11 @@ class Core {
    */
   *upscale(cells, given = {}) {
     const way = this.complete(cells, given), stages = [];
-    let source = cells, key = imageKey(cells, way.sample), spent = 0;
+    let source = cells, spent = 0;
     for (const [number, memory] of this.stages.entries()) {
       const {target: side} = memory.about, accepted = [], proposed = [];
       let tokens = 0, count = 1, started = seconds();
-      memory.begin(source, key, way, this.about.rules);
+      memory.begin(source, stageKey(imageKey(cells, way.sample), number), way, this.about.rules);
       while (tokens < memory.length) {
         for (const [position, made, ...proposals] of memory.iterate(count)) {
           if (position < 0) continue;  // the start of the sequence
@@ -89,7 +90,6 @@ class Core {
         started = seconds();
       }
       source = memory.pixels(tokens);
-      key = nextKey(key);
       stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed});
       const complete = side === way.size;
       yield {stage: number, side, pixels: source, tokens, steps: accepted.length, complete, seconds: spent, ...(complete && {digest: digestOf(source), stages})};
@@ -112,7 +112,7 @@ async function instantiate(bytes, {self_test: digest, abi}) {
 
 async function unpack(packed) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer().catch(() => { throw new Error("weights.bin is damaged"); }));
   const length = new DataView(bytes.buffer).getUint32(0, true);
   const about = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
   if (about.format !== FORMAT) throw new Error(`weights.bin has format ${about.format}, and superres.js knows ${FORMAT}; export the folder again`);
@@ -146,6 +146,7 @@ class Engine {
   constructor(worker, info) {
     Object.assign(this, {worker, info, calls: 0, heard: new Map()});
     worker.onmessage = ({data}) => this.heard.get(data.id)?.(data);
+    worker.onerror = ({message}) => this.heard.forEach(hear => hear({error: message || "the engine has ended"}));
   }
 
   /**
@@ -189,7 +190,7 @@ class Engine {
 }
 
 /**
- * Load an engine into a Worker.
+ * Load an engine into a Worker. An error says by `isMissing` that a file could not be fetched, not that it is of no use.
  * @param {string|URL} base - address of the exported folder
  * @param {{onProgress?: (loaded: number, total: number) => void, signal?: AbortSignal}} [options] - bytes; `total` is 0 if unknown
  * @returns {Promise<Engine>}
@@ -201,9 +202,9 @@ export async function load(base, {onProgress, signal} = {}) {
     return await new Promise((resolve, reject) => {
       signal?.addEventListener("abort", () => reject(signal.reason));
       worker.onerror = event => reject(new Error(event.message || "superres.js could not be loaded; check the connection, and try again"));
-      worker.onmessage = ({data: {info, error, loaded, total}}) => {
+      worker.onmessage = ({data: {info, error, isMissing, loaded, total}}) => {
         if (info) resolve(new Engine(worker, info));
-        else if (error) reject(new Error(error));
+        else if (error) reject(Object.assign(new Error(error), {isMissing}));
         else onProgress?.(loaded, total);
       };
       worker.postMessage({folder});
@@ -218,13 +219,17 @@ export async function load(base, {onProgress, signal} = {}) {
 function fetcher(folder) {
   let loaded = 0, total = 0;
   return async name => {
-    const answer = await fetch(new URL(name, folder)).catch(() => null);
-    if (!answer?.ok) throw new Error(`${name} could not be loaded (${answer ? answer.status : "no connection"}); try again`);
-    const parts = [];
+    const parts = [], stop = new AbortController();
+    let patience = setTimeout(() => stop.abort(), PATIENCE);
+    const missing = reason => Object.assign(new Error(`${name} could not be loaded (${reason})`), {isMissing: true});
+    const answer = await fetch(new URL(name, folder), {signal: stop.signal, cache: "no-cache"}).catch(() => { throw missing("no connection"); });
+    if (!answer.ok) throw missing(answer.status);
     if (!answer.headers.get("content-encoding")) total += Number(answer.headers.get("content-length")) || 0;
     for (const reader = answer.body.getReader(); ;) {
-      const {done, value} = await reader.read();
+      const {done, value} = await reader.read().catch(() => { throw missing("the connection broke off"); });
+      clearTimeout(patience);
       if (done) break;
+      patience = setTimeout(() => stop.abort(), PATIENCE);
       parts.push(value);
       postMessage({loaded: loaded += value.length, total});
     }
@@ -267,7 +272,7 @@ function serve() {
         core = await open(fetcher(data.folder));
         postMessage({info: core.info});
       } catch (error) {
-        postMessage({error: error.message});
+        postMessage({error: error.message, isMissing: error.isMissing});
       }
     } else if (data.stop) {
       const at = calls.findIndex(({id}) => id === data.stop);

@@ -36,8 +36,9 @@ async function begin() {
     await worker;
     words.textContent = "Loading the model…";
     engine = await load(BASE, {onProgress: (loaded, total) => {
-      if (total) bar.value = Math.min(loaded / total, 1);
-      words.textContent = `Loading the model: ${megabytes(loaded)} of ${megabytes(total)}.`;
+      const isKnown = total >= loaded;  // not where the host compresses
+      if (isKnown) bar.value = loaded / total;
+      words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
     }});
     words.textContent = `The model is loaded${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}. Nothing is uploaded.`;
     element("about").hidden = true;
@@ -46,9 +47,11 @@ async function begin() {
   } catch (error) {
     failed = true;
     loading = null;
-    words.textContent = `The model could not be loaded (${error.message}). Check the connection, and try again.`;
+    if (!error.isMissing) await forget();
+    words.textContent = `The model could not be loaded: ${error.message}. ${error.isMissing ? "Check the connection, and try again." : "Reload the page."}`;
     element("start").textContent = "Try again";
-    element("start").hidden = false;
+    element("start").hidden = !error.isMissing;
+    tell("asking");  // the box says it, too
   }
   bar.hidden = true;
 }
@@ -60,7 +63,14 @@ async function register() {
   await navigator.serviceWorker.register("service-worker.js");
   if (!navigator.serviceWorker.controller) await Promise.race([controlled, new Promise(done => setTimeout(done, 3000))]);
 }
-const worker = register().catch(() => {});  // a browser may forbid it
+const worker = Promise.race([register(), new Promise(done => setTimeout(done, 5000))]).catch(() => {});  // a browser may forbid it
+element("offline").hidden = !navigator.serviceWorker;
+
+// Forget kept files that are of no use: damaged ones, or of two exports. The next visit fetches all anew.
+async function forget() {
+  for (const one of await navigator.serviceWorker?.getRegistrations() ?? []) if (one.scope === BASE.href) await one.unregister();
+  for (const name of await globalThis.caches?.keys() ?? []) if (name.startsWith(`superres ${BASE.href} `)) await caches.delete(name);
+}
 
 // What is drawn. The pixels of an input are the text of paint.js.
 const cellsOf = text => Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), letter => letter.charCodeAt(0));
@@ -129,6 +139,7 @@ const ANSWERS = {
 
 // The questions that are being answered, by kind; newer pixels end the others.
 const jobs = new Map();
+let current;  // the pixels of the latest question
 
 // Begin a job for pixels `x`, end what newer pixels or the same kind replace, and return its signal.
 function job(kind, x) {
@@ -144,6 +155,7 @@ function job(kind, x) {
 
 async function answer(kind, text) {
   const question = JSON.parse(text), signal = job(kind, question.x);
+  current = question.x;
   const say = detail => { if (!signal.aborted) tell("answer", {...detail, kind, question: text}); };
   if (!engine) {
     if (!failed && painting) start();
@@ -158,17 +170,19 @@ async function answer(kind, text) {
 for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask-${kind}`, ({detail}) => answer(kind, detail));
 
 // A photo or an example: its crop, and what the model sees of it.
-let photo, truth, painted;  // `painted` pixels are not the photo's
+let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are not the photo's; `begun`: the first example is there
 
-async function take(file, square) {
+// Take a photo, unless the visitor has painted or chosen another one before it is there.
+async function take(file, square, choice = ++choices) {
   element("photo-told").textContent = "";
   try {
-    const read = await readPhoto(file, view.side);
+    const read = await readPhoto(await file, view.side);
+    if (choice !== choices) return;
     photo?.bitmap.close();
     URL.revokeObjectURL(photo?.uri);
-    photo = {bitmap: read, uri: URL.createObjectURL(file)};
+    photo = {bitmap: read, uri: URL.createObjectURL(await file)};
   } catch (error) {
-    element("photo-told").textContent = error.message;
+    if (choice === choices) element("photo-told").textContent = error.message;
     return;
   }
   const {width, height} = photo.bitmap, side = Math.min(width, height);
@@ -188,14 +202,19 @@ function reduce(square) {
   tell("input", {uri: pictures[0], truth});
 }
 
-document.addEventListener("superres-painted", ({detail}) => { painted = detail; });
+document.addEventListener("superres-painted", ({detail}) => {
+  painted = detail;
+  if (painted && begun) choices++;
+});
 document.addEventListener("superres-photo", ({detail}) => take(detail));
 document.addEventListener("superres-square", ({detail}) => reduce(detail.split(",").map(Number)));
 document.addEventListener("superres-example", ({detail}) => example(detail));
 
 async function example(at) {
-  const {file, square} = view.examples[at];
-  await take(await (await fetch(new URL(file, BASE))).blob(), square);
+  const {file, square} = view.examples[at], choice = ++choices, answer = await fetch(new URL(file, BASE)).catch(() => null);
+  if (choice !== choices) return;
+  if (answer?.ok) await take(answer.blob(), square);
+  else element("photo-told").textContent = "The example could not be loaded. Check the connection, and choose it again.";
 }
 
 // What is known of the face: pictures to compare, a race, and its steps; each is made when its part is opened.
@@ -224,17 +243,19 @@ const PARTS = {
     return [make("h3", {}, `Stage ${at + 1}: ${side} pixels a side`), make("superres-stepper", {role: "group", "aria-label": "Step through the decode",
       "data-view": JSON.stringify({kind: "face", decodes: [decode], language: "", side})})];
   }),
-  race: ({x}) => [button("Start the race", () => race(x))],
+  race: () => [button("Start the race", race)],
 };
 
 function fill(part) {
-  if (shown) part.lastElementChild.replaceChildren(...PARTS[part.id](shown));
+  if (shown && !(part.id === "race" && jobs.has("race"))) part.lastElementChild.replaceChildren(...PARTS[part.id](shown));
 }
 for (const part of document.querySelectorAll("#more details")) part.addEventListener("toggle", () => { if (part.open) fill(part); });
 
 // Draw a face with one pixel value per step and in blocks at the same time, in a Worker each, and replay both.
-async function race(x) {
-  const place = element("race").lastElementChild, signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
+async function race() {
+  const place = element("race").lastElementChild, {x} = shown;
+  if (x !== current) return place.replaceChildren(make("p", {role: "status"}, "The pixels are new. Race when their face is there."), button("Start the race", race));
+  const signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
   place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
   let rival;  // a second engine
   try {
@@ -254,11 +275,13 @@ async function race(x) {
         return face;
       });
     }));
-    place.replaceChildren(...replay(x, ways.map(([name]) => name), faces), button("Race again", () => race(x)));
+    place.replaceChildren(...replay(x, ways.map(([name]) => name), faces), button("Race again", race));
   } catch (error) {
-    place.replaceChildren(make("p", {role: "status"}, signal.aborted ? "The race was stopped." : `The race failed (${error.message}).`), button("Start the race", () => race(x)));
+    if ((jobs.get("race")?.stop.signal ?? signal) !== signal) return;  // another one has begun
+    place.replaceChildren(make("p", {role: "status"}, signal.aborted ? "The race was stopped." : `The race failed (${error.message}).`), button("Start the race", race));
   } finally {
     rival?.close();
+    if (jobs.get("race")?.stop.signal === signal) jobs.delete("race");
   }
 }
 
@@ -280,6 +303,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.
 dark.addEventListener("change", dress);
 dress();
 element("start").addEventListener("click", start);
+for (const name of ["dragover", "drop"]) document.addEventListener(name, event => event.preventDefault());  // a file beside the box would replace the page
 tell("asking");
-example(0);
+example(0).then(() => { begun = true; });
 if (await globalThis.caches?.match(new URL("weights.bin", BASE)).catch(() => null)) start();

@@ -21,7 +21,7 @@
   // Take pictures that are dropped on an element or pasted into the page, until `signal` is aborted.
   function receive(element, signal) {
     element.addEventListener("dragover", event => event.preventDefault(), {signal});
-    element.addEventListener("drop", event => { if (give(event.dataTransfer.files)) event.preventDefault(); }, {signal});
+    element.addEventListener("drop", event => { event.preventDefault(); give(event.dataTransfer.files); }, {signal});
     document.addEventListener("paste", event => { if (element.offsetParent && give(event.clipboardData.files)) event.preventDefault(); }, {signal});
   }
 
