@@ -7,7 +7,7 @@
   const PAUSE = 250;  // milliseconds without a stroke, after which the large face is drawn
   const LATE = 400;  // milliseconds after which the page says that it waits
   const STEPS_BACK = 100;  // strokes that can be undone
-  const LEAST = 0.01, MOST = 10;  // temperatures of links
+  const TEMPERATURES = [0.01, 9];  // the lowest and the highest of links
   const PALETTE = {black: "#1b1512", "dark brown": "#4a2f20", brown: "#8a5a3c", tan: "#c68f68", skin: "#e8b894", light: "#f7dcc6",
     white: "#f8f8f5", grey: "#8d8d8d", red: "#c8322b", orange: "#e88a2d", yellow: "#f3cf3f", green: "#4f9d45", blue: "#3d6fc4", purple: "#7c4fa3"};
   const LETTERS = {k: PALETTE.black, b: PALETTE["dark brown"], n: PALETTE.brown, s: PALETTE.skin, t: PALETTE.tan, w: PALETTE.white, r: PALETTE.red, y: PALETTE.yellow,
@@ -288,7 +288,7 @@
       const number = (name, most) => Math.min(Math.max(Math.trunc(Number(given.get(name))) || 0, 0), most);
       this.seed = number("s", 2 ** 31);
       const temperature = Number(given.get("t"));
-      this.temperature = temperature >= LEAST && temperature <= MOST ? temperature : this.view.temperature;
+      this.temperature = temperature >= TEMPERATURES[0] && temperature <= TEMPERATURES[1] ? temperature : this.view.temperature;
       this.kept = true;
       this.promised = {digest: given.get("d"), chosen: number("n", this.view.others)};
       this.set(pixels, this.promised.chosen);
