@@ -24,11 +24,14 @@ from superres.pipeline.resolved_options import combined
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERS = [*sorted(ROOT.glob(".github/*.md")), ROOT / "SECURITY.md", *sorted(ROOT.glob("checkpoints/*/*.md"))]
+OTHERS = [*sorted(ROOT.glob("docs/*.ipynb")), *sorted(ROOT.glob(".github/*.md")), ROOT / "SECURITY.md",
+          *sorted(ROOT.glob("checkpoints/*/*.md"))]
 MARK = re.compile(r"<!-- not run: (\w[^\n]*) -->\n(?=```python\n)")
 PYTHON = re.compile(rf"(?:{MARK.pattern})?```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+HREF = re.compile(r'href="?([^">\s]+)')
+ID = re.compile(r'id="?([^">\s]+)')
 FILE = re.compile(r"`((?:superres|scripts|tests|checkpoints|docs)/[\w./-]+)`")
 
 
@@ -125,12 +128,18 @@ def test_the_citation_names_this_version():
     assert f"\nversion: {superres.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path):
+def test_the_site_builds_its_links_lead_to_its_pages_and_it_loads_nothing_from_other_hosts(tmp_path):
     pytest.importorskip("material", reason="the docs extra is not installed")
     built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
                            cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     pages = sorted((tmp_path / "site").glob("*.html"))
     assert {page.stem for page in pages} >= {path.stem for path in PAGES[1:]}
-    for page in pages:
-        assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(?:https?:)?//[^\s>]*", page.read_text()) == []
+    texts = {page.name: page.read_text() for page in pages}
+    for page, text in texts.items():
+        assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(?:https?:)?//[^\s>]*", text) == []
+        links = {link for link in HREF.findall(text) if "://" not in link and not link.startswith("/")}
+        links -= {"try/index.html"}  # of `make site`
+        for place, _, anchor in (link.partition("#") for link in links):
+            assert (tmp_path / "site" / place).exists(), f"{page} links to {place}"
+            assert not anchor or anchor in ID.findall(texts[place or page]), f"{page} links to {place}#{anchor}"
