@@ -20,6 +20,8 @@ from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.native.variants import BY_NAME
+from superres.pipeline.engines import ENGINES
 from superres.pipeline.resolved_options import combined
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HREF = re.compile(r'href="?([^">\s]+)')
 ID = re.compile(r'id="?([^">\s]+)')
+NAME = re.compile(r"\bx86-64[\w-]*|(?<=`)(?:native|triton)(?:-\w+)?(?=[`,])")
 FILE = re.compile(r"`((?:superres|scripts|tests|checkpoints|docs)/[\w./-]+)`")
 
 
@@ -106,6 +109,12 @@ def test_links_lead_to_files_and_headings_and_named_files_exist():
             if not (ROOT / file).exists()] == []
     assert [(page, link) for page, (path, text) in pages.items() for link in LINK.findall(text)
             if not leads(path, link)] == []
+
+
+def test_the_engines_and_variants_that_the_pages_name_exist():
+    names = {found for path in (*PAGES, *OTHERS) for found in NAME.findall(prose(path))}
+    assert names <= {"x86-64", *BY_NAME, *ENGINES}, names
+    assert {"x86-64-v2", "x86-64-v4", "native", "native-int8", "triton-bf16"} <= names
 
 
 def test_the_names_on_the_page_of_the_api_exist():
