@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,6 +11,8 @@ from skimage import data
 
 import demo
 import draw_decode
+import draw_dev
+import measurements
 from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
@@ -18,6 +22,7 @@ from superres.tasks.sheets import contact_sheet
 from superres.web.crops import FACE
 
 TASK = FaceTask(8, 64, (32,))
+DRAWN = re.compile("`make dev.npz` draws ([0-9]+)")
 
 
 def test_the_photographs_are_those_in_which_a_face_is_found():
@@ -26,7 +31,10 @@ def test_the_photographs_are_those_in_which_a_face_is_found():
     assert [[crop.kind for crop in choose_crops(photo, TASK)] for photo in found.values()] == [[FACE], [FACE]]
     camera = np.repeat(data.camera()[..., None], 3, axis=2)
     assert FACE not in [crop.kind for crop in choose_crops(camera, TASK)]
-    assert list(demo.read_inputs(TASK)) == [*found, *(f"face-{number}" for number in range(1, 8))]
+    inputs = list(demo.read_inputs(TASK))
+    assert inputs == [*found, *(f"face-{number}" for number in range(1, 8))]
+    said = {count for page in measurements.pages() for count in DRAWN.findall(page.read_text())}
+    assert said == {str(draw_dev.SAMPLES * len(inputs))}
 
 
 def test_names_of_rows_stand_left_of_a_sheet_and_change_no_picture():

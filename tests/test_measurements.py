@@ -68,6 +68,36 @@ def test_a_figure_that_is_changed_or_added_by_hand_is_found(tmp_path):
     assert not any(FIGURE.search(line) for line in ("| a | `x86-64-v2` |", "| a | 4.8 MiB of weights", "| k | 2 |"))
 
 
+def words(*names):
+    return [" ".join((ROOT / name).read_text().split()) for name in names]
+
+
+def cells(name, view):
+    """Return the cells of a table by its line, without the widths of intervals."""
+    table = measurements.views(json.loads((MEASUREMENTS / f"{name}.json").read_text()))[view]
+    return [[cell.strip().split(" ±")[0] for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
+def test_a_ratio_across_engines_and_the_cost_of_limits_are_those_of_their_tables():
+    times = cells("faces-64", "seconds")
+    gains = [min(float(row[column]) for row in times if row[1] == "greedy")
+             / min(float(row[column]) for row in times if row[1].startswith("exact")) for column in (2, 3)]
+    said = (f"the fastest exact decoding is {gains[0]:.2f} times as fast as the fastest greedy decoding with AVX-512, "
+            f"and {gains[1]:.2f} times with AVX2")
+    assert all(said in page for page in words("README.md", "docs/results.md"))
+    cost = max(float(row[1]) - float(row[2]) for row in cells("consistent", "cost"))
+    assert all(f"at most {cost:.2f} dB" in page for page in words("docs/results-faces.md", "docs/acceptance.md"))
+
+
+def test_the_scores_in_the_readme_are_those_of_their_table():
+    scores = {row[0].split(",")[0]: row for row in cells("face-scores-celeba-8to64", "similarity")}
+    psnr, lpips = ([scores[name][column] for name in ("epsilon 2", "exact", "Lanczos")] for column in (1, 5))
+    [readme] = words("README.md")
+    assert (f"epsilon 2 scores {psnr[0]} dB PSNR, greedy and exact decoding {psnr[1]} dB, and Lanczos {psnr[2]} dB"
+            in readme)
+    assert f"ST-LPIPS (less is better) says {lpips[0]}, {lpips[1]} and {lpips[2]}" in readme
+
+
 @pytest.mark.parametrize("path", sorted(MEASUREMENTS.glob("*.json")), ids=lambda path: path.name)
 def test_a_document_has_command_commit_date_and_processor_and_its_views_are_shown(path):
     document = json.loads(path.read_text())
