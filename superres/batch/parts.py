@@ -1,16 +1,15 @@
 """Divide the inputs of a run into parts, the unit of work and of retry, before anything is decoded.
 
-The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The list of the
-inputs is a temporary file: memory takes some digests per input.
+The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The members of
+archives are inputs as files are. The list of the inputs is a temporary file: memory takes some digests per input.
 """
 
 from __future__ import annotations
 
 import array
-import functools
+import itertools
 import os
 import pickle
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from superres.batch.archives import is_archive
 from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
 from superres.batch.record import Output
 from superres.batch.rows import Row
@@ -35,12 +33,12 @@ _Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: some inputs, or one archive that is not listed before it is read.
+    """A part of a run: inputs that follow each other, such as a range of the members of an archive.
 
     Attributes:
         number: its number in the names of its manifest and of its shard.
         turn: the turn of its first input; the turns of its inputs follow each other.
-        samples: per input, the numbers (from 1) of its samples to make; of an archive, those of each member.
+        samples: per input, the numbers (from 1) of its samples to make.
         standing: outputs that are not to be made, with their turns.
     """
 
@@ -50,22 +48,14 @@ class Part:
     samples: tuple[tuple[int, ...], ...] = ()
     standing: tuple[Output, ...] = ()
 
-    @property
-    def archive(self) -> Input | None:
-        """The archive, None for a part of files or of members."""
-        return self.entries[0] if _is_alone(self.entries[0]) else None
-
-
-def _is_alone(entry: Input) -> bool:
-    return entry.archive is None and entry.error is None and is_archive(entry.input)
-
 
 class Plan:
     """The inputs of a run, in a stable order, and the names of their outputs.
 
     Attributes:
-        count: number of the inputs; an archive that is not listed counts as one.
-        archives: number of such archives.
+        count: number of the inputs.
+        rows: most inputs per part.
+        part_count: number of all parts.
         allowed: schemes and hosts that the command line names, from which alone inputs are read.
     """
 
@@ -75,18 +65,18 @@ class Plan:
     ) -> None:
         """List `inputs` and the lines of the list `listed`.
 
-        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input.
+        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input;
+        PlaceError if a place cannot be read at present.
         """
         self.options, self.allowed = options, allowed
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
         keep_tree = options.keep_tree or options.in_parts
         lines = read_list(listed) if listed is not None else ()
-        names, group, self.archives = _Names(options), list[Input](), 0
+        names, group = _Names(options), list[Input]()
         self._inputs, self._keys = array.array("Q"), array.array("Q")
         for entry in _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
-                                           unpack=not options.in_parts)):
+                                           options.layout if options.in_parts else None)):
             names.add(entry)
-            self.archives += _is_alone(entry) and options.in_parts
             self._inputs.append(digest_of(entry.input))
             self._keys.append(entry.key)
             group.append(entry)
@@ -100,6 +90,9 @@ class Plan:
             places = ", ".join(map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])]))
             raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {places[:300]}{hint}")
         names.refuse_clashes(self.entries)
+        fair = -(-self.count // options.shard[1])
+        self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
+        self.part_count = -(-self.count // self.rows)
 
     def entries(self) -> Iterator[Input]:
         """Yield the inputs."""
@@ -114,25 +107,15 @@ class Plan:
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts of `options.shard`."""
-        index, shards = self.options.shard
-        for number, group in enumerate(self._groups()):
+        (index, shards), entries = self.options.shard, self.entries()
+        for number in range(self.part_count):
+            group = tuple(itertools.islice(entries, self.rows))
             if number % shards == index:
-                yield Part(number, tuple(group))
-
-    def _groups(self) -> Iterator[list[Input]]:
-        """Yield all parts: an archive that is not listed, or up to `options.rows` other inputs."""
-        fair = -(-self.count // self.options.shard[1])
-        return _grouped(self.entries(), self.options.rows or (
-            ROWS if self.options.in_parts else min(LOCAL_ROWS, fair)))
-
-    @functools.cached_property
-    def part_count(self) -> int:
-        """Number of all parts."""
-        return sum(1 for _ in self._groups())
+                yield Part(number, group)
 
     def has_changed(self, rows: Iterable[Row]) -> bool:
         """Return whether the file of an input of some rows has changed since then."""
-        found = {(row.archive or row.input, row.version) for row in rows}
+        found = {(row.input, row.version) for row in rows}
         place = self.positions(np.array([digest_of(name) for name, _ in found], np.uint64))
         return any(at >= 0 and self._keys[at] != digest_of(name, version)
                    for at, (name, version) in zip(place.tolist(), found, strict=True))
@@ -143,17 +126,6 @@ class Plan:
         order = np.argsort(known, kind="stable")
         place = np.searchsorted(known, inputs, sorter=order).clip(max=len(known) - 1)
         return np.where(known[order[place]] == inputs, order[place], -1)
-
-
-def _grouped(entries: Iterable[Input], most: int) -> Iterator[list[Input]]:
-    group = list[Input]()
-    for entry in entries:
-        if group and (_is_alone(entry) or _is_alone(group[0]) or len(group) == most):
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
 
 
 def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
@@ -186,11 +158,9 @@ class _Names:
                 self.wholes.append(self._digest(whole))
 
     def _names(self, entry: Input) -> list[str]:
-        if entry.error is not None:
-            return []
-        if not _is_alone(entry):
-            return self.options.names(entry)
-        return [archive_prefix(entry.input)] if self.options.layout == "files" else []
+        """Return the names that no other output may have; those of members are made unique in each shard."""
+        is_free = entry.error is not None or (entry.archive is not None and self.options.layout != "files")
+        return [] if is_free else self.options.names(entry)
 
     def _digest(self, name: str) -> int:
         return digest_of(self._real(f"{self.options.folder}/{name}"))
@@ -242,9 +212,3 @@ class _Names:
                 "rename one of them, add --keep-tree, or upscale them into separate folders")
             raise InvalidInputError(f"{public(first)} and {public(owner)} would both be written to "
                                     f"{self.options.folder}/{name}; {remedy}")
-
-
-def archive_prefix(archive: str) -> str:
-    """Return the folder of the outputs of an archive's members: its name without suffix, and a slash."""
-    name = archive.rsplit("/", 1)[-1]
-    return f"{re.sub(r'(?i)(.tar)?[.][a-z0-9]+$', '', name) or name}/"
