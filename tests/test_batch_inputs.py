@@ -14,6 +14,7 @@ import pytest
 from batch_tools import made_from, plan
 from PIL import Image
 
+from superres.batch import parts
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs, open_members
 from superres.batch.record import Request, RunSettings
@@ -243,6 +244,22 @@ def test_members_never_leave_the_folder_of_their_archive(tree, name, inside, lay
     assert [job.name for job in jobs("evil.zip", keep_tree=True, layout=layout)] == [f"{folder}{inside}"]
     (flat,) = jobs("evil.zip")
     assert flat.name == "x"
+
+
+def test_names_that_other_systems_do_not_take_are_told_before_the_run(tree, capsys, monkeypatch):
+    names = ["Anna.png", "anna.png", "e\u0301.png", "\u00c9.png", "A/b.png", "a/c.png", "con.png", "x/what?.png",
+             "y./a.png"]
+    make_zip(tree / "a.zip", dict.fromkeys(names, png(0)))
+    assert len(jobs("a.zip", keep_tree=True)) == 9
+    refused, alike = capsys.readouterr().err.splitlines()[1:]
+    assert refused.startswith("superres: results with names that Windows refuses: 3, such as a/con.png; rename")
+    assert alike.startswith("superres: results with names that differ only in case or Unicode form: 4, such as "
+                            "a/Anna.png and a/anna.png; Windows and macOS keep only one of each; rename")
+    jobs("a.zip", layout="webdataset")
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(parts, "IGNORES_CASE", True)
+    with pytest.raises(InvalidInputError, match="names that differ only in case or Unicode form: 4"):
+        jobs("a.zip", keep_tree=True)
 
 
 def test_a_folder_or_file_that_cannot_be_read_costs_one_row(tree, monkeypatch):

@@ -10,6 +10,7 @@ import array
 import itertools
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_lis
 from superres.batch.record import Output
 from superres.batch.rows import Row
 from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
-from superres.errors import InvalidInputError
+from superres.config import portable_name, without_case
+from superres.errors import InvalidInputError, plain
 from superres.system.places import is_url, public
+from superres.system.progress import say
 from superres.tasks.photos import FACE
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
+IGNORES_CASE = sys.platform in ("win32", "darwin")  # the files of this machine
 _SPOOLED = 1000  # inputs that are pickled together
 
 _Digests = np.ndarray[Any, np.dtype[np.uint64]]
@@ -90,6 +94,7 @@ class Plan:
             places = ", ".join(map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])]))
             raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {places[:300]}{hint}")
         names.refuse_clashes(self.entries)
+        names.tell_unportable(self.entries)
         fair = -(-self.count // options.shard[1])
         self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
         self.part_count = -(-self.count // self.rows)
@@ -140,11 +145,15 @@ def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
 
 
 class _Names:
-    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests."""
+    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests.
+
+    It also finds files whose names are not fit for other systems.
+    """
 
     def __init__(self, options: BatchOptions) -> None:
         self.options, self.folders = options, dict[str, str]()
         self.outputs, self.wholes, self.inputs = array.array("Q"), array.array("Q"), array.array("Q")
+        self.caseless, self.refused, self.example = array.array("Q"), 0, ""
 
     def add(self, entry: Input) -> None:
         """Add an input."""
@@ -156,6 +165,10 @@ class _Names:
             whole, face = self.options.face_of(name) if self.options.crop == FACE and "-face" in name else (name, 0)
             if face:
                 self.wholes.append(self._digest(whole))
+            if self.options.layout == "files":
+                self.caseless.append(digest_of(without_case(name)))
+                if any(part != portable_name(part) for part in name.split("/")):
+                    self.refused, self.example = self.refused + 1, self.example or name
 
     def _names(self, entry: Input) -> list[str]:
         """Return the names that no other output may have; those of members are made unique in each shard."""
@@ -203,6 +216,26 @@ class _Names:
                 raise InvalidInputError(
                     f"{public(owners[whole])} may show several faces, and then face {face} and {public(owner)} would "
                     f"both be written to {options.folder}/{name}; rename one of them, or give --crop centre")
+
+    def tell_unportable(self, entries: Callable[[], Iterator[Input]]) -> None:
+        """Print how many files Windows refuses, and how many have names that differ in case or normal form only.
+
+        Raises InvalidInputError for the latter where this machine would keep one of them.
+        """
+        if self.refused:
+            say(f"results with names that Windows refuses: {self.refused:,}, such as {plain(self.example)}; rename "
+                "their inputs if the results are to be copied there")
+        found, counts = np.unique(np.array(self.caseless, np.uint64), return_counts=True)
+        if (counts > 1).any():
+            first = found[counts > 1][0]
+            names = (name for entry in entries() for name in self._names(entry))
+            pair = itertools.islice((plain(name) for name in names if digest_of(without_case(name)) == first), 2)
+            text = (f"results with names that differ only in case or Unicode form: {counts[counts > 1].sum():,}, such "
+                    f"as {' and '.join(pair)}; Windows and macOS keep only one of each; rename their inputs if the "
+                    "results are to be copied there")
+            if IGNORES_CASE and not self.options.in_parts:
+                raise InvalidInputError(text)
+            say(text)
 
     def _claim(self, name: str, owner: str, owners: dict[str, str]) -> None:
         """Note the input that an output belongs to; raise InvalidInputError if it has one."""

@@ -10,7 +10,7 @@ from superres.errors import shown
 
 MOST_NAME = 100
 """Largest number of bytes in the name of a file; most file systems hold 255, and suffixes are added."""
-REFUSED = frozenset('<>:"/\\|?*') | set(map(chr, range(32)))
+REFUSED = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 """Characters that Windows accepts in no name of a file."""
 DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE | re.DOTALL)
 """Names that Windows keeps for devices, also with a suffix."""
@@ -18,7 +18,7 @@ DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\
 
 def portable_name(name: str) -> str:
     """Return `name` with "_" where Windows refuses it as the name of a file or folder, or unchanged if it does not."""
-    name = "".join("_" if letter in REFUSED else letter for letter in name)
+    name = REFUSED.sub("_", name)
     name = f"{name[:-1]}_" if name.endswith((".", " ")) else name
     return f"_{name}" if DEVICE.fullmatch(name) else name
 
