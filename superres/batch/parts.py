@@ -25,7 +25,7 @@ from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
 from superres.config import portable_name, without_case
 from superres.errors import InvalidInputError, plain
 from superres.system.places import is_url, public
-from superres.system.progress import say
+from superres.system.progress import say, track
 from superres.tasks.photos import FACE
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
@@ -60,6 +60,7 @@ class Plan:
         count: number of the inputs.
         rows: most inputs per part.
         part_count: number of all parts.
+        shard_count: number of the inputs of the parts that this machine does.
         allowed: schemes and hosts that the command line names, from which alone inputs are read.
     """
 
@@ -78,8 +79,9 @@ class Plan:
         lines = read_list(listed) if listed is not None else ()
         names, group = _Names(options), list[Input]()
         self._inputs, self._keys = array.array("Q"), array.array("Q")
-        for entry in _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
-                                           options.layout if options.in_parts else None)):
+        found = _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
+                                      options.layout if options.in_parts else None))
+        for entry in track(found, "listing", "inputs") if options.output else found:  # a few files need no progress
             names.add(entry)
             self._inputs.append(digest_of(entry.input))
             self._keys.append(entry.key)
@@ -98,6 +100,8 @@ class Plan:
         fair = -(-self.count // options.shard[1])
         self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
         self.part_count = -(-self.count // self.rows)
+        starts = range(options.shard[0] * self.rows, self.count, options.shard[1] * self.rows)
+        self.shard_count = sum(min(self.rows, self.count - start) for start in starts)
 
     def entries(self) -> Iterator[Input]:
         """Yield the inputs."""

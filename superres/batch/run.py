@@ -204,7 +204,7 @@ class Run:
 
     def __enter__(self) -> Run:
         """Start the writing thread."""
-        total = self.plan.count * self.settings.options.per_input
+        total = self.plan.shard_count * self.settings.options.per_input
         self._progress = Progress("upscaling", total, "images").__enter__()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
