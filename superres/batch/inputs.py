@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, normalised, reason_of
+from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
 from superres.errors import ConfigError, InvalidInputError, PlaceError, SuperresError, plain
 from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
 from superres.system.places import (
@@ -302,7 +303,7 @@ def member_input(
 
 def _inside(name: str) -> str:
     """Return the path of a member below the folder into which its archive is unpacked."""
-    return normalised(name.replace(os.sep, "/")).strip("/")
+    return posixpath.normpath(f"/{name.replace(os.sep, '/')}").strip("/")
 
 
 def input_of(
