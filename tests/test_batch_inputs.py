@@ -14,6 +14,7 @@ import pytest
 from batch_tools import made_from, plan
 from PIL import Image
 
+from superres.batch import parts
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs, open_members
 from superres.batch.record import Request, RunSettings
@@ -213,14 +214,13 @@ def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
 
 def test_messages_about_members_are_short_and_printable_whatever_their_names(tree):
     folder = "x\x1b[2J" * 5000
-    make_zip(tree / "faces.zip", {f"{folder}/a.png": b"", f"../../{folder}/b.png": png(1)})
+    make_zip(tree / "faces.zip", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
     make_tar(tree / "cut.tar", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
-    outside = jobs("faces.zip", keep_tree=True)[1].error
     found = [*jobs("faces.zip"), *jobs("cut.tar")]
     (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:30000])
     contents = [content for _, content in open_inputs(found)]
-    messages = [outside, *(str(content) for content in contents if isinstance(content, InvalidInputError))]
-    assert len(messages) == 4
+    messages = [str(content) for content in contents if isinstance(content, InvalidInputError)]
+    assert len(messages) == 3
     for message in messages:
         assert message.startswith(("faces.zip/", "cut.tar/"))
         assert len(message) < 1000
@@ -234,14 +234,32 @@ def test_a_member_that_would_unpack_to_too_much_is_refused(tree):
     assert second.getvalue() == png(1)
 
 
-@pytest.mark.parametrize("name", ["../../x.png", "/etc/x.png", "a/../../x.png"])
-def test_members_never_leave_the_output_folder(tree, name):
+@pytest.mark.parametrize(("name", "inside"), [
+    ("../../x.png", "x"), ("/etc/x.png", "etc/x"), ("a/../../x.png", "x"), ("y.png/../../x.png", "x"),
+    ("a//./x.png", "a/x"),
+])
+@pytest.mark.parametrize(("layout", "folder"), [("files", "evil/"), ("webdataset", "")])
+def test_members_never_leave_the_folder_of_their_archive(tree, name, inside, layout, folder):
     make_zip(tree / "evil.zip", {name: png(0)})
+    assert [job.name for job in jobs("evil.zip", keep_tree=True, layout=layout)] == [f"{folder}{inside}"]
     (flat,) = jobs("evil.zip")
     assert flat.name == "x"
-    (kept,) = jobs("evil.zip", keep_tree=True)
-    inside = os.path.abspath("out")
-    assert kept.error is not None or os.path.normpath(f"{inside}/{kept.name}").startswith(f"{inside}/")
+
+
+def test_names_that_other_systems_do_not_take_are_told_before_the_run(tree, capsys, monkeypatch):
+    names = ["Anna.png", "anna.png", "e\u0301.png", "\u00c9.png", "A/b.png", "a/c.png", "con.png", "x/what?.png",
+             "y./a.png"]
+    make_zip(tree / "a.zip", dict.fromkeys(names, png(0)))
+    assert len(jobs("a.zip", keep_tree=True)) == 9
+    refused, alike = capsys.readouterr().err.splitlines()[1:]
+    assert refused.startswith("superres: results with names that Windows refuses: 3, such as a/con.png; rename")
+    assert alike.startswith("superres: results with names that differ only in case or Unicode form: 4, such as "
+                            "a/Anna.png and a/anna.png; Windows and macOS keep only one of each; rename")
+    jobs("a.zip", layout="webdataset")
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(parts, "IGNORES_CASE", True)
+    with pytest.raises(InvalidInputError, match="names that differ only in case or Unicode form: 4"):
+        jobs("a.zip", keep_tree=True)
 
 
 def test_a_folder_or_file_that_cannot_be_read_costs_one_row(tree, monkeypatch):

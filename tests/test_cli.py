@@ -89,7 +89,8 @@ def test_bad_usage_is_one_line_and_code_2(loaded, data, capsys, option, value, m
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("", "Missing command"), ("upscale a.png", "--output"), ("upscale --output out", "INPUT"),
+    ("", "Missing command"), ("upscale a.png", "a.png: no such file"), ("upscale *.png", "--output"),
+    ("upscale --output out", "INPUT"),
     ("evaluate images", "--data"), ("upscale in --output dev.npz", "cannot write to the folder"),
     ("evaluate images --data nowhere.npz", "nowhere.npz does not exist"),
     ("evaluate images --data dev.npz --samples 2", "--samples 2 at temperature 0"),
@@ -137,7 +138,9 @@ def test_a_picture_alone_is_written_to_the_current_folder(loaded, data, capsys, 
     assert run(["upscale", "in/a.png", "--on-existing", "overwrite", "--suffix", "-x"]) == 0
     assert (data / "a-x.png").exists()
     capsys.readouterr()
+    assert "nosuch.jpg: no such file" in refusal(capsys, "upscale", "in/a.png", "nosuch.jpg")
     assert "give --output DIR" in refusal(capsys, "upscale", "in")
+    assert "give --output DIR" in refusal(capsys, "upscale", "nosuch*.jpg")
     assert "give --output DIR" in refusal(capsys, "upscale", *["in/a.png"] * 21)
 
 

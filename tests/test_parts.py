@@ -7,32 +7,32 @@ import io
 import itertools
 import json
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from batch_tools import contents, upscale
 from fakes import FakeUpscaler
-from killing import CHANGES, killed
+from killing import CHANGES, die, killed
 from PIL import Image
 from stores import faulty_store
 from test_photos import group_photo
 
-from superres.batch import opening, part_store
-from superres.batch.opening import read_archive
-from superres.batch.parts import Plan, archive_prefix
+from superres.batch import inputs, opening, part_store
+from superres.batch.parts import Plan
 from superres.batch.rows import Row, latest_rows, merge
 from superres.batch.run import upscale as upscale_plan
 from superres.batch.run_options import BatchOptions
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
-from superres.system import places
-from superres.system.folders import Inventory
+from superres.system import places, progress
 from superres.system.places import files_in, read_place, write_place
 from superres.tasks.metadata import DRAWN
 
 pytest.importorskip("s3fs", reason="the cloud extra is not installed")
+pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
 parquet = pytest.importorskip("pyarrow.parquet", reason="the parquet extra is not installed")
 
 pytestmark = pytest.mark.slow
@@ -162,12 +162,116 @@ def test_a_damaged_shard_is_named_once_and_the_others_are_done(tmp_path):
     (tmp_path / "b.tar").write_bytes(content[:700])
     (tmp_path / "c.tar").write_bytes(b"no archive")
     summary = run([str(tmp_path / f"{name}.tar") for name in "abc"], str(tmp_path / "out"), "webdataset")
-    assert (summary.done, summary.failed) == (2, 4)
+    assert (summary.done, summary.failed) == (3, 3)
     errors = [row.error for row in latest_rows(f"{tmp_path}/out") if row.error]
-    assert "would be written to the same output as" in errors[0]
-    assert "b.tar/0.png cannot be unpacked" in errors[1]
-    assert "b.tar is damaged" in errors[2]
-    assert "c.tar is damaged or not an archive" in errors[3]
+    assert "b.tar/0.png cannot be unpacked" in errors[0]
+    assert "b.tar is damaged" in errors[1]
+    assert "c.tar is damaged or not an archive" in errors[2]
+    assert list(pictures(f"{tmp_path}/out", "webdataset")) == ["0.png", "1.png", "1-2.png"]
+
+
+def packed_as(path, members):
+    """Pack pictures into an archive of the kind that its suffix names, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+    elif path.suffix == ".npz":
+        np.savez(path, np.array([Image.open(io.BytesIO(content)) for content in members.values()]))
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table({"image": list(members.values()), "key": list(members)}), path)
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+            for name, content in members.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+GOOD = {name: content for name, content in FACES.items() if name not in ("0/03.png", "1/22.png")}
+
+
+@pytest.fixture
+def opened_archives(monkeypatch):
+    """Return a list of the archives whose members are read, one entry per pass."""
+    passes, real = [], opening.read_members
+
+    def counting(path, label, *rest):
+        passes.append(label)
+        return real(path, label, *rest)
+
+    monkeypatch.setattr(opening, "read_members", counting)
+    return passes
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip", ".npz", ".parquet"])
+@pytest.mark.parametrize(("kind", "layout"), [("folder", "webdataset"), ("folder", "parquet"), ("store", "files")])
+def test_an_archive_is_done_in_parts_by_one_pass(place, tmp_path, opened_archives, suffix, kind, layout):
+    archive = packed_as(tmp_path / f"faces{suffix}", GOOD)
+    assert run(archive, place(kind, "out"), layout, rows=5).done == 22
+    numbers = {name[:11] for name in names_in(place(kind, "out"))}
+    assert numbers == {f"part-{number:06d}" for number in range(5)}
+    assert opened_archives == [archive]
+    halves = [run(archive, place(kind, "shared"), layout, rows=5, shard=(index, 2)) for index in range(2)]
+    assert [half.done for half in halves] == [12, 10]
+    assert opened_archives == [archive] * 3
+    assert end_of(place(kind, "shared"), layout) == end_of(place(kind, "out"), layout)
+    one = run(archive, place(kind, "out"), layout, rows=3)
+    assert (one.done, one.skipped) == (0, 22)
+
+
+@pytest.mark.parametrize("layout", ["webdataset", "parquet"])
+def test_a_run_that_is_killed_in_an_archive_keeps_its_finished_parts(tmp_path, layout):
+    """Members of the same names in two archives and in files share parts, under keys of their own."""
+    members = dict(list(GOOD.items())[:4])
+    given = [packed_as(tmp_path / "a.tar.gz", members), packed_as(tmp_path / "b.zip", members)]
+    run(given, str(tmp_path / "whole"), layout, rows=3)
+
+    def dying(out, moment):
+        calls, real = itertools.count(1), part_store.write_place  # writes the manifest, and thereby ends a part
+
+        def write(*manifest):
+            real(*manifest)
+            if next(calls) == moment:
+                die()
+
+        part_store.write_place = write
+        run(given, out, layout, rows=3)
+
+    for moment in (1, 2):
+        out = str(tmp_path / f"out-{moment}")
+        assert killed(functools.partial(dying, out, moment))
+        resumed = run(given, out, layout, rows=3)
+        assert (resumed.skipped, resumed.done) == (3 * moment, 8 - 3 * moment)
+        assert end_of(out, layout) == end_of(str(tmp_path / "whole"), layout)
+    made = [json.loads(row.line()) for row in latest_rows(str(tmp_path / "whole"))]
+    assert len({row["output"] for row in made}) == len(made) == 8
+
+
+def test_the_members_of_an_archive_are_counted_before_they_are_read(tmp_path, monkeypatch):
+    totals, real = set(), progress.Progress.to
+
+    def to(self, done, note=""):
+        totals.add(self.total)
+        real(self, done, note)
+
+    monkeypatch.setattr(progress.Progress, "to", to)
+    for index, total in enumerate((12, 10)):
+        totals.clear()
+        run(packed_as(tmp_path / "a.tar", GOOD), str(tmp_path / "out"), "webdataset", rows=5, shard=(index, 2))
+        assert totals - {None} == {total}  # None while the inputs are listed
+
+
+def test_an_archive_whose_store_is_away_stops_the_run(place, tmp_path, monkeypatch):
+    away = place("store", "a.tar")
+    write_place(away, Path(packed_as(tmp_path / "a.tar", GOOD)).read_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs, "list_members", lambda *_: (_ for _ in ()).throw(PlaceError("the store is away")))
+        with pytest.raises(PlaceError, match="the store is away"):
+            run(away, str(tmp_path / "out"), "webdataset")
+    assert run(away, str(tmp_path / "out"), "webdataset").done == 22
 
 
 LAYOUTS = [("folder", "files"), ("folder", "webdataset"), ("store", "files"), ("store", "webdataset"),
@@ -365,11 +469,9 @@ def test_a_member_never_leaves_the_place(tmp_path):
             member = tarfile.TarInfo(name)
             member.size = len(FACES["0/00.png"])
             archive.addfile(member, io.BytesIO(FACES["0/00.png"]))
-    names = [entry.name for entry, _ in read_archive(str(tmp_path / "a.tar"), "a/", Inventory())]
-    assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
     run(str(tmp_path / "a.tar"), str(tmp_path / "deep" / "out"))
-    assert {path.name for path in tmp_path.rglob("*.png")} <= {"z.png", "y.png", "x.png"}
-    assert all(str(path).startswith(str(tmp_path / "deep" / "out")) for path in tmp_path.rglob("*.png"))
+    found = {str(path.relative_to(tmp_path / "deep" / "out" / "a")) for path in tmp_path.rglob("*.png")}
+    assert found == {"x.png", "etc/y.png", "ok/z.png"}
 
 
 def test_manifests_of_parts_and_of_shards_merge_in_a_stream(store, faces, tmp_path):
@@ -384,8 +486,10 @@ def test_manifests_of_parts_and_of_shards_merge_in_a_stream(store, faces, tmp_pa
     assert len(list(latest_rows(str(tmp_path / "all")))) == 50
 
 
-def test_the_name_of_an_archive_is_a_folder_of_outputs():
-    assert archive_prefix("s3://b/in/faces-000001.tar.gz") == "faces-000001/"
+def test_the_name_of_an_archive_is_a_folder_of_outputs(place, tmp_path):
+    packed = packed_as(tmp_path / "sub" / "faces-000001.tar.gz", FACES)
+    assert run(packed, place("store", "out")).done == 22
+    assert {f"faces-000001/{name}" for name in FACES} > set(pictures(place("store", "out")))
 
 
 KEYS = ["a#b.png", "a?b.png", "a[1].png", "a*.png", "in[1]/x?.png", "b?c=1.png", "in1/x1.png", "a1.png"]

@@ -11,7 +11,7 @@ import pytest
 
 from superres.batch.rows import read_rows
 from superres.checkpoint import read_config, read_training
-from superres.config import Config, ModelConfig, file_name, reader_of, setting
+from superres.config import Config, ModelConfig, file_name, portable_name, reader_of, setting, without_case
 from superres.errors import ConfigError, SuperresError
 from superres.system.json_files import parse_json, read_json
 from superres.training.recipes import read_recipe
@@ -129,6 +129,19 @@ def test_a_name_that_leads_elsewhere_or_is_no_name_anywhere_is_refused(name):
         with pytest.raises(ConfigError, match="is not fit for a file") as caught:
             read(name)
         assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("name", "fit"), [
+    ("Grüße -.x", "Grüße -.x"), ("console", "console"), ("aux.x.png", "_aux.x.png"), ("CON .png", "_CON .png"),
+    ("com¹", "_com¹"), ('<a:b>"c|d?e*', "_a_b__c_d_e_"), ("a\\b/c", "a_b_c"), ("a\n", "a_"), ("a. ", "a._"),
+])
+def test_a_name_that_windows_refuses_gets_another(name, fit):
+    assert portable_name(name) == fit == portable_name(fit)
+
+
+@pytest.mark.parametrize(("a", "b", "same"), [("Anna", "aNNA", True), ("e\u0301t", "ÉT", True), ("a", "b", False)])
+def test_names_that_differ_in_case_or_normal_form_alone_are_the_same(a, b, same):
+    assert (without_case(a) == without_case(b)) is same
 
 
 @pytest.mark.parametrize(("name", "value"), [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
 import sqlite3
 from contextlib import closing
@@ -18,7 +19,7 @@ from superres.cli.main import run
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey import importing
 from superres.survey.exclusions import exclude
-from superres.survey.export import export_study, study_file
+from superres.survey.export import csv_text, export_study, plain_text, study_file
 from superres.survey.importing import Row, import_study
 from superres.survey.records import COLUMNS
 from superres.survey.store import Store
@@ -108,7 +109,7 @@ NESTED = "more than 32 lists and objects inside each other"
 STUDIES = {
     "list": (lambda _: [], "dictionary"), "text": (lambda _: "study", "dictionary"),
     "null": (lambda _: None or 0, "dict"),
-    "newer": (put("format", value=3), "has format 3, newer than this program's 2; install"),
+    "newer": (put("format", value=4), "has format 4, newer than this program's 3; install"),
     "format-0": (put("format", value=0), "format: Input should be greater than or equal to 1, not 0"),
     "format-text": (put("format", value="1"), "format: Input should be a valid integer"),
     "format-true": (put("format", value=True), "format: Input should be a valid integer"),
@@ -398,8 +399,17 @@ def test_an_export_that_a_spreadsheet_saved_is_imported(exported, sqlite, tmp_pa
     assert import_study(sqlite, path).name == "study"
 
 
+def test_the_apostrophes_of_a_csv_file_can_be_removed_from_any_text():
+    draw = random.Random(0)
+    for _ in range(5000):
+        text = "".join(draw.choices(";\t\r\n'\" =+-@a,\xa0", k=draw.randrange(9)))
+        cell = csv_text(text)
+        assert plain_text(cell) == text
+        assert not re.search(r"(^|[;\t\r\n])[^\S\t\r\n]*[=+\-@]", cell)
+
+
 def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay(sqlite, tmp_path):
-    methods = ("=1+1", "+cmd", "-2+3", "@SUM(A1)", " =x", "'=quoted", "\uff1dwide", "plain-='")
+    methods = ("=1+1", "+cmd", "-2+3", "@SUM(A1)", " =x", "'=quoted", "\uff1dwide", "plain-='", "a;=1", "a; \"'@b;+1")
     study, _ = add_study(sqlite, methods=methods, count=3, trials=21, gold=0, repeats=0, practice=0, adaptive=False,
                          question="=HYPERLINK(1)")
     vote_through(sqlite, study)
@@ -411,6 +421,9 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay(sqlite, tmp_path):
         for row in rows:
             for name, cell in row.items():
                 assert cell.lstrip()[:1] not in tuple("=+-@\uff1d"), name
+        for separator in ";\t":  # as a spreadsheet of another country takes the file
+            for row in csv.reader(path.open(newline=""), delimiter=separator):
+                assert not any(cell.strip(" \"")[:1] in tuple("=+-@\uff1d") for cell in row if cell)
         if layout == "votes":
             assert {float(row["display_px"]) for row in rows} == {64.0}
             assert {row["method_a"] for row in rows} >= {"'=1+1", "'' =x"[1:], "''=quoted"}

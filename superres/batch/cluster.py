@@ -24,7 +24,6 @@ from superres.batch.parts import Part
 from superres.batch.record import Output, Request, RunSettings
 from superres.batch.run import Run, decode_all
 from superres.errors import CheckpointError, ConfigError, SuperresError, first_line
-from superres.system.folders import Inventory
 from superres.system.progress import say
 
 if TYPE_CHECKING:
@@ -85,14 +84,12 @@ class Worker:
     def made(self, part: Part) -> tuple[int, Any, list[tuple[int, int]], list[str]]:
         """Return the turn of a part, its outputs (or the rows of what was written), their counts and photos' lines."""
         self.counts, self.outputs, self.lines = list[tuple[int, int]](), list[Output](), list[str]()
-        inventory, options = Inventory(), self.settings.options
-        opened = (found for _, found in open_parts([part], self.settings, inventory) if found is not None and found[2])
+        opened = (found for _, found in open_parts([part]) if found is not None and found[2])
         decode_all(opened, self, self.upscaler, self.rows)
-        inventory.finish()
         self.outputs.sort(key=lambda output: (output.turn, output.index))
-        if not options.in_parts:
+        if not self.settings.options.in_parts:
             return part.turn, self.outputs, self.counts, self.lines
-        writer = part_writer(options, part)
+        writer = part_writer(self.settings.options, part)
         try:
             for output in self.outputs:
                 writer.add(output)

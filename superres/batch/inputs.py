@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
-from superres.errors import ConfigError, InvalidInputError, SuperresError, plain
+from superres.errors import ConfigError, InvalidInputError, PlaceError, SuperresError, plain
 from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
 from superres.system.places import (
     READ_ONLY,
@@ -96,20 +97,22 @@ def _open_list(file: str) -> Iterator[IO[bytes]]:
 
 def find_inputs(
     inputs: Sequence[str], listed: Iterable[str], recursive: bool, keep_tree: bool, excluded: Path | str,
-    allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}), unpack: bool = True,
+    allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}), layout: str | None = None,
 ) -> Iterator[Input]:
     """Yield the images of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
 
     `inputs` are files, folders, archives and globs. `listed` are the lines of a list: the same without globs, and
     folders end with a slash. With `keep_tree`, an output's name includes the input's sub-folder. `excluded` is the
     folder of the outputs, which is not entered. `allowed` are the schemes and hosts that `listed` may name
-    (`superres.system.places.host_of`, and `LOCAL`). Unless `unpack`, an archive is an input itself. A line prints what
-    each folder, pattern and archive has that is no input.
+    (`superres.system.places.host_of`, and `LOCAL`). `layout` is that of a run in parts, where members have their names
+    in the archive: alone in shards, and below a folder of the archive's name otherwise. A line prints what each folder,
+    pattern and archive has that is no input.
 
-    A line of the list that is not valid becomes an input with an error. Raises InvalidInputError if a given folder
-    cannot be listed, or a glob matches nothing.
+    A line of the list that is not valid becomes an input with an error, and so does an archive that is damaged, after
+    its members before the damage. Raises InvalidInputError if a given folder cannot be listed, or a glob matches
+    nothing; PlaceError.
     """
-    search = _Search(recursive, keep_tree, str(excluded), unpack)
+    search = _Search(recursive, keep_tree, str(excluded), layout)
     for path in inputs:
         yield from search.given(path)
     for path in listed:
@@ -138,7 +141,7 @@ class _Search:
     recursive: bool
     keep_tree: bool
     excluded: str
-    unpack: bool
+    layout: str | None
     inventory: Inventory = field(default_factory=Inventory)
 
     def __post_init__(self) -> None:
@@ -172,18 +175,28 @@ class _Search:
     def _file(self, path: str, relative: str, version: str | None = None) -> Iterator[Input]:
         """Yield a file, or the members of an archive; `relative` is its path relative to the given input."""
         version = version if is_url(path) else version_of(path)
-        if not (self.unpack and is_archive(path)):
+        if not is_archive(path):
             yield input_of(path, relative, self.keep_tree, version=version)
             return
         tally = Tally(path, MEMBER)
         try:
             with fetched(path) as copy:
                 for number, name in list_members(copy, path, tally):
-                    yield member_input(path, relative, name, number, self.keep_tree, version)
+                    yield self._member(path, relative, name, number, version)
+        except PlaceError:  # may pass: no reason to record the archive as damaged
+            raise
         except DAMAGED as error:
-            yield Input(path, "", error=damage_of(path, error))
+            yield Input(path, "", error=damage_of(path, error), version=version)
         else:
             self.inventory.add(tally)
+
+    def _member(self, path: str, relative: str, name: str, number: int, version: str | None) -> Input:
+        if self.layout is None:
+            return member_input(path, relative, name, number, self.keep_tree, version)
+        is_array = path.lower().endswith(".npz")
+        if self.layout == "files" or is_array:
+            return member_input(path, os.path.basename(path), name, number, not is_array, version)
+        return input_of(f"{path}/{name}", _inside(name), True, path, number, version)
 
     def _folder(self, path: str) -> Iterator[Input]:
         if os.path.realpath(path) == os.path.realpath(self.excluded):
@@ -279,13 +292,18 @@ def damage_of(path: str, error: Exception) -> str:
 def member_input(
     path: str, relative: str, name: str, number: int, keep_tree: bool, version: str | None = None,
 ) -> Input:
-    """Return the input of a member of an archive, whose own path is `path`."""
+    """Return the input of a member of the archive `path`, whose output stays below the archive's folder."""
     base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
     if path.lower().endswith(".npz"):
         below = f"{base}/{number:06d}.png" if keep_tree else f"{os.path.basename(base)}-{number:06d}.png"
     else:
-        below = f"{base}/{name}" if keep_tree else name
+        below = f"{base}/{_inside(name)}" if keep_tree else name
     return input_of(f"{path}/{name}", below, keep_tree, path, number, version)
+
+
+def _inside(name: str) -> str:
+    """Return the path of a member below the folder into which its archive is unpacked."""
+    return posixpath.normpath(f"/{name.replace(os.sep, '/')}").strip("/")
 
 
 def input_of(
@@ -300,7 +318,7 @@ def input_of(
     elif "\0" in relative:
         problem = "has a NUL character in its name, which no file can have; rename it"
     if problem is not None:
-        return Input(path, "", error=f"{display_path(path, archive)} {problem}")
+        return Input(path, "", archive, member, f"{display_path(path, archive)} {problem}", version)
     return Input(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member, version=version)
 
 

@@ -120,5 +120,5 @@ def key_of(entry: Input, options: BatchOptions) -> int:
 def _key_of_rows(row: Row, options: BatchOptions) -> int:
     has_face = bool((row.crop or {}).get("face"))
     output = "" if options.in_parts else options.face_of(row.output)[0] if has_face else row.output
-    return digest_of(output, row.archive or row.input, row.version)
+    return digest_of(output, row.input, row.version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -142,7 +143,7 @@ def part_writer(options: BatchOptions, part: Part) -> ShardWriter | FilesWriter:
 
 
 class ShardWriter:
-    """Packs a part into a shard."""
+    """Packs a part into a shard, in which the members of several archives may have the same name: keys are unique."""
 
     def __init__(self, options: BatchOptions, part: Part) -> None:
         self.folder, self.rows, self.stack = options.folder, list[Row](), ExitStack()
@@ -151,15 +152,25 @@ class ShardWriter:
         beside = Path(self.folder) / HIDDEN
         is_here = not is_url(self.folder) and beside.is_dir()
         self.path = str(self.stack.enter_context(scratch_folder(beside if is_here else None)) / "shard")
-        self.packer = PACKERS[options.layout](self.path)
+        self.packer, self.keys = PACKERS[options.layout](self.path), set[str]()
 
     def add(self, output: Output) -> None:
         row = output.row
-        if output.data is not None:
-            name = self.packer.named(row.output.removeprefix(f"{self.folder}/"))
+        if row.output:
+            name = self._named(row.output.removeprefix(f"{self.folder}/"))
             row = replace(row, output=f"{self.place}/{name}")
-            self.packer.add(row, name, output.data)
+            if output.data is not None:
+                self.packer.add(row, name, output.data)
         self.rows.append(row)
+
+    def _named(self, name: str) -> str:
+        """Return the name of a picture in the shard."""
+        stem, suffix = os.path.splitext(name)
+        first = self.packer.key(stem)
+        key = next(one for one in itertools.chain([first], (f"{first}-{again}" for again in itertools.count(2)))
+                   if one not in self.keys)
+        self.keys.add(key)
+        return f"{key}{suffix}"
 
     def finish(self) -> list[Row]:
         self.packer.finish()

@@ -1,16 +1,16 @@
 """Divide the inputs of a run into parts, the unit of work and of retry, before anything is decoded.
 
-The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The list of the
-inputs is a temporary file: memory takes some digests per input.
+The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The members of
+archives are inputs as files are. The list of the inputs is a temporary file: memory takes some digests per input.
 """
 
 from __future__ import annotations
 
 import array
-import functools
+import itertools
 import os
 import pickle
-import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from superres.batch.archives import is_archive
 from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
 from superres.batch.record import Output
 from superres.batch.rows import Row
 from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
-from superres.errors import InvalidInputError
+from superres.config import portable_name, without_case
+from superres.errors import InvalidInputError, plain
 from superres.system.places import is_url, public
+from superres.system.progress import say, track
 from superres.tasks.photos import FACE
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
+IGNORES_CASE = sys.platform in ("win32", "darwin")  # the files of this machine
 _SPOOLED = 1000  # inputs that are pickled together
 
 _Digests = np.ndarray[Any, np.dtype[np.uint64]]
@@ -35,12 +37,12 @@ _Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: some inputs, or one archive that is not listed before it is read.
+    """A part of a run: inputs that follow each other, such as a range of the members of an archive.
 
     Attributes:
         number: its number in the names of its manifest and of its shard.
         turn: the turn of its first input; the turns of its inputs follow each other.
-        samples: per input, the numbers (from 1) of its samples to make; of an archive, those of each member.
+        samples: per input, the numbers (from 1) of its samples to make.
         standing: outputs that are not to be made, with their turns.
     """
 
@@ -50,22 +52,15 @@ class Part:
     samples: tuple[tuple[int, ...], ...] = ()
     standing: tuple[Output, ...] = ()
 
-    @property
-    def archive(self) -> Input | None:
-        """The archive, None for a part of files or of members."""
-        return self.entries[0] if _is_alone(self.entries[0]) else None
-
-
-def _is_alone(entry: Input) -> bool:
-    return entry.archive is None and entry.error is None and is_archive(entry.input)
-
 
 class Plan:
     """The inputs of a run, in a stable order, and the names of their outputs.
 
     Attributes:
-        count: number of the inputs; an archive that is not listed counts as one.
-        archives: number of such archives.
+        count: number of the inputs.
+        rows: most inputs per part.
+        part_count: number of all parts.
+        shard_count: number of the inputs of the parts that this machine does.
         allowed: schemes and hosts that the command line names, from which alone inputs are read.
     """
 
@@ -75,18 +70,19 @@ class Plan:
     ) -> None:
         """List `inputs` and the lines of the list `listed`.
 
-        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input.
+        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input;
+        PlaceError if a place cannot be read at present.
         """
         self.options, self.allowed = options, allowed
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
         keep_tree = options.keep_tree or options.in_parts
         lines = read_list(listed) if listed is not None else ()
-        names, group, self.archives = _Names(options), list[Input](), 0
+        names, group = _Names(options), list[Input]()
         self._inputs, self._keys = array.array("Q"), array.array("Q")
-        for entry in _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
-                                           unpack=not options.in_parts)):
+        found = _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
+                                      options.layout if options.in_parts else None))
+        for entry in track(found, "listing", "inputs") if options.output else found:  # a few files need no progress
             names.add(entry)
-            self.archives += _is_alone(entry) and options.in_parts
             self._inputs.append(digest_of(entry.input))
             self._keys.append(entry.key)
             group.append(entry)
@@ -100,6 +96,12 @@ class Plan:
             places = ", ".join(map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])]))
             raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {places[:300]}{hint}")
         names.refuse_clashes(self.entries)
+        names.tell_unportable(self.entries)
+        fair = -(-self.count // options.shard[1])
+        self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
+        self.part_count = -(-self.count // self.rows)
+        starts = range(options.shard[0] * self.rows, self.count, options.shard[1] * self.rows)
+        self.shard_count = sum(min(self.rows, self.count - start) for start in starts)
 
     def entries(self) -> Iterator[Input]:
         """Yield the inputs."""
@@ -114,25 +116,15 @@ class Plan:
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts of `options.shard`."""
-        index, shards = self.options.shard
-        for number, group in enumerate(self._groups()):
+        (index, shards), entries = self.options.shard, self.entries()
+        for number in range(self.part_count):
+            group = tuple(itertools.islice(entries, self.rows))
             if number % shards == index:
-                yield Part(number, tuple(group))
-
-    def _groups(self) -> Iterator[list[Input]]:
-        """Yield all parts: an archive that is not listed, or up to `options.rows` other inputs."""
-        fair = -(-self.count // self.options.shard[1])
-        return _grouped(self.entries(), self.options.rows or (
-            ROWS if self.options.in_parts else min(LOCAL_ROWS, fair)))
-
-    @functools.cached_property
-    def part_count(self) -> int:
-        """Number of all parts."""
-        return sum(1 for _ in self._groups())
+                yield Part(number, group)
 
     def has_changed(self, rows: Iterable[Row]) -> bool:
         """Return whether the file of an input of some rows has changed since then."""
-        found = {(row.archive or row.input, row.version) for row in rows}
+        found = {(row.input, row.version) for row in rows}
         place = self.positions(np.array([digest_of(name) for name, _ in found], np.uint64))
         return any(at >= 0 and self._keys[at] != digest_of(name, version)
                    for at, (name, version) in zip(place.tolist(), found, strict=True))
@@ -143,17 +135,6 @@ class Plan:
         order = np.argsort(known, kind="stable")
         place = np.searchsorted(known, inputs, sorter=order).clip(max=len(known) - 1)
         return np.where(known[order[place]] == inputs, order[place], -1)
-
-
-def _grouped(entries: Iterable[Input], most: int) -> Iterator[list[Input]]:
-    group = list[Input]()
-    for entry in entries:
-        if group and (_is_alone(entry) or _is_alone(group[0]) or len(group) == most):
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
 
 
 def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
@@ -168,11 +149,15 @@ def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
 
 
 class _Names:
-    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests."""
+    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests.
+
+    It also finds files whose names are not fit for other systems.
+    """
 
     def __init__(self, options: BatchOptions) -> None:
         self.options, self.folders = options, dict[str, str]()
         self.outputs, self.wholes, self.inputs = array.array("Q"), array.array("Q"), array.array("Q")
+        self.caseless, self.refused, self.example = array.array("Q"), 0, ""
 
     def add(self, entry: Input) -> None:
         """Add an input."""
@@ -184,13 +169,15 @@ class _Names:
             whole, face = self.options.face_of(name) if self.options.crop == FACE and "-face" in name else (name, 0)
             if face:
                 self.wholes.append(self._digest(whole))
+            if self.options.layout == "files":
+                self.caseless.append(digest_of(without_case(name)))
+                if any(part != portable_name(part) for part in name.split("/")):
+                    self.refused, self.example = self.refused + 1, self.example or name
 
     def _names(self, entry: Input) -> list[str]:
-        if entry.error is not None:
-            return []
-        if not _is_alone(entry):
-            return self.options.names(entry)
-        return [archive_prefix(entry.input)] if self.options.layout == "files" else []
+        """Return the names that no other output may have; those of members are made unique in each shard."""
+        is_free = entry.error is not None or (entry.archive is not None and self.options.layout != "files")
+        return [] if is_free else self.options.names(entry)
 
     def _digest(self, name: str) -> int:
         return digest_of(self._real(f"{self.options.folder}/{name}"))
@@ -234,6 +221,26 @@ class _Names:
                     f"{public(owners[whole])} may show several faces, and then face {face} and {public(owner)} would "
                     f"both be written to {options.folder}/{name}; rename one of them, or give --crop centre")
 
+    def tell_unportable(self, entries: Callable[[], Iterator[Input]]) -> None:
+        """Print how many files Windows refuses, and how many have names that differ in case or normal form only.
+
+        Raises InvalidInputError for the latter where this machine would keep one of them.
+        """
+        if self.refused:
+            say(f"results with names that Windows refuses: {self.refused:,}, such as {plain(self.example)}; rename "
+                "their inputs if the results are to be copied there")
+        found, counts = np.unique(np.array(self.caseless, np.uint64), return_counts=True)
+        if (counts > 1).any():
+            first = found[counts > 1][0]
+            names = (name for entry in entries() for name in self._names(entry))
+            pair = itertools.islice((plain(name) for name in names if digest_of(without_case(name)) == first), 2)
+            text = (f"results with names that differ only in case or Unicode form: {counts[counts > 1].sum():,}, such "
+                    f"as {' and '.join(pair)}; Windows and macOS keep only one of each; rename their inputs if the "
+                    "results are to be copied there")
+            if IGNORES_CASE and not self.options.in_parts:
+                raise InvalidInputError(text)
+            say(text)
+
     def _claim(self, name: str, owner: str, owners: dict[str, str]) -> None:
         """Note the input that an output belongs to; raise InvalidInputError if it has one."""
         first = owners.setdefault(name, owner)
@@ -242,9 +249,3 @@ class _Names:
                 "rename one of them, add --keep-tree, or upscale them into separate folders")
             raise InvalidInputError(f"{public(first)} and {public(owner)} would both be written to "
                                     f"{self.options.folder}/{name}; {remedy}")
-
-
-def archive_prefix(archive: str) -> str:
-    """Return the folder of the outputs of an archive's members: its name without suffix, and a slash."""
-    name = archive.rsplit("/", 1)[-1]
-    return f"{re.sub(r'(?i)(.tar)?[.][a-z0-9]+$', '', name) or name}/"

@@ -206,8 +206,7 @@ class RunSettings:
     def _fields(self, entry: Input) -> dict[str, Any]:
         """Return what the rows of an input have in common."""
         return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
-                "options": self.content_options, "version": entry.version,
-                "archive": entry.archive if self.options.in_parts else None}
+                "options": self.content_options, "version": entry.version}
 
 
 def encode(

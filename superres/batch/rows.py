@@ -48,7 +48,6 @@ class Row:
         crop: the square of a photo, with the attributes of `superres.tasks.photos.Crop`; None for other pictures.
         size: bytes of the file that holds the output: the picture, or the shard.
         version: what the input's file was then, as `Input.version`.
-        archive: the archive of the input, if that is a part by itself.
         shard_sha256: digest of the shard.
         sample: number of the sample that was kept of several.
         bits_per_dim: that of the picture under p1, if it was judged: `superres.pipeline.judging.Judged`.
@@ -71,7 +70,6 @@ class Row:
     crop: dict[str, Any] | None = None
     size: int | None = None
     version: str | None = None
-    archive: str | None = None
     shard_sha256: str | None = None
     sample: int | None = None
     bits_per_dim: float | None = None
@@ -84,7 +82,7 @@ class Row:
     @property
     def origin(self) -> str:
         """What the row was made from: rows with the same one, which follow each other, are all that this has given."""
-        return "\0".join(map(str, (self.archive or self.input, self.version, (self.options or {}).get("crop"))))
+        return "\0".join(map(str, (self.input, self.version, (self.options or {}).get("crop"))))
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""

@@ -29,7 +29,6 @@ from superres.config import DecodeConfig
 from superres.errors import OutputError, PlaceError, ScoresError
 from superres.pipeline.feed_queue import FeedQueue
 from superres.pipeline.resolved_options import resolve_options
-from superres.system.folders import Inventory
 from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ def upscale(
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings.of(upscaler, decode, options)
-    most = 1 << 30 if plan.archives else plan.count * options.samples
-    rows = 1 if elsewhere is not None else min(options.batch_size or upscaler.fitting_rows(decode), most)
+    rows = 1 if elsewhere is not None else min(options.batch_size or upscaler.fitting_rows(decode),
+                                               plan.count * options.samples)
     kind = PartStore if options.in_parts else FolderStore
     with kind(plan, settings) as store, Run(plan, settings, store, rows) as run:
         if elsewhere is not None:
@@ -196,7 +195,7 @@ class Run:
     def __init__(self, plan: Plan, settings: RunSettings, store: Store, rows: int) -> None:
         """Prepare to write what batches of `rows` images give."""
         self.plan, self.settings, self.store = plan, settings, store
-        self.summary, self.inventory = Summary(), Inventory()
+        self.summary = Summary()
         self.error: BaseException | None = None
         self._received, self._photos = 0, 0
         self._moving = threading.Lock()
@@ -205,7 +204,7 @@ class Run:
 
     def __enter__(self) -> Run:
         """Start the writing thread."""
-        total = (self.plan.count - self.plan.archives) * self.settings.options.per_input
+        total = self.plan.shard_count * self.settings.options.per_input
         self._progress = Progress("upscaling", total, "images").__enter__()
         self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
         self._writer.start()
@@ -223,7 +222,6 @@ class Run:
             with self._stopping():
                 self._report(part.writer.give_up())
         if self.error is None and kind is None:
-            self.inventory.finish()
             with self._stopping():
                 self.store.finish()
         self._progress.__exit__(None, None, None)
@@ -267,7 +265,7 @@ class Run:
     def opened(self) -> Iterator[Opened]:
         """Open the inputs that are to be done."""
         current: Part | None = None
-        for part, opened in open_parts(self.parts(), self.settings, self.inventory):
+        for part, opened in open_parts(self.parts()):
             if opened is None:
                 if current is not None:
                     self.end(current)
@@ -341,8 +339,8 @@ class Run:
         part.expect(turn, count)
         self._receive(len(part.waiting.get(turn, ())))
         with self._moving:
-            planned = 0 if part.part.archive is not None else self.settings.options.per_input
-            self._progress.total = (self._progress.total or 0) + part.expected[turn] - planned
+            more = part.expected[turn] - self.settings.options.per_input
+            self._progress.total = (self._progress.total or 0) + more
 
     def _on_end(self, part: Part) -> None:
         number = part.turn // TURNS

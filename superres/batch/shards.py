@@ -7,7 +7,6 @@ alone.
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import re
@@ -27,8 +26,8 @@ STATISTICS = ("input", "tokens", "iterations", "model_calls", "mean_accepted_blo
 class Packer(Protocol):
     """Writes a shard to a file of this machine."""
 
-    def named(self, name: str) -> str:
-        """Return the name under which `add` gets the picture whose output is `name`."""
+    def key(self, stem: str) -> str:
+        """Return the key of a picture whose output is `stem` with a suffix; `ShardWriter` makes keys unique."""
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         """Add a picture, whose file is `name`, with its row."""
@@ -38,21 +37,15 @@ class Packer(Protocol):
 
 
 class TarPacker:
-    """A WebDataset shard: per picture its file and, under the same key, its statistics as JSON. Keys are unique."""
+    """A WebDataset shard: per picture its file and, under the same key, its statistics as JSON."""
 
     def __init__(self, path: str) -> None:
         self.file = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115 -- closed by `finish`
-        self.keys = set[str]()
 
-    def named(self, name: str) -> str:
-        """See `Packer.named`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
-        stem, suffix = os.path.splitext(name)
+    def key(self, stem: str) -> str:
+        """See `Packer.key`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
         folder, slash, base = stem.rpartition("/")
-        key = re.sub(r"^__|[\x00-\x1f\x7f]", "_", f"{folder}{slash}{base.replace('.', '_')}")
-        key = next(one for one in itertools.chain([key], (f"{key}-{again}" for again in itertools.count(2)))
-                   if one not in self.keys)
-        self.keys.add(key)
-        return f"{key}{suffix}"
+        return re.sub(r"^__|[\x00-\x1f\x7f]", "_", f"{folder}{slash}{base.replace('.', '_')}")
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         self._add(name, data)
@@ -87,8 +80,8 @@ class ParquetPacker:
         self.table = pyarrow.Table
         self.file = parquet.ParquetWriter(path, self.schema)
 
-    def named(self, name: str) -> str:
-        return name
+    def key(self, stem: str) -> str:
+        return stem
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         statistics = statistics_of(row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +57,7 @@ Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARD
                                "webdataset and parquet pack PNG pictures into shards.")]
 Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part of the run, which "
                                     f"is finished as a whole, and per shard, 1 to {MOST_ROWS}. [default: "
-                                    f"{LOCAL_ROWS} in a folder; {ROWS} at a URL or in shards, where an archive is a "
-                                    "part by itself]")]
+                                    f"{LOCAL_ROWS} in a folder; {ROWS} at a URL or in shards]")]
 Verify = Annotated[bool, Option("--verify", rich_help_panel=opt.FILES, help="Compare the SHA-256 of results that exist "
                                 "with the manifest, not only their sizes.")]
 Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
@@ -93,8 +94,9 @@ Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses i
 Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one output per face that "
                              "is found, and takes the centre if there is none; X,Y,SIZE are pixels from the top left "
                              "corner. The model sees it reduced to its input's few pixels.")]
-OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
-                                   "an output that exists.")]
+OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, show_default=False,
+                                   help="What to do with an output that exists; error fails its input. [default: skip; "
+                                   "error without --output]")]
 Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the input, its Lanczos "
                                "enlargement and the result, side by side and enlarged; and where one can rely on "
                                "it, if superres calibrate has found that for the checkpoint.")]
@@ -219,6 +221,8 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:
     """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder."""
+    for name in inputs:
+        require(is_url(name) or glob.has_magic(name) or os.path.exists(name), f"{name}: no such file; check its name")
     require(listed is None and len(inputs) <= FEW
             and all((is_url(name) and not name.endswith("/")) or Path(name).is_file() for name in inputs),
             f"folders, patterns, lists and more than {FEW} files need a folder for their results; give --output DIR")

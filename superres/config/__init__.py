@@ -22,7 +22,7 @@ from superres.config.decode_settings import (
     Reliability,
     parse_numbers,
 )
-from superres.config.names import file_name
+from superres.config.names import file_name, portable_name, without_case
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
 from superres.config.setting import (
     DECODING,
@@ -52,5 +52,6 @@ __all__ = [
     "LARGEST", "LARGEST_ERROR", "LEAST_TEMPERATURE", "LONGEST", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS",
     "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence", "Config", "DecodeConfig", "DecodeOptions",
     "ModelConfig", "QualityBound", "Registry", "Reliability", "Setting", "documented", "file_name", "is_number",
-    "is_whole", "parse_numbers", "reader_of", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "is_whole", "parse_numbers", "portable_name", "reader_of", "require", "require_choice", "require_whole", "setting",
+    "settings_of", "without_case",
 ]

@@ -20,22 +20,28 @@ from superres.survey.study import FORMATS, MAIN, Study
 from superres.survey.withdrawal import withdrawals
 from superres.system.output import markdown_table, write_result
 
-FORMAT = 2
+FORMAT = 3
 """Version of the files, which increases if an older program could misread newer files."""
 
-FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
-"""Start of a text that a spreadsheet would take for a formula; an apostrophe is put before it in CSV files. A text that
-begins with apostrophes before such a start gets another one, so that `csv_text` can be reversed."""
+_START = r"""(?:[^\S\t\r\n]|['"])*[=+\-@\uff1d\uff0b\uff0d\uff20]"""
+FORMULA = re.compile(rf"(?:^|[;\t\r\n])(?={_START})|^(?='*[\t\r\n])")
+"""The place before what a spreadsheet would take for a formula: at the start of a text, and after each character that
+separates cells or rows elsewhere. An apostrophe is put there in CSV files, also where there is one already."""
+MARKED = re.compile(rf"(^|[;\t\r\n])'(?={_START})|^'(?='*[\t\r\n])")
+"""Such a place with its apostrophe."""
 
 
 def csv_text(value: object) -> object:
-    """Return a value for a cell of a CSV file: no text begins like a formula, and numbers stay as they are."""
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+    """Return a value for a cell of a CSV file: no text begins like a formula, and numbers stay as they are.
+
+    That holds for the parts of a text, too, where a spreadsheet separates cells by semicolons or tabs.
+    """
+    return FORMULA.sub(r"\g<0>'", value) if isinstance(value, str) else value
 
 
 def plain_text(cell: str) -> str:
     """Return the text whose `csv_text` is this cell."""
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+    return MARKED.sub(r"\1", cell)
 
 
 def export_study(store: Store, study: Study, path: Path, layout: str = "votes") -> list[Path]:
@@ -69,8 +75,9 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
                             for name, (kind, meaning) in COLUMNS.items()}}
     table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
     dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, ordered by rater and "
-                  f"position. An empty cell has no value. In CSV files, an apostrophe stands before texts that begin "
-                  f"like a formula.\n\n{markdown_table(['column', 'type', 'meaning'], table)}\n")
+                  f"position. An empty cell has no value. In CSV files, an apostrophe stands before what would be a "
+                  f"formula at the start of a text, or after a semicolon or tab.\n\n"
+                  f"{markdown_table(['column', 'type', 'meaning'], table)}\n")
     files = {study_file(path): (json.dumps(document, indent=1) + "\n").encode(),
              path.with_name(f"{path.stem}.columns.md"): dictionary.encode(),
              path: _encode(rows, file_format, kinds)}  # last, so that a file of votes always has the other two files
