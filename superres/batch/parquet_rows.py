@@ -39,8 +39,7 @@ def rows(path: str, gate: Gate) -> Iterator[tuple[str | None, bytes, str | None]
     from pyarrow import parquet
 
     opened = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)  # not a whole row group at once
-    groups = (opened.metadata.row_group(number).total_byte_size for number in range(opened.num_row_groups))
-    gate.let(opened.metadata.num_rows, sum(groups))
+    gate.let(opened.metadata.num_rows)
     image, key = _columns(opened.schema_arrow)
     for batch in opened.iter_batches(BATCH_ROWS, columns=[image] if key is None else [image, key], use_threads=False):
         for row in batch.to_pylist():
@@ -50,6 +49,7 @@ def rows(path: str, gate: Gate) -> Iterator[tuple[str | None, bytes, str | None]
                 stored, own = stored.get("bytes") or b"", stored.get("path")
                 if own and not stored:
                     problem = "is only a path in the file, without the picture; save the file with its pictures in it"
+            gate.let(unpacked=len(stored))
             name = row[key] if key is not None else own
             name = name.decode(errors="replace") if isinstance(name, bytes) else name
             yield None if name is None else str(name)[:MOST_KEY], stored, problem
