@@ -171,7 +171,9 @@ def small(folder, kind):
                 member = tarfile.TarInfo(name if len(content) < 100 else "deep/" * 50 + name)
                 member.size, member.mtime = len(content), 1.5
                 archive.addfile(member, io.BytesIO(content))
-            archive.addfile(tarfile.TarInfo("link.png"))
+            link = tarfile.TarInfo("link.png")
+            link.type, link.linkname = tarfile.SYMTYPE, "x/1.png"
+            archive.addfile(link)
     return path.read_bytes()
 
 

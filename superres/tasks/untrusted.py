@@ -45,8 +45,8 @@ def _answer(
 ) -> dict[str, Any]:
     content = _content(file, label)
     try:
-        (values,) = reader(content=content, memory=MOST_MEMORY + len(content), label=label,
-                           seconds=MOST_SECONDS if seconds is None else seconds, **options)
+        (values,) = reader(MOST_SECONDS if seconds is None else seconds, content=content,
+                           memory=MOST_MEMORY + len(content), label=label, **options)
     except ValueError as error:
         raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
     return dict(values)
