@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from superres.batch.containers import PIECE, SECONDS
 from superres.errors import InvalidInputError, SuperresError, plain
 from superres.system.confined import Confined, Values
 from superres.system.folders import Tally
@@ -24,11 +25,9 @@ from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 MAX_MEMBER_BYTES = 500_000_000  # largest unpacked size of an archive's member in bytes, against zip bombs
-MOST_PIECE = 5_000_000  # bytes of content in one answer
-SECONDS = 60.0  # of processor time for an answer; a reader that goes on has them for each member
 DAMAGED = (SuperresError, ValueError, OSError)
 """Errors that `list_members` and `read_members` raise on archives that are damaged, or not there."""
-READER = Confined("superres.batch.containers:read", MOST_PIECE)
+READER = Confined("superres.batch.containers:read", PIECE)
 
 Content = str | IO[bytes] | np.ndarray[Any, Any]
 """An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""

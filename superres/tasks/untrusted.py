@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import IO, Any
 
 from superres.errors import InvalidInputError
@@ -54,10 +55,9 @@ def _answer(
 
 def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     try:
-        if not isinstance(file, (str, os.PathLike)):
-            return file.read()
-        check_file(file, label)
-        with open(file, "rb") as opened:
+        if isinstance(file, (str, os.PathLike)):
+            check_file(file, label)
+        with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
         reason = getattr(error, "strerror", None) or error
