@@ -112,6 +112,7 @@ def _messages(found: Iterator[str | tuple[int, str]], gate: Gate) -> Iterator[Va
         for one in found:
             if isinstance(one, str) or len(one[1].encode(errors="surrogatepass")) > MOST_NAME:
                 left_out.append(one if isinstance(one, str) else LONG_NAME)
+                length += len(left_out[-1])
             else:
                 names.append(one)
                 length += len(one[1])

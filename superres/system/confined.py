@@ -59,7 +59,7 @@ class Confined:
             os.register_at_fork(after_in_child=self._leave)
 
     def _forget(self) -> None:
-        self._lock, self._idle, self._busy = threading.Lock(), list[_Child](), set[_Child]()
+        self._lock, self._idle, self._busy = threading.RLock(), list[_Child](), set[_Child]()
 
     def _leave(self) -> None:
         """Close a forked process's copies of the pipes; the children are not its own."""
