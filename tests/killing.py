@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
+from superres.batch import archives, containers
 from superres.tasks import untrusted
 
 FILE_CALLS = {"open", "write", "writelines", "flush", "close", "fsync", "flock", "ftruncate", "truncate", "replace",
@@ -52,8 +53,12 @@ def die_at(moment: int, calls: Collection[str] = FILE_CALLS) -> None:
 def killed(call: Callable[[], object], moment: int | None = None, calls: Collection[str] = FILE_CALLS) -> bool:
     """Do a call in a forked process, which dies at `moment` if given, and return whether it was killed."""
     def child() -> None:
-        # Pictures are read here: to start a process that reads them would take most of the time.
-        untrusted.READER, untrusted.limit = untrusted.decode, lambda *_: None
+        # Files are read here: to start a process that reads them would take most of the time.
+        untrusted.READER = lambda seconds, **values: untrusted.decode(**values)
+        archives.READER = lambda seconds, **values: containers.read(**values)
+        for limited in (untrusted, containers):
+            limited.limit_memory = lambda *_: None
+        containers.limit_time = lambda *_: None
         if moment is not None:
             die_at(moment, calls)
         call()

@@ -213,7 +213,8 @@ def test_a_damaged_manifest_is_refused_with_its_line(faces, out):
     run(faces, out)
     path = out / "manifest.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    for bad in (b"{\n", b"[]\n", b'{"status": "ok"}\n', b"\xff\n", b'{"input": 3, "output": "x", "status": "ok"}\n'):
+    for bad in (b"{\n", b"[]\n", b'{"status": "ok"}\n', b"\xff\n", b'{"input": 3, "output": "x", "status": "ok"}\n',
+                b'{"input": "' + b"x" * 1_000_000):
         path.write_bytes(b"".join([*lines[:2], bad, *lines[2:]]))
         with pytest.raises(InvalidInputError, match=r"line 3 of the manifest .* is damaged") as caught:
             run(faces, out)

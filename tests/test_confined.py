@@ -25,7 +25,6 @@ from test_pipeline import FAST
 from superres.cli.main import run
 from superres.errors import InvalidInputError
 from superres.pipeline.upscaler import Upscaler
-from superres.system import confined
 from superres.system.confined import Confined
 from superres.tasks import untrusted
 from superres.tasks.pictures import read_picture
@@ -34,7 +33,7 @@ from superres.tasks.untrusted import read_untrusted
 
 @pytest.fixture
 def misbehave():
-    called = Confined("confined_functions:misbehave")
+    called = Confined("confined_functions:misbehave", 1000)
     yield called
     called.close()
 
@@ -107,8 +106,9 @@ def test_a_file_of_too_many_bytes_is_not_sent(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "told"), [
-    ("crash", "ended with signal 11"), ("exit", "ended with status 3"), ("spin", "takes over 1 seconds"),
-    ("sleep", "takes over 1 seconds"), ("grow", "too much memory"), ("fail", "one line")])
+    ("crash", "ended with signal 11"), ("exit", "ended with status 3"),
+    ("spin", "takes over 1 seconds of processor time"), ("sleep", "no answer for 60 seconds; the machine is too busy"),
+    ("grow", "too much memory"), ("fail", "one line")])
 def test_a_call_that_fails_says_why_and_the_next_one_succeeds(how, told, misbehave):
     (first, _) = misbehave(a=1)
     with pytest.raises(ValueError, match=told) as error:
@@ -148,7 +148,7 @@ def test_threads_have_a_process_each_and_closing_ends_what_is_under_way(misbehav
 
     with ThreadPoolExecutor(3) as pool:
         assert len(set(pool.map(call, range(3)))) == 3
-        running = pool.submit(lambda: list(misbehave(how="sleep", seconds=1000)))
+        running = pool.submit(lambda: list(misbehave(how="spin")))
         wait(lambda: misbehave._busy)
         misbehave.close()
         with pytest.raises(ValueError, match="ended with signal 9"):
@@ -221,7 +221,7 @@ def test_pictures_that_take_too_long_or_too_much_memory_fail_alone(tmp_path, mon
     assert summary.exit_code == 1
     rows = {os.path.basename(row["input"]): row for row in rows_of(tmp_path / "out")}
     assert [name for name, row in rows.items() if row["status"] == "ok"] == ["a.png", "c.png", "e.png"]
-    assert "takes over 1 seconds; reduce it" in rows["b.jpg"]["error"]
+    assert "takes over 1 seconds of processor time; reduce it" in rows["b.jpg"]["error"]
     assert "takes over 100 MB of memory; reduce it" in rows["d.png"]["error"]
     upscaler = Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu", engine="plain")
     with pytest.raises(InvalidInputError, match=r"b\.jpg cannot be decoded: it takes over 1 seconds"):
@@ -238,8 +238,18 @@ def test_info_of_a_picture_that_takes_too_much_ends_with_one_line(limit, value, 
     assert message.count("\n") == 1
 
 
-def test_an_answer_that_claims_too_much_is_not_read(misbehave, monkeypatch):
-    monkeypatch.setattr(confined, "MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match="ended with"):
-        list(misbehave(content=bytes(1001)))
-    assert len(list(misbehave(content=bytes(999)))) == 2
+def test_an_answer_that_has_too_much_is_not_read(misbehave):
+    for values, told in (({"content": bytes(1001)}, "its answer has over 1,000 bytes"),
+                         ({"array": np.zeros((1001, 1), np.uint8)}, "its answer has over 1,000 bytes"),
+                         ({"word": "x" * 10**6}, "its answer has over 1,000,000 bytes")):
+        with pytest.raises(ValueError, match=told):
+            list(misbehave(**values))
+    assert len(list(misbehave(content=bytes(1000)))) == 2
+
+
+def test_messages_go_to_a_call_under_way_and_only_they_make_it_go_on(misbehave):
+    call = misbehave(a=1)
+    next(call)
+    assert call.send({"b": b"2"}) == {"second": True, "b": b"2"}
+    assert list(call) == []
+    assert len(misbehave._idle) == 1

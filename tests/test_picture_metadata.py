@@ -87,6 +87,24 @@ def test_damaged_and_large_chunks_cost_no_pixels_of_a_png(kind, content, options
     assert len(picture.notes) == says, picture.notes
 
 
+@pytest.mark.parametrize("count", [20, 21, 5000])
+def test_a_picture_has_at_most_twenty_notes_and_then_their_number(count):
+    plain = saved(Image.fromarray(UPRIGHT), "PNG")
+    picture = read(plain[:33] + chunk(b"tEXt", b"", 7) * count + plain[33:])
+    np.testing.assert_array_equal(picture.rgb, UPRIGHT)
+    assert picture.notes[:20] == ("metadata ignored: PNG chunk tEXt (wrong checksum)",) * 20
+    assert picture.notes[20:] == ((f"and {count - 20:,} more notes",) if count > 20 else ())
+
+
+def test_a_picture_whose_metadata_never_ends_is_read_as_far_as_a_limit():
+    profile = chunk(b"iCCP", b"a\0\0" + zlib.compress(LINEAR))
+    plain, text = saved(Image.fromarray(UPRIGHT), "PNG"), chunk(b"tEXt", b"a\0b")
+    first, last = (read(plain[:33] + found + plain[33:]) for found in (profile + text * 1500, text * 1500 + profile))
+    assert (first.has_profile, last.has_profile) == (True, False)
+    assert last.notes[0] == "metadata ignored: PNG chunk tEXt (after 1,000 others)"
+    assert last.notes[20] == "and 481 more notes"
+
+
 @pytest.mark.parametrize(("code", "data"), [
     (0xE0, b"JFIF\0"), (0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:"), (0xE2, b"MPF\0garbage"), (0xEE, b"Adobe"),
     (0xE2, b"ICC_PROFILE\0\1\2" + LINEAR), (0xE2, b"ICC_PROFILE\0\7"), (0xED, b"Photoshop 3.0\0008BIM\4\4"),

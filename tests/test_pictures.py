@@ -80,6 +80,21 @@ def test_tiles_and_big_tiff_are_read(options, planes):
     np.testing.assert_allclose(read(file.getvalue()).rgb, samples / 257, rtol=0, atol=1)
 
 
+@pytest.mark.parametrize("options", [{}, {"bigtiff": True}, {"byteorder": ">"}])
+@pytest.mark.parametrize(("kinds", "taken"), [
+    ((1, 0), 1), ((0, 1), 0), ((1, 3, 2, 0), 2), ((1, 1), 0), (("old", 0), 1), ((), 0), ((1, "cut"), 0)])
+def test_the_first_page_of_a_tiff_that_is_no_thumbnail_is_taken(kinds, taken, options):
+    pages = [np.full((10 + number, 12, 3), 40 * number, np.uint8) for number in range(len(kinds) or 1)]
+    with tifffile.TiffWriter(file := io.BytesIO(), **options) as writer:
+        for page, kind in zip(pages, kinds or [None], strict=True):
+            old = {"extratags": [(255, 3, 1, 2, True)]} if kind == "old" else {}
+            writer.write(page, photometric="rgb", subfiletype=kind if isinstance(kind, int) else 0, metadata=None,
+                         **old)
+    file.seek(0)
+    content = file.getvalue()[: tifffile.TiffFile(file).pages[1].offset + 9 if "cut" in kinds else None]
+    np.testing.assert_array_equal(read(content).rgb, pages[taken])
+
+
 REFUSED = {
     "floating-point samples of 32 bits": {"bits": 32, "more": [(339, 3, [3])]},
     "signed samples of 8 bits": {"bits": 8, "more": [(339, 3, [2])]},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -63,6 +65,19 @@ def test_every_encoding_of_json_is_read(encoding):
 def test_brackets_in_texts_do_not_nest():
     value = ["[" * 100 + '"{\\', {"a]": [r"\"["] * 50}]
     assert parse_json(json.dumps(value).encode()) == value
+
+
+LONG = {"names": '"{" + ",".join(f\'"{n}":0\' for n in range(200_000)) + \',"199999":0}\'',
+        "text": """'["' + "[" * 40 + '","' + '\\\\"' * 200_000"""}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_what_is_wrong_with_long_json_is_found_in_linear_time(kind):
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_CPU, (20, 20)); text = {LONG[kind]}\n" \
+        "from superres.system.json_files import parse_json\ntry: parse_json(text.encode())\n" \
+        "except ValueError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith({"names": "the name '199999' occurs twice", "text": "Unterminated string"}[kind])
 
 
 @dataclass(frozen=True)

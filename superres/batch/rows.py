@@ -29,6 +29,7 @@ from superres.system.output import scratch_file, scratch_folder
 from superres.system.places import check_url, fetched, files_in, is_url, join, move_to, public
 
 STATUSES = ("ok", "skipped", "failed")
+MOST_LINE = 1_000_000  # bytes of a line; rows have a few kilobytes
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,12 @@ _READERS = {name: reader_of(hint, 0, 2**63 - 1) for name, hint in get_type_hints
 def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
     """Yield the byte offsets and rows of whole lines; raise InvalidInputError if a line is not a row."""
     place = 0
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            return
+    for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
         try:
+            if len(line) == MOST_LINE:
+                raise ValueError(f"it has {MOST_LINE:,} bytes or more")
+            if not line.endswith(b"\n"):
+                return
             row = Row.parse(line)
         except (ValueError, ConfigError) as error:
             reason = " ".join(str(error).split())

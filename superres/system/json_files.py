@@ -21,8 +21,8 @@ MOST_BYTES = 2**24
 """Largest accepted size of a file of settings or of rows, which typically has kilobytes."""
 MOST_DEPTH = 32
 """Largest number of lists and objects inside each other in JSON."""
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
-"""A text, whose brackets count for nothing, an opening bracket, or a closing one."""
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)
+"""A text, perhaps without its end, whose brackets count for nothing, an opening bracket, or a closing one."""
 
 
 def require_regular(path: Path) -> None:
@@ -58,10 +58,11 @@ def parse_json(content: bytes) -> Any:  # noqa: ANN401 -- any JSON value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    values = dict[str, Any]()
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"the name {shown(name)} occurs twice")
+        values[name] = value
     return values
 
 

@@ -14,14 +14,13 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator
+from typing import IO, Any, BinaryIO, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-MOST_HEADER_BYTES = 1_000_000  # of a long name or an extended header of a tar file
+MOST_NAME = 4096  # bytes of a member's name, as of a path
+MOST_HEADER_BYTES = 10_000  # of a long name or an extended header of a tar file
 MOST_HEADERS = 20  # long names and extended headers of one member
 MOST_ARRAY_HEADER = 10_000  # bytes of the header of an array
 MOST_DICTIONARY = 300_000_000  # bytes that unpacking xz may take
@@ -29,80 +28,144 @@ MOST_RATIO = 200  # unpacked bytes per packed byte, beyond `FREE_BYTES`; picture
 FREE_BYTES = 500_000_000  # unpacked bytes that every file may have
 FREE_MEMBERS = 10_000  # members that every archive may have
 BYTES_PER_MEMBER = 50  # packed bytes of each further member; the smallest picture has more
+FREE_NAMES = 20_000_000  # bytes of names that every archive may have
+NAMES_PER_BYTE = 4  # further bytes of names per packed byte: 200 per member
 _CHUNK = 1 << 16
-_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_BLOCK = tarfile.BLOCKSIZE
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
 
 class Gate:
-    """Refuses more members and bytes of a container than its size justifies: every reader of one counts here."""
+    """Refuses more of a container than its size justifies: every reader of one counts here."""
 
     def __init__(self, packed: int) -> None:
         """`packed` is the size of the container in bytes."""
         self.members = self.members_left = FREE_MEMBERS + packed // BYTES_PER_MEMBER
-        self.bytes = self.bytes_left = FREE_BYTES + MOST_RATIO * packed
+        self.bytes = self.unpacked_left = self.content_left = FREE_BYTES + MOST_RATIO * packed
+        self.names = self.names_left = FREE_NAMES + NAMES_PER_BYTE * packed
 
-    @classmethod
-    def of(cls, file: str | int) -> Gate:
-        """Return the gate of a file, given by its path or descriptor."""
-        return cls(os.stat(file).st_size)
+    def let(self, members: int = 0, unpacked: int = 0, names: int = 0, content: int = 0) -> None:
+        """Count further members, unpacked bytes, bytes of names, and bytes of the content that is handed on.
 
-    def let(self, members: int = 0, size: int = 0) -> None:
-        """Count further members and unpacked bytes; raise ValueError if they are too many."""
-        self.members_left, self.bytes_left = self.members_left - members, self.bytes_left - size
+        Raises ValueError if they are too many.
+        """
+        self.members_left, self.names_left = self.members_left - members, self.names_left - names
+        self.unpacked_left, self.content_left = self.unpacked_left - unpacked, self.content_left - content
         if self.members_left < 0:
             raise ValueError(f"it has over {self.members:,} members, too many for its size")
-        if self.bytes_left < 0:
+        if self.names_left < 0:
+            raise ValueError(f"its members' names have over {self.names // 1_000_000:,} MB, too much for its size")
+        if min(self.unpacked_left, self.content_left) < 0:
             raise ValueError(f"it unpacks to over {self.bytes // 1_000_000:,} MB, too much for its size")
 
 
-def open_tar(file: BinaryIO) -> tarfile.TarFile:
-    """Open a tar file of any compression as a stream of bounded memory.
+class Stream(Protocol):
+    """What is read from its beginning to its end."""
 
-    Raises tarfile.TarError, EOFError, OSError, ValueError or zlib.error for what is damaged or too large, also later.
+    def read(self, count: int, /) -> bytes:
+        """Return the next `count` bytes, fewer only at the end."""
+
+
+class Section:
+    """The next bytes of a stream, `left` of them; EOFError if they are not there."""
+
+    def __init__(self, stream: Stream, left: int) -> None:
+        self.stream, self.left = stream, left
+
+    def read(self, count: int, /) -> bytes:
+        """As a `Stream`."""
+        count = min(count, self.left)
+        content = self.stream.read(count)
+        if len(content) < count:
+            raise EOFError("it ends early")
+        self.left -= count
+        return content
+
+
+def tar_members(file: BinaryIO, gate: Gate) -> Iterator[tuple[tarfile.TarInfo, Section]]:
+    """Yield the members of a tar file of any compression, and their content, which must be read before the next member.
+
+    The library tarfile takes memory and time by the square of an extended header, and unpacks sparse members to any
+    size; here such headers are short, and sparse members are refused.
+
+    Raises ValueError, EOFError, OSError, lzma.LZMAError or zlib.error for what is damaged or too large.
     """
-    class Member(_Member):
-        gate = Gate.of(file.fileno())
-
-    return tarfile.open(fileobj=Unpacked(file), mode="r|", tarinfo=Member)
-
-
-class _Member(tarfile.TarInfo):
-    """A member whose headers have a bounded size."""
-
-    gate: Gate
-
-    def _proc_member(self, archive: Any) -> Any:  # noqa: ANN401 -- tarfile calls it for every header
-        is_long = self.type in _LONG
-        self.gate.let(members=not is_long)
-        archive.headers = getattr(archive, "headers", 0) + 1 if is_long else 0
-        if archive.headers > MOST_HEADERS:  # tarfile reads them by recursion
-            raise tarfile.ReadError(f"it has over {MOST_HEADERS} headers before a member")
-        if self.size < 0:
-            raise tarfile.ReadError(f"a member claims {self.size} bytes")
-        if is_long and self.size > MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header claims {self.size:,} bytes")
-        if self.type == tarfile.XGLTYPE:
-            archive.global_bytes = getattr(archive, "global_bytes", 0) + self.size
-            if archive.global_bytes > MOST_HEADER_BYTES:
-                raise tarfile.ReadError(f"its global headers have over {MOST_HEADER_BYTES:,} bytes")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.ReadError("it has sparse members")
-        return super()._proc_member(archive)  # type: ignore[misc]  # not in the types of tarfile
-
-    def _proc_gnusparse_10(self, *_: object) -> None:
-        raise tarfile.ReadError("it has sparse members")
+    stream = Unpacked(file, gate)
+    everywhere, here, headers, is_empty = dict[str, str](), dict[str, str](), 0, True
+    while (block := stream.read(_BLOCK)).strip(b"\0"):
+        info, is_empty = _header(block), False
+        if info.type in _PAX or info.type in _LONG:
+            headers += 1
+            if info.size > MOST_HEADER_BYTES or headers > MOST_HEADERS:
+                raise ValueError(f"an extended header claims {info.size:,} bytes" if headers <= MOST_HEADERS else
+                                 f"it has over {MOST_HEADERS} extended headers before a member")
+            gate.let(names=info.size)
+            text = Section(stream, info.size).read(info.size)
+            (everywhere if info.type == tarfile.XGLTYPE else here).update(
+                _records(text) if info.type in _PAX else {_LONG[info.type]: _text(text.partition(b"\0")[0])})
+            stream.skip(-info.size % _BLOCK)
+            continue
+        gate.let(members=1)
+        _amend(info, {**everywhere, **here})
+        has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
+        here, headers, content = {}, 0, Section(stream, info.size if has_content else 0)
+        end = -content.left % _BLOCK
+        yield info, content
+        stream.skip(content.left + end)
+    if is_empty and not block:
+        raise ValueError("it is empty")
 
 
-class Unpacked(io.RawIOBase):
+def _header(block: bytes) -> tarfile.TarInfo:
+    if len(block) < _BLOCK:
+        raise EOFError("it ends early")
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise ValueError(f"a header is damaged: {error}") from error
+    if info.size < 0:
+        raise ValueError(f"a member claims {info.size} bytes")
+    return info
+
+
+def _records(content: bytes) -> dict[str, str]:
+    """Return the records of an extended header; ValueError unless one follows the other."""
+    found, place = dict[str, str](), 0
+    while place < len(content) and content[place]:
+        digits = content[place : place + 6].partition(b" ")[0]
+        end = place + (int(digits) if digits.isdigit() else 0)
+        name, equals, value = content[place + len(digits) + 1 : end - 1].partition(b"=")
+        if not name or not equals or content[end - 1 : end] != b"\n":
+            raise ValueError("an extended header is damaged")
+        found[_text(name)], place = _text(value), end
+    return found
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="surrogateescape")
+
+
+def _amend(info: tarfile.TarInfo, said: dict[str, str]) -> None:
+    """Give a member what its extended headers say of it; ValueError if it is sparse, or has no such size."""
+    if info.type == tarfile.GNUTYPE_SPARSE or any(name.startswith("GNU.sparse.") for name in said):
+        raise ValueError("it has sparse members")
+    size = said.get("size", str(info.size))
+    if not size.isdecimal():
+        raise ValueError("an extended header is damaged")
+    info.name, info.linkname = said.get("path", info.name), said.get("linkpath", info.linkname)
+    info.size = int(size)
+
+
+class Unpacked:
     """The unpacked content of a file that may be compressed by gzip, bzip2 or xz.
 
-    Raises EOFError where a reader goes on reading past the end, as one does that skips a member of a false size, and
-    ValueError if more is unpacked than a `Gate` lets through.
+    Raises EOFError where it is cut off, and ValueError if more is unpacked than a `Gate` lets through.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, gate: Gate) -> None:
         """Find the compression by the first bytes of `file`."""
-        self.file, self.gate, self.ends = file, Gate.of(file.fileno()), 0
+        self.file, self.gate, self.content, self.place = file, gate, b"", 0
         start = file.read(6)
         file.seek(0)
         self.make = _GzipDecompressor if start[:2] == b"\x1f\x8b" else bz2.BZ2Decompressor if start[:3] == b"BZh" else \
@@ -110,20 +173,33 @@ class Unpacked(io.RawIOBase):
         self.decompressor: Any = None
         self.waiting = b""
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
+    def read(self, count: int, /) -> bytes:
+        """Return the next `count` bytes, fewer only at the end."""
+        pieces = []
+        while count > 0 and (self.place < len(self.content) or self._go_on()):
+            pieces.append(self.content[self.place : self.place + count])
+            self.place, count = self.place + len(pieces[-1]), count - len(pieces[-1])
+        return b"".join(pieces)
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Fill `buffer` with the next bytes and return their number, 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        content = self.file.read(len(view)) if self.make is None else self._unpack(len(view))
-        self.ends = 0 if content or not len(view) else self.ends + 1
-        if self.ends > 2:
-            raise EOFError("it ends early")
-        self.gate.let(size=len(content) if self.make is not None else 0)
-        view[: len(content)] = content
-        return len(content)
+    def skip(self, count: int) -> None:
+        """Leave out the next `count` bytes; EOFError if they are not there."""
+        if self.make is None and count > len(self.content) - self.place:
+            end = self.file.tell() - len(self.content) + self.place + count
+            if end > os.fstat(self.file.fileno()).st_size:
+                raise EOFError("it ends early")
+            self.file.seek(end)
+            self.content, self.place, count = b"", 0, 0
+        while count > 0:
+            if self.place == len(self.content) and not self._go_on():
+                raise EOFError("it ends early")
+            step = min(count, len(self.content) - self.place)
+            self.place, count = self.place + step, count - step
+
+    def _go_on(self) -> bool:
+        """Take the next piece of the content; return whether there is one."""
+        self.content, self.place = self.file.read(_CHUNK) if self.make is None else self._unpack(_CHUNK), 0
+        self.gate.let(unpacked=len(self.content) if self.make is not None else 0)
+        return bool(self.content)
 
     def _unpack(self, most: int) -> bytes:
         while True:
@@ -171,13 +247,12 @@ def _xz() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(memlimit=MOST_DICTIONARY)
 
 
-def zip_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def zip_members(archive: zipfile.ZipFile, gate: Gate) -> list[zipfile.ZipInfo]:
     """Return the members of a zip file; ValueError if they are too many, or claim too many bytes together.
 
     zipfile reads no more of a member than it claims, but members may lie upon each other.
     """
     found = archive.infolist()
-    gate = Gate(0 if archive.fp is None else os.fstat(archive.fp.fileno()).st_size)
     gate.let(len(found), sum(info.file_size for info in found))
     return found
 
@@ -228,4 +303,4 @@ def check_size(name: str, size: int, info: zipfile.ZipInfo, header: int) -> None
     """Raise ValueError unless an array of `size` bytes after its header fits what the .npz file says of it."""
     if size + header != info.file_size:
         raise ValueError(f"{name} claims {size:,} bytes and has {max(info.file_size - header, 0):,}")
-    Gate(info.compress_size).let(size=size)
+    Gate(info.compress_size).let(unpacked=size)

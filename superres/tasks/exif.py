@@ -129,7 +129,7 @@ class Reader:
         return data
 
     def entries(self, offset: int) -> list[tuple[int, int, int, bytes]]:
-        """Return tag, type, count and inline value of each entry of a directory."""
+        """Return tag, type, count and inline value of each entry of a directory; the next one's offset may follow."""
         self.file.seek(offset)
         count = self.number(self.read(2 if self.word == "I" else 8))
         if count > MAX_ENTRIES:

@@ -23,6 +23,7 @@ DRAWN = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 """The mark: IPTC's term for media that a trained model made."""
 SOFTWARE = "superres"
 MAX_BYTES, MAX_DEPTH = 2**20, 32  # of an XMP packet that is read
+MOST_NOTES = 20  # lines about one picture
 _XML = "http://www.w3.org/XML/1998/namespace"
 _NAMESPACES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "x": "adobe:ns:meta/", "superres": "urn:superres:",
@@ -93,6 +94,23 @@ class Metadata:
     exif: bytes | None = None
     xmp: bytes | None = None
     notes: tuple[str, ...] = ()
+
+
+class Notes(list[str]):
+    """Lines about what is ignored in a picture's file: at most `MOST_NOTES`, and the number of the others in `more`."""
+
+    more = 0
+
+    def append(self, line: str, /) -> None:
+        """Add a line, or count it."""
+        if len(self) < MOST_NOTES:
+            super().append(line)
+        else:
+            self.more += 1
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines, with one about the others."""
+        return (*self, *([f"and {self.more:,} more notes"] if self.more else []))
 
 
 def ignored(name: str, error: object) -> str:

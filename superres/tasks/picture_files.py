@@ -19,7 +19,7 @@ from typing import IO, Any, TypeAlias
 
 from PIL import Image, ImageFile, features
 
-from superres.tasks.metadata import ignored
+from superres.tasks.metadata import Notes, ignored
 
 FORMATS = {
     "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "WEBP": (".webp",),
@@ -35,6 +35,7 @@ MISSING = {
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIF")
 MOST_METADATA = 16_000_000  # bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
+MOST_ITEMS = 1000  # of a file; pictures with histories have dozens
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of a JPEG, without those inside the data of a scan
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 Part: TypeAlias = "bytes | tuple[int, int]"
@@ -99,12 +100,14 @@ class Split:
         parts: parts of the file that Pillow decodes, in their order.
         info: metadata by the names of Pillow's `Image.info`, and "cicp" (four numbers) and "layers" (of a JPEG's first
             scan).
-        notes: one line per item of metadata that is ignored because it is damaged.
+        notes: lines about items of metadata that are ignored because they are damaged.
+        items: number of items of metadata.
     """
 
     parts: list[Part]
     info: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
+    items: int = 0
 
     def keep(self, start: int, end: int) -> None:
         """Add a range of the file to the parts; ranges that follow each other become one."""
@@ -115,7 +118,11 @@ class Split:
         self.parts.append((start, end))
 
     def read(self, name: str, reader: Callable[..., dict[str, Any]], *arguments: object) -> None:
-        """Add an item of metadata, `reader(*arguments)`, or a note if it is damaged."""
+        """Add an item of metadata, `reader(*arguments)`, or a note if it is damaged, or one of over `MOST_ITEMS`."""
+        self.items += 1
+        if self.items > MOST_ITEMS:
+            self.notes.append(f"metadata ignored: {name} (after {MOST_ITEMS:,} others)")
+            return
         try:
             self.info |= reader(*arguments)
         except (ValueError, IndexError, struct.error, zlib.error) as error:
@@ -267,13 +274,19 @@ def _says_colours(code: int, data: bytes) -> bool:
 
 def _read_segment(split: Split, profile: dict[int, bytes], code: int, data: bytes) -> None:
     if code == 0xE1 and data.startswith(b"Exif\0\0"):
-        split.info["exif"] = split.info.get("exif", b"Exif\0\0") + data[6:]
+        split.read("EXIF", _extended_exif, split.info.get("exif", b"Exif\0\0"), data[6:])
     elif code == 0xE1 and data.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
         split.info["xmp"] = data[29:]
     elif code == 0xE2 and data.startswith(b"ICC_PROFILE\0") and len(data) > 14:
         profile[data[12]] = data[13:]  # number of this part, then of all parts
     elif code == 0xED and data.startswith(b"Photoshop 3.0\0"):
         split.read("IPTC", _iptc, data)
+
+
+def _extended_exif(found: bytes, more: bytes) -> dict[str, Any]:
+    if len(found) > MOST_METADATA:
+        raise ValueError(f"over {MOST_METADATA:,} bytes")
+    return {"exif": found + more}
 
 
 def _iptc(data: bytes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from superres.tasks.colour import Deep
+from superres.tasks.metadata import Notes
 from superres.tasks.picture_files import has_all_scans, split_jpeg, split_png
 
 Alpha = npt.NDArray[np.uint8]
@@ -39,7 +40,7 @@ class PixelSource:
 
     orientation: int | None = None
 
-    def __init__(self, image: Image.Image, notes: list[str]) -> None:
+    def __init__(self, image: Image.Image, notes: Notes) -> None:
         self.image, self.size, self.notes, self.of_file = image, image.size, notes, dict[str, Any]()
 
     def needed_bytes(self) -> int:

@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
 from superres.tasks.colour import profile_of, to_srgb
-from superres.tasks.metadata import ignored, kept_metadata, tiff_info
+from superres.tasks.metadata import Notes, ignored, kept_metadata, tiff_info
 from superres.tasks.picture_files import BRANDS, MISSING, formats
 from superres.tasks.picture_pixels import MOST_BYTES, JpegSource, PixelSource, PngSource
 from superres.tasks.tiff_pixels import TIFF_STARTS, open_tiff
@@ -93,7 +93,7 @@ def read_picture(
 
 def picture_of(image: Image.Image, least: int = 1) -> Picture:
     """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed."""
-    label, source = "the picture", PixelSource(image, [])
+    label, source = "the picture", PixelSource(image, Notes())
     source.of_file = tiff_info(getattr(image, "fp", None))
     _check_size(label, source, MAX_PIXELS, least)
     try:
@@ -113,7 +113,8 @@ def open_source(file: IO[bytes]) -> PixelSource:
         return JpegSource(file)
     if start[:4] in TIFF_STARTS:
         return open_tiff(file)
-    return PixelSource(Image.open(file, formats=[one for one in formats() if one not in ("PNG", "JPEG", "TIFF")]), [])
+    others = [one for one in formats() if one not in ("PNG", "JPEG", "TIFF")]
+    return PixelSource(Image.open(file, formats=others), Notes())
 
 
 def check_file(path: str | os.PathLike[str], label: str) -> None:
@@ -173,6 +174,8 @@ def _decode(source: PixelSource, background: str) -> Picture:
     except ValueError as error:
         notes.append(ignored("colour profile", error))
         profile = None
+    for line in metadata.notes:
+        notes.append(line)
     width, height = source.size
     rgb, alpha = np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8), None
     as_stored, is_opaque = _turned(rgb, orientation), source.is_opaque()
@@ -186,7 +189,7 @@ def _decode(source: PixelSource, background: str) -> Picture:
             _turned(alpha, orientation)[rows] = opacity
             strip = Image.composite(strip, Image.new("RGB", strip.size, background), Image.fromarray(opacity))
         as_stored[rows] = np.asarray(strip)
-    return Picture(rgb, alpha, metadata.exif, metadata.xmp, bool(profile), (*notes, *metadata.notes))
+    return Picture(rgb, alpha, metadata.exif, metadata.xmp, bool(profile), notes.lines())
 
 
 def _orientation(source: PixelSource) -> int:

@@ -17,10 +17,11 @@ from PIL import Image
 
 from superres.tasks import exif
 from superres.tasks.colour import eight_bits
-from superres.tasks.metadata import ignored, tiff_info
+from superres.tasks.metadata import Notes, ignored, tiff_info
 from superres.tasks.picture_files import MOST_METADATA, FileView, Part
 from superres.tasks.picture_pixels import Alpha, Colours, PixelSource
 
+_NEW_KIND, _OLD_KIND = 254, 255  # of a page: bit 0, or 2, of a reduced copy of another
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _STRIP_BYTES, _PLANAR, _PREDICTOR = 273, 274, 277, 279, 284, 317
 _TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _PROFILE = 322, 324, 325, 338, 339, 34675
@@ -40,6 +41,7 @@ _BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 
 """What is decoded as long rows of samples, with any extra samples, in one plane or several."""
 _PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}  # compressions that know no colours: none, LZW, Deflate, PackBits, ...
 _MOST_PIXEL_TAG = 4_000_000  # bytes of values: 500,000 strips
+MOST_PAGES = 20  # that may be thumbnails
 TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 
 
@@ -53,14 +55,14 @@ class Tag:
 
 
 class Directory:
-    """The first directory of a TIFF file: the tags that matter for the pixels."""
+    """The first directory of a TIFF file that is of no thumbnail: the tags that matter for the pixels."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.notes, self.tags = file, list[str](), dict[int, Tag]()
+        self.file, self.notes, self.tags = file, Notes(), dict[int, Tag]()
         self.size = file.seek(0, os.SEEK_END)
         reader = exif.Reader(file)
         self.order = reader.order
-        for tag, kind, count, inline in reader.entries(reader.first):
+        for tag, kind, count, inline in _picture_entries(reader):
             size, is_pixels = count * exif.SIZES.get(kind, 0), tag in _PIXEL_TAGS
             if not is_pixels and tag not in (_ORIENTATION, _PROFILE):
                 continue
@@ -102,6 +104,24 @@ class Directory:
         directory = bytes(start - self.size) + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
         parts: list[Part] = [header, (8, self.size), directory]
         return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
+
+
+def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
+    """Return the entries of the first directory that is of no thumbnail, or of the first one."""
+    first = found = reader.entries(reader.first)
+    for _ in range(MOST_PAGES):
+        kinds = {tag: reader.number(inline[:exif.SIZES.get(kind, 0)]) for tag, kind, _, inline in found
+                 if tag in (_NEW_KIND, _OLD_KIND)}
+        if not kinds.get(_NEW_KIND, 0) & 1 and kinds.get(_OLD_KIND) != 2:
+            return found
+        try:
+            place = reader.number(reader.read(4 if reader.word == "I" else 8))
+            found = reader.entries(place) if place else []
+        except (OSError, ValueError, OverflowError):  # the pages behind are damaged
+            return first
+        if not found:
+            return first
+    return first
 
 
 def open_tiff(file: IO[bytes]) -> PixelSource:

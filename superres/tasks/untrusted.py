@@ -6,27 +6,29 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import IO, Any
 
 from superres.errors import InvalidInputError
-from superres.system.confined import Confined, Values, limit
+from superres.system.confined import Confined, Values, limit_memory
 from superres.tasks import image_files
 from superres.tasks.pictures import MAX_PIXELS, Picture, check_file, read_picture
 
 MOST_BYTES = 500_000_000  # of a file
 MOST_MEMORY = 2_000_000_000  # bytes that decoding a picture may take, beyond those of its file
 MOST_SECONDS = 10.0  # of processor time that decoding a picture may take
-READER = Confined("superres.tasks.untrusted:decode")
-ORIGINS = Confined("superres.tasks.untrusted:describe")
+MOST_METADATA = 100_000_000  # bytes of a picture's metadata that are taken
+READER = Confined("superres.tasks.untrusted:decode", 4 * MAX_PIXELS + MOST_METADATA)
+ORIGINS = Confined("superres.tasks.untrusted:describe", 0)
 
 
 def read_untrusted(
     file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
     background: str = "white", least: int = 1, seconds: float | None = None,
 ) -> Picture:
-    """Read a picture as `read_picture` does, in a process that ends if it takes over `seconds`, or `MOST_SECONDS`.
+    """Read a picture as `read_picture` does, in a process that may take `seconds` of processor time, or `MOST_SECONDS`.
 
-    Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much memory.
+    Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much time or memory.
     """
     fields = _answer(READER, file, str(file) if label is None else label, seconds, max_pixels=max_pixels,
                      background=background, least=least)
@@ -44,8 +46,8 @@ def _answer(
 ) -> dict[str, Any]:
     content = _content(file, label)
     try:
-        (values,) = reader(content=content, memory=MOST_MEMORY + len(content), label=label,
-                           seconds=MOST_SECONDS if seconds is None else seconds, **options)
+        (values,) = reader(MOST_SECONDS if seconds is None else seconds, content=content,
+                           memory=MOST_MEMORY + len(content), label=label, **options)
     except ValueError as error:
         raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
     return dict(values)
@@ -53,10 +55,9 @@ def _answer(
 
 def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     try:
-        if not isinstance(file, (str, os.PathLike)):
-            return file.read()
-        check_file(file, label)
-        with open(file, "rb") as opened:
+        if isinstance(file, (str, os.PathLike)):
+            check_file(file, label)
+        with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
         reason = getattr(error, "strerror", None) or error
@@ -66,9 +67,9 @@ def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     return content
 
 
-def decode(content: bytes, memory: int, seconds: float, **options: Any) -> Iterator[Values]:  # noqa: ANN401
+def decode(content: bytes, memory: int, **options: Any) -> Iterator[Values]:  # noqa: ANN401
     """Yield the fields of the picture that `content` encodes, in a process that `READER` starts."""
-    limit(memory, seconds)
+    limit_memory(memory)
     try:
         picture = read_picture(io.BytesIO(content), **options)
     except InvalidInputError as error:
@@ -78,7 +79,7 @@ def decode(content: bytes, memory: int, seconds: float, **options: Any) -> Itera
     yield {field.name: getattr(picture, field.name) for field in dataclasses.fields(picture)}
 
 
-def describe(content: bytes, memory: int, seconds: float, label: str) -> Iterator[Values]:
+def describe(content: bytes, memory: int, label: str) -> Iterator[Values]:
     """Yield what `content` says of its picture's origin, in a process that `ORIGINS` starts."""
-    limit(memory, seconds)
+    limit_memory(memory)
     yield image_files.read_origin(io.BytesIO(content), label)
