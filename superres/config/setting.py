@@ -302,7 +302,7 @@ class Registry(UserDict[str, T]):
     implementation also changes this list. `names` are those of the `built_in` members and names that `with_plugins`
     adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
     ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Others than the
-    first `members` are classes derived from `base`, the attribute `label` of superres.
+    first `members` are classes derived from `base`, which superres exports; messages call them `label`.
     """
 
     def __init__(
@@ -318,12 +318,12 @@ class Registry(UserDict[str, T]):
     def check(self, name: str, member: object) -> None:
         """Raise ConfigError unless `member` may be an implementation."""
         require(isinstance(member, type) and issubclass(member, self.base),
-                f"{name} must be a class derived from superres.{self.label}, not {shown(member)}")
+                f"{name} must be a class derived from superres.{self.base.__name__}, not {shown(member)}")
 
     def __getitem__(self, name: str) -> T:
         if name in self.shadowing:
             LOG.warning("%s is the built-in %s; the plug-in of that name in the package %s is not used", name,
-                        self.label.lower(), _package(self.shadowing.pop(name)))
+                        self.label, _package(self.shadowing.pop(name)))
         if name not in self.data and name in self.plugins:
             entry = self.plugins[name]
             try:
