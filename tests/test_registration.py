@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import TINY, random_model, random_tokens
+from fakes import TINY, VARIANTS, limits_of, random_model, random_tokens
 
 import superres
 from decodes import decode
@@ -18,6 +18,7 @@ from superres.checkpoint import save_checkpoint
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import ENGINES
@@ -64,6 +65,25 @@ def test_an_own_proposer_is_exact_and_an_own_criterion_decides():
     assert max(trace.iterations for trace in loose.traces) <= model.length // 3 + 1
     assert (loose.tokens == 1).float().mean() > 0.6
     superres.register_proposer("mine")(type("Again", (Wrong,), {}))  # a cell that runs again
+
+
+@pytest.mark.parametrize(("config", "limited", "shape", "width"), [
+    (VARIANTS["base aids"], False, (4, 4, 3), 4), (VARIANTS["base aids"], True, (4, 4, 3), 4),
+    (replace(VARIANTS["base aids"], source_shape=(2, 4, 3), target_shape=(4, 8, 3)), False, (4, 8, 3), 8),
+    (VARIANTS["text"], False, VARIANTS["text"].target_shape, *VARIANTS["text"].target_shape)])
+def test_a_proposer_knows_the_shape_of_the_target(config, limited, shape, width):
+    seen = set()
+
+    class Looking(Wrong):
+        def propose(self, context, offsets):
+            seen.add((context.shape, context.width))
+            return super().propose(context, offsets)
+
+    superres.register_proposer("mine")(Looking)
+    model = StepModel(random_model(config, dtype=torch.float32))
+    model = LimitedModel(model, limits_of(config)) if limited else model
+    decode(model, random_tokens(config, 1)[0], DecodeConfig(block_size=2, proposer="mine"))
+    assert seen == {(shape, width)}
 
 
 @pytest.mark.parametrize(("name", "kind", "message"), [
