@@ -6,21 +6,23 @@ from typing import TYPE_CHECKING
 
 from superres.version import __version__
 
-__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "SuperresError", "Translator", "Upscaler",
-           "__version__", "load", "register_criterion", "register_proposer"]
+__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "StepModel", "SuperresError", "Translator",
+           "Upscaler", "__version__", "load", "register_criterion", "register_engine", "register_proposer"]
 
 _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
-          "Proposer": "decoding.proposers.proposer", "SuperresError": "errors", "Translator": "pipeline.translator",
-          "Upscaler": "pipeline.upscaler", "load": "pipeline.auto", "register_criterion": "decoding.registration",
-          "register_proposer": "decoding.registration"}
+          "Proposer": "decoding.proposers.proposer", "StepModel": "nn.torch_model", "SuperresError": "errors",
+          "Translator": "pipeline.translator", "Upscaler": "pipeline.upscaler", "load": "pipeline.auto",
+          "register_criterion": "pipeline.registration", "register_engine": "pipeline.registration",
+          "register_proposer": "pipeline.registration"}
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
     from superres.decoding.acceptance import Criterion
     from superres.decoding.proposers.proposer import Proposer
-    from superres.decoding.registration import register_criterion, register_proposer
     from superres.errors import SuperresError
+    from superres.nn.torch_model import StepModel
     from superres.pipeline.auto import load
+    from superres.pipeline.registration import register_criterion, register_engine, register_proposer
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
 

@@ -31,7 +31,9 @@ GREEDY = DecodeConfig(block_size=1)
 BAD_KEYS = [
     ([1], "there are 1 keys for 2 inputs; give one per input"), ([1, 2, 3], "there are 3 keys for 2 inputs"),
     ([], "there are 0 keys for 2 inputs"), ([0, -1], r"keys must be whole numbers in \[0, 2\*\*63\), not -1"),
-    ([2**63, 0], "not 9223372036854775808"), ([0, 1.5], "not 1.5"), (["a", 0], "not 'a'"), (7, "a sequence, .* not 7"),
+    ([2**63, 0], "not 9223372036854775808"), ([0, 1.5], "not 1.5"), ([0, True], "not True"),
+    (torch.tensor([True, False]), "not True"), ([0, np.True_], "not .*True"), ([torch.tensor(True), 0], "not True"),
+    (["a", 0], "not 'a'"), (7, "a sequence, .* not 7"),
     (np.array([0.5, 1.0]), "not .*0.5"), (np.array([[0], [1]]), "not array"),
 ]
 """Keys that two inputs cannot have, and what is said of them."""

@@ -100,6 +100,8 @@ def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
     drafted, looked_up = (sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
                           for name, proposer in (("draft", DraftProposer(model)), ("lookup", LookupProposer())))
     assert (drafted, looked_up) == (2, 1)
+    monkeypatch.setattr(sizes, "measure", lambda *_: ([1.0], False))
+    assert sizes.get(DecodeConfig(1, proposer="draft", adaptive=True), source, None, DraftProposer(model)) == 1
 
 
 def test_costs_are_measured_once_a_machine_and_network(cache):

@@ -5,6 +5,9 @@ minimum blocks, limits and end tokens. Iterations of compiled code are compared 
 proposals included. Where the reference lacks the distributions of the proposals, as those of compiled heads, or several
 of them are verified in turn, a sequence must be decoded beside others as alone.
 `SUPERRES_DRAWS` (conftest.py) sets the number of draws.
+
+Every proposer, fixed or adaptive, then decodes by every door on every engine: the tokens of greedy decoding, or one and
+the same line that names the remedy.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import pytest
 import torch
 from fakes import (
     NATIVE,
+    TINY,
     VARIANTS,
     draft_of,
     fixed_costs,
@@ -27,21 +31,29 @@ from fakes import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from test_consistency import assert_consistent
 from test_native import PreparedModel, Sessions, assert_same_decode
 from test_refill import refilled
 
+import superres
 from decodes import decode
+from superres.checkpoint import save_checkpoint
+from superres.cli.main import run
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.decoding.sum_limits import LimitedModel
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
+from superres.pipeline.resources import NGRAMS
+from superres.pipeline.upscaler import Upscaler
+from superres.web.decoding import Decoder
 
 DRAWS = settings().max_examples
 ENGINES = {"native": "float32", "native-int8": "int8"}
@@ -328,3 +340,87 @@ def test_a_minimum_block_holds_no_token_that_a_filter_excludes(engine, network, 
 @compiled
 def test_a_block_narrower_than_the_minimum_block_is_not_read_past_its_end():
     check(NARROW)  # such a read ends the process
+
+
+PROPOSED = [*PROPOSERS.data, "above"]
+SPELLED = {True: "--adaptive", False: "--no-adaptive"}
+
+
+class Above(superres.Proposer):
+    """Proposes the colours of the pixel above."""
+
+    block_size = 3
+
+    def propose(self, context, offsets):
+        return context.tokens.gather(1, (context.position[:, None] + offsets - 3 * context.width).clamp(min=0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a checkpoint that has a draft model and n-grams, one that has neither, and an input."""
+    folder = tmp_path_factory.mktemp("doors")
+    config = replace(TINY, source_shape=(2, 2, 3), target_shape=(4, 4, 3), prediction_heads=4, consistent=True)
+    for seed, name in enumerate(("small", "alone", "small-draft")):
+        save_checkpoint(random_model(config, seed, torch.float32), folder / name)
+    targets = random_tokens(config, 20)[1].numpy()
+    counts = count_ngrams(targets, NgramTable(3, config.vocabulary, 3), least=1)
+    (folder / "small" / NGRAMS).write_bytes(counts.to_bytes())
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (2, 2, 3), np.uint8)).save(folder / "input.png")
+    superres.register_proposer("above")(Above)
+    yield folder
+    del PROPOSERS["above"]
+
+
+def by_each_door(upscaler, folder, given, output, capsys):
+    """Return what each door gives for an input: a picture, or a message."""
+    source = np.asarray(Image.open(folder / "input.png"))[None]
+
+    def command():
+        words = ["upscale", folder / "input.png", "--checkpoint", upscaler.origin[0], "--engine", upscaler.origin[2],
+                 "--device", "cpu", "--output", output, "--proposer", given["proposer"], SPELLED[given["adaptive"]]]
+        failed = run([str(word) for word in words])
+        said = capsys.readouterr().err.strip()
+        return said.removeprefix("superres: ") if failed else np.asarray(Image.open(output / "input.png"))
+
+    def page(options):
+        decoder = Decoder(upscaler)
+        *_, frames = decoder.upscale("test", source, {"": options})
+        assert np.array_equal(decoder.draw("test", source[0], options).images, frames[""].images)
+        return frames[""].images[0]
+
+    doors = {
+        "call": lambda options: upscaler(source, options).images[0],
+        "stream": lambda options: [*upscaler.stream(source, options)][-1].images[0],
+        "command": lambda _: command(), "page": page}
+    found = {}
+    for door, decoded in doors.items():
+        try:
+            found[door] = decoded(upscaler.options(**given))
+        except superres.SuperresError as error:
+            found[door] = str(error)
+    return found
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("proposer", PROPOSED)
+@pytest.mark.parametrize("engine", ["plain", *(pytest.param(name, marks=compiled) for name in ENGINES)])
+def test_every_door_decodes_greedily_with_every_proposer_and_engine(
+        engine, proposer, adaptive, folder, tmp_path, capsys):
+    upscaler = Upscaler.load(folder / "small", "cpu", engine)
+    found = by_each_door(upscaler, folder, {"proposer": proposer, "adaptive": adaptive}, tmp_path, capsys)
+    greedy = upscaler(folder / "input.png", upscaler.options(block_size=1)).images[0]
+    if proposer == "lookahead" and adaptive:
+        assert {*found.values()} == {"the block size of lookahead is the length of its n-grams and cannot be adaptive; "
+                                     "leave adaptive out, or choose another proposer"}
+    else:
+        assert {door: np.array_equal(image, greedy) for door, image in found.items()} == dict.fromkeys(found, True)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(("proposer", "remedy"), [("draft", "name its checkpoint with --draft"),
+                                                  ("ngram", "name their file with --ngrams")])
+def test_every_door_says_alike_what_a_proposer_lacks(proposer, remedy, adaptive, folder, tmp_path, capsys):
+    upscaler = Upscaler.load(folder / "alone", "cpu", "plain")
+    (said,) = {*by_each_door(upscaler, folder, {"proposer": proposer, "adaptive": adaptive}, tmp_path, capsys).values()}
+    assert remedy in said
+    assert "\n" not in said

@@ -66,6 +66,7 @@ BAD = [
     ("--block-size", "many", "Invalid value"), ("--epsilon", "-1", "not -1"), ("--epsilon", "4,3", "Invalid value"),
     ("--accept", "always", "distance, top-k, not 'always'"), ("--proposer", "oracle", "jacobi, .*, not 'oracle'"),
     ("--top-k", "0", "not 0"), ("--temperature", "nan", "not nan"), ("--temperature", "1e-40", "not 1e-40"),
+    ("--temperature", "1e39", r"to 1e\+09, .*not 1e\+39"), ("--epsilon", "256", "at most 255"),
     ("--temperature", "0.9,0.7", r"not \(0.9, 0.7\)"), ("--temperature", "0.9,warm,0.7", "not '0.9,warm,0.7'"),
     ("--seed", "-5", "not -5"), ("--batch-size", "0", "not 0"), ("--device", "tpu", "auto, cpu, cuda, not 'tpu'"),
     ("--engine", "steam", "native, .*, not 'steam'"), ("--checkpoint", "missing", "no checkpoint missing"),

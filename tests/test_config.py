@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from fakes import VARIANTS, random_model, random_tokens
@@ -45,6 +46,9 @@ IMPOSSIBLE = [
     (DecodeConfig, "temperature", -0.1), (DecodeConfig, "temperature", float("nan")),
     (DecodeConfig, "temperature", float("inf")), (DecodeConfig, "temperature", (0.9, 0.7)),
     (DecodeConfig, "temperature", (0.9, 0.0, 0.7)), (DecodeConfig, "temperature", ()),
+    *((DecodeConfig, name, value) for name in ("temperature", "later_temperature") for value in (1e10, 1e39)),
+    (DecodeConfig, "temperature", (0.9, 1e39, 0.9)), (DecodeConfig, "later_temperature", (0, 1e39)),
+    (DecodeConfig, "epsilon", 256),
     (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (Stage, "batch_size", 0), (Stage, "learning_rate", 0.0), (Stage, "clip", -1.0),
     (Stage, "stage", "middle"), (Stage, "ema_decay", 1.0), (Stage, "steps", 0),
@@ -64,6 +68,23 @@ def test_impossible_values_are_refused_with_the_value(kind, name, value):
     message = str(caught.value)
     assert "\n" not in message
     assert str(value) in message or f"unknown setting {name}" in message
+
+
+@pytest.mark.parametrize(("kind", "given", "wanted"), [
+    (DecodeConfig, {"block_size": np.int64(5), "seed": np.uint64(2**63 - 1), "temperature": np.float32(0.5)},
+     DecodeConfig(block_size=5, seed=2**63 - 1, temperature=0.5)),
+    (DecodeConfig, {"temperature": (np.float64(0.9), np.int8(1), 0.7)}, DecodeConfig(temperature=(0.9, 1, 0.7))),
+    (BeamConfig, {"size": np.int16(3), "length_penalty": np.float16(0.5)}, BeamConfig(3, 0.5)),
+    (ModelConfig, {"width": np.int32(32), "target_shape": (*np.array([32, 32]), 3)}, ModelConfig(width=32)),
+    (QualityBound, {"max_bits_loss": np.float32(0.5)}, QualityBound(max_bits_loss=0.5)),
+], ids=str)
+def test_numbers_of_numpy_are_numbers(kind, given, wanted):
+    assert kind(**given) == wanted
+    assert json.dumps(kind(**given).to_dict()) == json.dumps(wanted.to_dict())
+    for value in (np.True_, np.float32("nan"), np.array([1, 2])):
+        for name in given:
+            with pytest.raises(ConfigError, match="must be "):
+                kind(**{name: value})
 
 
 @pytest.mark.parametrize(("settings", "needs"), [

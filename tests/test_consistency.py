@@ -23,7 +23,7 @@ from PIL import Image
 from torch.nn.functional import one_hot
 
 from decodes import decode
-from superres.config import DecodeConfig
+from superres.config import LARGEST_TEMPERATURE, DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, feed_of
@@ -41,7 +41,7 @@ LARGER = replace(HEADS, target_shape=(4, 8, 3), source_shape=(1, 2, 3), vocabula
 NETWORKS = {"sequential heads": HEADS, "cells of 16": LARGER, "base": SMALL, "plain": VARIANTS["plain"]}
 
 SAMPLED = {
-    "Gumbel": DecodeConfig(temperature=0.8, seed=3),
+    "Gumbel": DecodeConfig(temperature=0.8, seed=3), "uniform": DecodeConfig(temperature=LARGEST_TEMPERATURE),
     "colours": DecodeConfig(temperature=(0.9, 0.5, 0.7)),
     "top-k and nucleus": DecodeConfig(temperature=0.8, sample_top_k=2, nucleus=0.5),
     "speculative": DecodeConfig(temperature=0.8, sampling="speculative", seed=2),

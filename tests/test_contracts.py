@@ -7,17 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import CHAINS, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from test_refill import refilled
 from textual import vocabulary
 
+import superres
 from decodes import decode
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Distance, TopK
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
+from superres.interfaces import Session
 from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import ENGINES, step_model
 from superres.tasks.registry import TASK_FILES, TASKS
 
 # Few different values, so that ties are common.
@@ -71,6 +76,50 @@ def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit
         alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature), width=5).tokens
         options = DecodeConfig(block_size=4, temperature=temperature)
         assert torch.equal(decode(model, source, options, width=5, proposer=made).tokens, alone)
+
+
+class OwnSession:
+    """The session of another engine: only the names of the interface, of a plain session."""
+
+    def __init__(self, session):
+        self._session = session
+
+    def __getattr__(self, name):
+        assert name in {*vars(Session), *Session.__annotations__}
+        return getattr(self._session, name)
+
+    def copy_rows(self, rows, other, chosen, cache=True):
+        self._session.copy_rows(rows, other._session, chosen, cache)
+
+
+class OwnEngine(superres.StepModel):
+    def session(self, *arguments, **more):
+        return OwnSession(super().session(*arguments, **more))
+
+
+@pytest.fixture
+def engine():
+    """The name of a registered engine."""
+    superres.register_engine("own")(OwnEngine)
+    yield "own"
+    del ENGINES["own"]
+
+
+@pytest.mark.parametrize("options", [
+    *(DecodeConfig(3, proposer=name) for name in PROPOSERS), DecodeConfig(accept="top-k"),
+    DecodeConfig(sampling="speculative", temperature=0.9),
+], ids=lambda one: f"{one.proposer} {one.accept} {one.sampling}")
+def test_an_engine_needs_no_more_than_a_session(engine, options):
+    """In a batch, and in a stream whose rows are refilled and become fewer."""
+    network, source = random_model(SMALL, dtype=torch.float32), random_tokens(SMALL, 5)[0]
+    own, plain = (step_model(network, engine=name) for name in (engine, "plain"))
+    assert (type(own), own.engine, own.code) == (OwnEngine, "own", "own")
+    made = proposer_for(options.proposer, plain)
+    assert torch.equal(*(decode(model, source, options, proposer=made).tokens for model in (own, plain)))
+    for mine, theirs in zip(*(refilled(model, source, options, 2, proposer=made)[0] for model in (own, plain)),
+                            strict=True):
+        assert torch.equal(mine.tokens, theirs.tokens)
+        assert mine.trace.accepted == theirs.trace.accepted
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -58,11 +58,11 @@ def test_a_python_block_runs(code, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "scripts" / "faces", tmp_path / "scripts" / "faces")
     shutil.copy(ROOT / "scripts" / "faces" / "face-1.png", tmp_path / "face8x8.png")
     monkeypatch.chdir(tmp_path)
-    before = {*PROPOSERS, *CRITERIA}
+    before = {*PROPOSERS, *CRITERIA, *ENGINES}
     try:
         exec(code, {})  # noqa: S102 -- our own page
     finally:
-        for registry in (PROPOSERS, CRITERIA):
+        for registry in (PROPOSERS, CRITERIA, ENGINES):
             for registered in registry.keys() - before:
                 del registry[registered]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import PLAIN, SMALL, TINY, VARIANTS, Waiting, random_model, random_tokens, stacked
+from fakes import PLAIN, SMALL, TINY, VARIANTS, Waiting, limits_of, random_model, random_tokens, stacked
 from PIL import Image
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -36,6 +36,7 @@ from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.state import NanCheck
+from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ScoresError
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.nn.torch_model import StepModel
@@ -152,6 +153,21 @@ def test_scores_that_are_not_finite_stop_a_decode(config):
     for options in WAYS:
         with pytest.raises(ScoresError, match="not finite"):
             decode(StepModel(model), source, options)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("variant", ["no free scores", "hyperbolic", "sequential heads", "recurrent heads"])
+def test_heads_that_are_not_finite_propose_tokens_that_change_none(variant, limited):
+    config = VARIANTS[variant]
+    model, source = random_model(config, dtype=torch.float32), random_tokens(config, 2)[0]
+    for weight in model.heads.parameters():
+        weight.mul_(0).add_(1e38)
+    step = StepModel(model)
+    if limited and len(config.target_shape) == 3:
+        step = LimitedModel(step, limits_of(config))
+    greedy, exact = (decode(step, source, DecodeConfig(size), width=config.prediction_heads).tokens
+                     for size in (1, config.prediction_heads))
+    assert torch.equal(exact, greedy)
 
 
 def test_scores_that_are_not_finite_stop_every_other_decode():

@@ -19,33 +19,29 @@ from superres.pipeline.upscaler import Upscaler
 SOURCE = np.asarray(Image.open(Path(__file__).parent.parent / "scripts" / "faces" / "face-1.png").resize((8, 8)))
 
 NEWCOMERS = '''
-from superres.decoding.acceptance import CRITERIA, Criterion
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import Proposer
-from superres.pipeline.engines import ENGINES
-from superres.nn.torch_model import StepModel
+import superres
 
-class EverySecond(Criterion):
+@superres.register_criterion("every-second")
+class EverySecond(superres.Criterion):
     """Accepts nothing after an even token, and whatever the verifier chose after an odd one."""
 
     def accept(self, proposed, scores, position):
         return (proposed == scores.argmax(-1)) & (proposed % 2 == 1)
 
-class Repeat(Proposer):
+@superres.register_proposer("repeat")
+class Repeat(superres.Proposer):
     """Proposes the last token again."""
 
     def propose(self, context, offsets):
         return context.first.unsqueeze(1).expand(-1, len(offsets))
 
-class Counting(StepModel):
+@superres.register_engine("counting")
+class Counting(superres.StepModel):
     """The plain engine, which says how many sessions it made."""
-    engine = "counting"
 
     def session(self, *arguments, **keywords):
         print("a session")
         return super().session(*arguments, **keywords)
-
-CRITERIA["every-second"], PROPOSERS["repeat"], ENGINES["counting"] = EverySecond, Repeat, Counting
 '''
 
 

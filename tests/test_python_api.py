@@ -25,10 +25,10 @@ from superres.checkpoint import save_checkpoint
 from superres.config import BeamConfig, DecodeConfig, DecodeOptions
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.registration import BUILT_IN, register_criterion, register_proposer
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, OutputError, SuperresError
 from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
+from superres.pipeline.registration import register_criterion, register_engine, register_proposer
 from superres.pipeline.resolved_options import SETTINGS
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaled import Upscaled
@@ -215,7 +215,7 @@ def test_options_have_the_types_of_the_settings_and_the_built_in_names_of_choice
             assert types[name] == kind
     built_in = {"accept": CRITERIA, "proposer": PROPOSERS, "sampling": SETTINGS["sampling"].choices}
     for name, names in built_in.items():
-        assert set(get_args(types[name])) == {one for one in names if one in BUILT_IN or name == "sampling"}
+        assert set(get_args(types[name])) == set(getattr(names, "built_in", names))
     assert {name for name, about in SETTINGS.items() if about.choices} == built_in.keys()
 
 
@@ -248,6 +248,7 @@ def last(frames):
     lambda up, tr, one, v: last(tr.stream(["a"], one if v is None else v)),
     lambda up, tr, one, v: register_proposer(v), lambda up, tr, one, v: register_proposer("some")(v),
     lambda up, tr, one, v: register_criterion(v), lambda up, tr, one, v: register_criterion("some")(v),
+    lambda up, tr, one, v: register_engine(v), lambda up, tr, one, v: register_engine("some")(v),
     *(lambda up, tr, one, v, name=name: up.options(**{name: v}) for name in SETTINGS),
     *(lambda up, tr, one, v, name=name: DecodeConfig(**{name: v}) for name in SETTINGS),
     *(lambda up, tr, one, v, name=name: BeamConfig(**{name: v}) for name in ("size", "length_penalty")),

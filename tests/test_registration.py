@@ -1,4 +1,4 @@
-"""Own proposers and criteria, registered or named by installed packages."""
+"""Own proposers, criteria and engines, registered or named by installed packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import TINY, random_model, random_tokens
+from fakes import TINY, VARIANTS, limits_of, random_model, random_tokens
 
 import superres
 from decodes import decode
@@ -18,8 +18,10 @@ from superres.checkpoint import save_checkpoint
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import ENGINES
 
 SMALL = replace(TINY, target_shape=(16, 16, 3))
 
@@ -28,7 +30,7 @@ SMALL = replace(TINY, target_shape=(16, 16, 3))
 def restored():
     """Leave no name behind."""
     yield
-    for registry in (PROPOSERS, CRITERIA):
+    for registry in (PROPOSERS, CRITERIA, ENGINES):
         for name in {"mine"} & set(registry):
             del registry[name]
 
@@ -65,6 +67,25 @@ def test_an_own_proposer_is_exact_and_an_own_criterion_decides():
     superres.register_proposer("mine")(type("Again", (Wrong,), {}))  # a cell that runs again
 
 
+@pytest.mark.parametrize(("config", "limited", "shape", "width"), [
+    (VARIANTS["base aids"], False, (4, 4, 3), 4), (VARIANTS["base aids"], True, (4, 4, 3), 4),
+    (replace(VARIANTS["base aids"], source_shape=(2, 4, 3), target_shape=(4, 8, 3)), False, (4, 8, 3), 8),
+    (VARIANTS["text"], False, VARIANTS["text"].target_shape, *VARIANTS["text"].target_shape)])
+def test_a_proposer_knows_the_shape_of_the_target(config, limited, shape, width):
+    seen = set()
+
+    class Looking(Wrong):
+        def propose(self, context, offsets):
+            seen.add((context.shape, context.width))
+            return super().propose(context, offsets)
+
+    superres.register_proposer("mine")(Looking)
+    model = StepModel(random_model(config, dtype=torch.float32))
+    model = LimitedModel(model, limits_of(config)) if limited else model
+    decode(model, random_tokens(config, 1)[0], DecodeConfig(block_size=2, proposer="mine"))
+    assert seen == {(shape, width)}
+
+
 @pytest.mark.parametrize(("name", "kind", "message"), [
     ("heads", Wrong, "heads is built in; choose another name"), ("a b", Wrong, "a name has letters, digits"),
     ("", Wrong, "a name has letters, digits"), ("mine", All, "mine must be a class derived from superres.Proposer"),
@@ -89,10 +110,13 @@ class Lax(superres.Criterion):
 
     def accept(self, proposed, scores, position):
         return (proposed - scores.argmax(-1)).abs() <= 3
+
+class Steps(superres.StepModel):
+    pass
 """
 PLUGINS = {
     "raising": "raise RuntimeError('mine\\nis broken')", "exiting": "import sys; sys.exit(3)", "good": GOOD,
-    "wrong": "class Ones: pass\nLax = 7", "looping": "def f(): return f()\nf()", "shadow": GOOD,
+    "wrong": "class Ones: pass\nLax = Steps = 7", "looping": "def f(): return f()\nf()", "shadow": GOOD,
 }
 
 
@@ -105,9 +129,10 @@ def packages(tmp_path_factory):
         about = folder / f"its_{name}-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: its-{name}\nVersion: 1.0\n")
-        first, second = ("heads", "exact") if name == "shadow" else (name, name)
-        (about / "entry_points.txt").write_text(
-            f"[superres.proposers]\n{first} = its_{name}:Ones\n[superres.criteria]\n{second} = its_{name}:Lax\n")
+        names = ("heads", "exact", "plain") if name == "shadow" else (name,) * 3
+        (about / "entry_points.txt").write_text("".join(
+            f"[superres.{group}]\n{one} = its_{name}:{kind}\n" for one, group, kind in zip(
+                names, ("proposers", "criteria", "engines"), ("Ones", "Lax", "Steps"), strict=True)))
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[1])])}
 
 
@@ -129,8 +154,9 @@ import sys
 import superres
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
+from superres.pipeline.engines import ENGINES
 assert not any(name.startswith("its_") for name in sys.modules)
-for registry in (PROPOSERS, CRITERIA):
+for registry in (PROPOSERS, CRITERIA, ENGINES):
     for name in registry:
         try:
             print(name, registry[name].__module__)
@@ -143,7 +169,7 @@ print(superres.DecodeConfig(block_size=2, proposer="good", accept="good"))
 def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_line_if_it_does_not_fit(packages):
     done = python(packages, "-c", LOOKED_UP)
     assert done.returncode == 0, done.stderr
-    for registry in ("Proposer", "Criterion"):
+    for registry in ("Proposer", "Criterion", "StepModel"):
         assert f"wrong must be a class derived from superres.{registry}" in done.stdout
     for line in ("good its_good", "heads superres.decoding.proposers.",
                  "raising of the package its-raising cannot be used (RuntimeError: mine is broken); fix or uninstall",
@@ -152,15 +178,15 @@ def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_lin
         assert line in done.stdout
     told = "the plug-in of that name in the package its-shadow is not used"
     assert done.stderr.splitlines() == [f"{name}; {told}" for name in (
-        "heads is the built-in proposer", "exact is the built-in criterion")]
+        "heads is the built-in proposer", "exact is the built-in criterion", "plain is the built-in engine")]
 
 
 def test_the_command_decodes_with_a_plug_in_and_says_why_another_cannot_be_used(packages, tmp_path):
     save_checkpoint(random_model(SMALL, dtype=torch.float32), tmp_path / "small")
     words = ["-m", "superres", "upscale", str(Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"),
-             "--checkpoint", str(tmp_path / "small"), "--engine", "plain", "--output", str(tmp_path), "--block-size",
+             "--checkpoint", str(tmp_path / "small"), "--output", str(tmp_path), "--block-size",
              "8"]
-    done = python(packages, *words, "--proposer", "good", "--accept", "good", "--epsilon", "3")
+    done = python(packages, *words, "--proposer", "good", "--accept", "good", "--epsilon", "3", "--engine", "good")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.png"))) == 1
     refused = python(packages, *words, "--proposer", "exiting")

@@ -53,7 +53,8 @@ def test_a_bad_question_has_an_answer(decoder, asked):
     assert view(decoder, "large", asked)["error"]
 
 
-@pytest.mark.parametrize("change", [{"s": -1}, {"s": 0.5}, {"s": "1"}, {"n": 5}, {"n": None}, {"t": -1}, {"t": "warm"}])
+@pytest.mark.parametrize("change", [{"s": -1}, {"s": 0.5}, {"s": "1"}, {"n": 5}, {"n": None}, {"t": -1}, {"t": 1e39},
+                                    {"t": "warm"}])
 def test_bad_numbers_are_named(decoder, source, change):
     (name,) = change
     assert view(decoder, "others", question(source, **change))["error"].startswith({"t": "temperature"}.get(name, name))

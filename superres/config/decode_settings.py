@@ -29,7 +29,9 @@ DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = "celeba-8to32", "celeb
 DEVICES = ("auto", "cpu", "cuda")
 """Devices to compute on; "auto" is a GPU if there is one."""
 
-ENGINE_NAMES = ["auto", "plain", "native", "native-int8", "triton", "triton-bf16"]
+CRITERION_PLUGINS, PROPOSER_PLUGINS, ENGINE_PLUGINS = "superres.criteria", "superres.proposers", "superres.engines"
+"""Groups of entry points by which packages add criteria, proposers and engines."""
+ENGINE_NAMES = with_plugins(["auto", "plain", "native", "native-int8", "triton", "triton-bf16"], ENGINE_PLUGINS)
 """Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
 
 "plain" uses torch on any device, "native" compiled code for CPUs, and "triton" one kernel for GPUs. "auto" chooses
@@ -37,8 +39,6 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-int8", "triton", "triton-bf16
 weights, keys and values to bfloat16, "native-int8" weights, keys, values and inputs of products to bytes, so their
 tokens can differ from those of other engines.
 """
-CRITERION_PLUGINS, PROPOSER_PLUGINS = "superres.criteria", "superres.proposers"
-"""Groups of entry points by which packages add criteria and proposers."""
 CriterionName = Literal["exact", "distance", "top-k"]
 ProposerName = Literal["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
 SamplingName = Literal["coupled", "speculative"]
@@ -47,11 +47,11 @@ CRITERION_NAMES = with_plugins([*get_args(CriterionName)], CRITERION_PLUGINS)
 PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 """Names of `superres.decoding.proposers.PROPOSERS`."""
 
-LEAST_TEMPERATURE = 1e-9
-"""Smallest temperature above 0.
+LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-9, 1e9
+"""Smallest temperature above 0, and the largest one; both are finite in float32.
 
-Scores up to 3e29 divided by it stay finite in float32. Sampling equals greedy decoding unless two scores differ by
-less than 1e-7.
+Scores up to 3e29 divided by the smallest stay finite in float32. Sampling equals greedy decoding unless two scores
+differ by less than 1e-7. At the largest, all possible tokens are equally likely.
 """
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
 FIRST_GUESS = 0.8  # probability that a proposal passes, where nothing is known about it
@@ -65,6 +65,10 @@ def parse_numbers(text: str) -> float | tuple[float, ...]:
     """Return the number or numbers in text such as "0.9" or "0.9,0.7,0.7", or raise ValueError."""
     values = tuple(float(part) for part in text.split(","))
     return values if len(values) > 1 else values[0]
+
+
+def _is_temperature(value: float) -> bool:
+    return LEAST_TEMPERATURE <= value <= LARGEST_TEMPERATURE
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -106,8 +110,8 @@ class DecodeConfig(Config):
         "exact", "Criterion that accepts proposals: exact gives the greedy result; the others trade quality for speed.",
         choices=CRITERION_NAMES)
     epsilon: int = setting(
-        2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more.", "E",
-        least=0, depends_on="accept", tasks=(FACES,))
+        2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, "
+        f"0 to {LARGEST_INTENSITY}.", "E", least=0, most=LARGEST_INTENSITY, depends_on="accept", tasks=(FACES,))
     top_k: int = setting(
         2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept")
     min_block: int = setting(
@@ -117,7 +121,7 @@ class DecodeConfig(Config):
         "input).", tasks=(FACES,), by_checkpoint=True)
     temperature: float | tuple[float, ...] = setting(
         0.0, "0 decodes greedily; above 0, tokens are sampled (try 0.9). The smallest value above 0 is "
-        f"{LEAST_TEMPERATURE:g}.", "T", panel=SAMPLING, parse=parse_numbers,
+        f"{LEAST_TEMPERATURE:g}, the largest {LARGEST_TEMPERATURE:g}.", "T", panel=SAMPLING, parse=parse_numbers,
         faces="Greedy pictures are smooth. Three values, T,T,T, set red, green and blue.")
     later_temperature: float | tuple[float, ...] | None = setting(
         None, "Temperature of the stages after the first. Values with commas between them are those of the second "
@@ -159,13 +163,12 @@ class DecodeConfig(Config):
         super().__post_init__()
         require(self.block_size is None or self.min_block <= self.block_size,
                 f"min-block {self.min_block} is larger than the block size {self.block_size}")
+        form = f"must be 0 (greedy) or from {LEAST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}, one number or one per"
         require(self.temperature == 0 or (
-            len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures)),
-                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per colour, "
-                f"not {shown(self.temperature)}")
-        require(all(t == 0 or t >= LEAST_TEMPERATURE for t in self._later) and self.later_temperature != (),
-                f"later-temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per stage "
-                f"after the first, not {shown(self.later_temperature)}")
+            len(self.temperatures) in (1, 3) and all(map(_is_temperature, self.temperatures))),
+                f"temperature {form} colour, not {shown(self.temperature)}")
+        require(all(t == 0 or _is_temperature(t) for t in self._later) and self.later_temperature != (),
+                f"later-temperature {form} stage after the first, not {shown(self.later_temperature)}")
         require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
@@ -214,8 +217,7 @@ class DecodeConfig(Config):
 
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
         the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
-        minimum block or the lookahead proposer is given, or if the given settings make the tokens depend on the block
-        sizes.
+        minimum block or another proposer is given, or if the given settings make the tokens depend on the block sizes.
         """
         plain, temperature = type(self)(), given.get("temperature")
         for name, value in given.items():
@@ -234,7 +236,7 @@ class DecodeConfig(Config):
         if other_proposer:
             changes.update(block_size=plain.block_size, min_block=plain.min_block)
         result = dataclasses.replace(self, **{**changes, **given})
-        is_fixed = result.proposer == "lookahead" or "block_size" in given or "min_block" in given
+        is_fixed = other_proposer or "block_size" in given or "min_block" in given
         if "adaptive" not in given and (is_fixed or (self.is_exact and not result.is_exact)):
             result = dataclasses.replace(result, adaptive=plain.adaptive)
         return result

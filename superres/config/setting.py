@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import numbers
 import re
 import sys
 import textwrap
@@ -42,14 +43,23 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def python_number(value: object) -> int | float | None:
+    """Return `value` as an int or a float, such as a number of numpy; None if it is no number, as True and False."""
+    if isinstance(value, numbers.Integral):
+        return None if isinstance(value, bool) else int(value)
+    is_float = isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational)
+    return float(cast(float, value)) if is_float else None
+
+
 def is_whole(value: object) -> bool:
-    """Return whether `value` is a whole number; True and False are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether `value` is a whole number, of Python or of numpy; True and False are not."""
+    return isinstance(python_number(value), int)
 
 
 def is_number(value: object, least: float = -sys.float_info.max, most: float = sys.float_info.max) -> bool:
     """Return whether `value` is a number from `least` to `most`; True, False, infinity and NaN are not."""
-    return (is_whole(value) or isinstance(value, float)) and least <= cast(float, value) <= most
+    number = python_number(value)
+    return number is not None and least <= number <= most
 
 
 def require_probability(name: str, value: object) -> None:
@@ -128,7 +138,7 @@ def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # no
         if origin in (tuple, list):
             return origin(part(name, entry) for part, entry in zip(
                 parts if length is not None else itertools.repeat(parts[0]), value, strict=False))
-        return Path(value) if origin is Path else value
+        return Path(value) if origin is Path else python_number(value) if origin in (int, float) else value
 
     return read
 
@@ -289,10 +299,10 @@ class Registry(UserDict[str, T]):
     """Implementations of a setting by name.
 
     The settings class reads only the list `names`, so it does not import the implementations. Adding or removing an
-    implementation also changes this list. `names` are the keys of the first `members`, and names that `with_plugins`
+    implementation also changes this list. `names` are those of the `built_in` members and names that `with_plugins`
     adds from the entry points of `group`, if given. A plug-in is imported when its name is looked up, which raises a
-    ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Members are classes
-    derived from `base`, the attribute `label` of superres, if it is given.
+    ConfigError if that fails or it does not fit; `data` has the implementations that are imported. Others than the
+    first `members` are classes derived from `base`, which superres exports; messages call them `label`.
     """
 
     def __init__(
@@ -302,18 +312,18 @@ class Registry(UserDict[str, T]):
         self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
         if list(members) != names[:len(members)] or self.plugins.keys() != set(names[len(members):]):
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
-        self.names, self.base, self.label = names, base, label
+        self.names, self.base, self.label, self.built_in = names, base, label, frozenset(members)
         super().__init__(members)
 
     def check(self, name: str, member: object) -> None:
         """Raise ConfigError unless `member` may be an implementation."""
         require(isinstance(member, type) and issubclass(member, self.base),
-                f"{name} must be a class derived from superres.{self.label}, not {shown(member)}")
+                f"{name} must be a class derived from superres.{self.base.__name__}, not {shown(member)}")
 
     def __getitem__(self, name: str) -> T:
         if name in self.shadowing:
             LOG.warning("%s is the built-in %s; the plug-in of that name in the package %s is not used", name,
-                        self.label.lower(), _package(self.shadowing.pop(name)))
+                        self.label, _package(self.shadowing.pop(name)))
         if name not in self.data and name in self.plugins:
             entry = self.plugins[name]
             try:

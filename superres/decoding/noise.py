@@ -6,13 +6,14 @@ on the block size, the batch or the order of images.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from superres.errors import InvalidInputError
+from superres.config import is_whole
+from superres.errors import InvalidInputError, shown
 
 WORD = 0xFFFFFFFF  # Mask of the lower 32 bits
 
@@ -53,18 +54,14 @@ def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.de
     if keys is None:
         return torch.arange(count, device=device)
     try:
-        given = list(keys.tolist() if isinstance(keys, Tensor) else keys)
+        given: list[Any] = [key.tolist() if isinstance(key, Tensor) else key for key in keys]
     except TypeError:
         raise InvalidInputError(f"keys must be a sequence, one key per input, not {keys!r}") from None
     if len(given) != count:
         raise InvalidInputError(f"there are {len(given)} keys for {count} inputs; give one per input")
     for key in given:
-        try:
-            in_range = 0 <= operator.index(key) < 2**63
-        except TypeError:
-            in_range = False
-        if not in_range:
-            raise InvalidInputError(f"keys must be whole numbers in [0, 2**63), not {key!r}")
+        if not is_whole(key) or not 0 <= key < 2**63:
+            raise InvalidInputError(f"keys must be whole numbers in [0, 2**63), not {shown(key)}")
     return torch.tensor([int(key) for key in given], dtype=torch.int64, device=device)
 
 

@@ -149,11 +149,11 @@ def nearest(
     """
     below = mu - 0.5  # at equal distance the lower token wins, as in argmax
     if weights is None and limit is None:
-        return below.ceil_().clamp_(0, largest).long(), mu
+        return below.ceil_().nan_to_num_().clamp_(0, largest).long(), mu  # NaN is no token
     tokens = [first.unsqueeze(1).to(mu.dtype)]
     for head in range(mu.shape[1]):
         if weights is not None:
             below.addcmul_(weights[:, :, head], tokens[head])
-        token = below[:, head : head + 1].ceil()
+        token = below[:, head : head + 1].ceil().nan_to_num_()
         tokens.append(token.clamp_(0, largest) if limit is None else limit(token))
     return torch.cat(tokens[1:], dim=1).long(), below + 0.5

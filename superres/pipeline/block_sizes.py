@@ -73,7 +73,7 @@ class BlockSizes:
             proposer = proposer or PROPOSERS[options.proposer]()
             masked = None if padding is None else padding[rows]
             costs = self._costs(options, source[rows], masked, proposer)
-            least = max(options.min_block, proposer.least_block)
+            least = min(len(costs), max(options.min_block, proposer.least_block))
             size, tokens = fastest_size(costs, least, usual(self.confidence, options))
             if size > least == 1:
                 alone = self._costs(dataclasses.replace(options, block_size=1), source[rows], masked, proposer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from superres.config import ENGINE_NAMES, Registry, require_choice
+from superres.config import ENGINE_NAMES, ENGINE_PLUGINS, Registry, require_choice
 from superres.errors import ConfigError
 from superres.gpu.weights import refusal
 from superres.native.build import NativeUnavailable
@@ -59,7 +59,7 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
     "native-int8": lambda model, end_token: NativeModel(model, end_token, precision="int8"),
     "triton": triton,
     "triton-bf16": lambda model, end_token: triton(model, end_token, half=True),
-})
+}, ENGINE_PLUGINS, StepModel, "engine")
 """Engines by the name that users give."""
 
 
@@ -69,4 +69,7 @@ def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str 
     Raises ConfigError if the engine is unknown, or not available for this model or machine.
     """
     require_choice("engine", engine, ENGINES)
-    return ENGINES[engine](model, end_token)
+    made = ENGINES[engine](model, end_token)
+    if engine not in ENGINES.built_in:
+        made.engine = engine
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidenc
 from superres.config import DEVICES, DecodeConfig, ModelConfig, is_number, require, require_choice
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.block_size import check_options
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
@@ -203,6 +205,14 @@ class Pipeline:
                 f"{type(self).__name__.lower()}.options(block_size=4), not {shown(options)}")
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
+    def adaptive_size(
+        self, options: DecodeConfig, source: torch.Tensor, padding: torch.Tensor | None = None,
+    ) -> int | ConfidentBlockSize | None:
+        """Return what chooses the block size of `options` for source tokens [B, S]: see `BlockSizes.get`."""
+        # Limits cost hardly any time, so costs are measured without them.
+        unlimited = self.proposers.get(dataclasses.replace(options, consistent=False))
+        return self.block_sizes.get(options, source, padding, unlimited)
+
     def _decoder(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None, width: int | None = None,
@@ -212,11 +222,9 @@ class Pipeline:
         `model` is `scoring_for(options)`, or a copy for another thread; see `RefilledDecoder` for the other arguments.
         Raises ConfigError if the checkpoint does not support `options`, or the width does not fit them.
         """
-        # Limits cost hardly any time, so costs are measured without them.
-        unlimited = self.proposers.get(dataclasses.replace(options, consistent=False)) if options.adaptive else None
         return RefilledDecoder(
             model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group, width=width,
-            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding, unlimited), batch=batch)
+            adaptive=partial(self.adaptive_size, options), batch=batch)
 
 
 def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:

@@ -42,6 +42,16 @@ class Context:
     # sampling it draws proposals instead
     sampler: Sampler
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the target: rows, columns and channels of a picture, and (T,) of text."""
+        return self.session.shape
+
+    @property
+    def width(self) -> int:
+        """Number of pixels per row of the target picture; T of text. The pixel above is `width` * 3 tokens before."""
+        return self.shape[-2:][0]
+
 
 class Proposer:
     """Makes proposals. Exact acceptance gives the verifier's own tokens for any proposals."""

@@ -1,23 +1,25 @@
-"""Own proposers and criteria, which need no change of the package.
+"""Own proposers, criteria and engines, which need no change of the package.
 
 They are used like the built-in ones, by their names, in Python and in the commands of this process. A package makes its
-own known to all processes, the command line and the web demo, by an entry point in the group "superres.proposers" or
-"superres.criteria", whose name is that of the setting and whose object is the class. The package is imported when that
-name is chosen.
+own known to all processes, the command line and the web demo, by an entry point in the group "superres.proposers",
+"superres.criteria" or "superres.engines", whose name is that of the setting and whose object is the class. The package
+is imported when that name is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from superres.config import Registry, require
+from superres.config import PLUGIN_NAME, Registry, require
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
+from superres.errors import shown
+from superres.nn.torch_model import StepModel
+from superres.pipeline.engines import ENGINES
 
 KindT = TypeVar("KindT", bound=type)
-BUILT_IN = frozenset({*PROPOSERS.data, *CRITERIA.data})
 
 
 def register_proposer(name: str) -> Callable[[type[Proposer]], type[Proposer]]:
@@ -44,10 +46,21 @@ def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]
     return _registering(CRITERIA, name)
 
 
-def _registering(registry: Registry[KindT], name: str) -> Callable[[KindT], KindT]:
-    require(isinstance(name, str) and name.replace("-", "").replace("_", "").isalnum() and name.isascii(),
-            f"a name has letters, digits, hyphens and underscores, unlike {name!r}")
-    require(name not in BUILT_IN, f"{name} is built in; choose another name")
+def register_engine(name: str) -> Callable[[type[StepModel]], type[StepModel]]:
+    """Return a decorator that adds a class derived from `StepModel` as the engine `name`.
+
+    The class computes the decoding step: its method `session` returns a `superres.interfaces.Session`.
+
+    Raises:
+        ConfigError: as for `register_proposer`.
+    """
+    return _registering(ENGINES, name)
+
+
+def _registering(registry: Registry[Any], name: str) -> Callable[[KindT], KindT]:
+    require(isinstance(name, str) and PLUGIN_NAME.fullmatch(name) is not None,
+            f"a name has letters, digits, hyphens and underscores, unlike {shown(name)}")
+    require(name not in registry.built_in, f"{name} is built in; choose another name")
 
     def register(kind: KindT) -> KindT:
         registry.check(name, kind)
