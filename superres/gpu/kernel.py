@@ -38,7 +38,12 @@ def norm(x, gain, bias, D: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 def tile(matrix, K: tl.constexpr, N: tl.constexpr):
     """A matrix [K, N]."""
-    return tl.load(matrix + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    places = matrix + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
+    if K < 64:
+        # The compiler lets tiles of one shape share a layout. With two rows per program, that is the shape of the
+        # neighbours' features [M, N], whose sums would then have another order than with one row.
+        places = tl.max_contiguous(places, (1, 4))
+    return tl.load(places)
 
 
 @triton.jit
@@ -159,7 +164,8 @@ def limits(earlier, bounds, tokens, target, until, T: tl.constexpr, V: tl.conste
     See `superres.decoding.sum_limits`; `tokens` [M] points to the tokens of a row, `bounds` [M] to its bounds.
     """
     target = tl.minimum(target, T)
-    known = tl.load(earlier + target[:, None] * E + tl.arange(0, E)[None, :])  # [M, E]
+    known = earlier + target[:, None] * E + tl.arange(0, E)[None, :]  # [M, E]
+    known = tl.load(tl.max_contiguous(known, (1, 2)))  # in one layout for one row per program and for two
     known = tl.load(tokens[:, None] + known, mask=(known >= 0) & (known < until[:, None]), other=0)
     total = tl.sum(known, 1)
     return (tl.load(bounds + target) - total).to(tl.int32), (tl.load(bounds + T + 1 + target) - total).to(tl.int32)
