@@ -28,7 +28,7 @@ from superres.errors import ConfigError, ScoresError
 from superres.gpu import kernel, launch, model, speculative
 from superres.gpu.model import TritonModel
 from superres.gpu.sum_order import sum_orders
-from superres.gpu.weights import Tuning, pack
+from superres.gpu.weights import Tuning, filling, pack
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
 from superres.tasks.consistency import cell_limits
@@ -130,10 +130,12 @@ def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
 def test_bfloat16_blocks_have_the_tokens_of_single_steps():
     network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
-    expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens
-                               for rows, size in ((source, 1), (source, 5), (source[1:2], 8)))
-    assert torch.equal(blocks[:, :12], expected[:, :12])
-    assert torch.equal(alone[:, :12], expected[1:2, :12])
+    many = source.repeat(filling(source.device), 1)  # two rows per program
+    expected, blocks, alone, filled = (begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens[:, :12]
+                                       for rows, size in ((source, 1), (source, 5), (source[1:2], 8), (many, 5)))
+    assert torch.equal(blocks, expected)
+    assert torch.equal(alone, expected[1:2])
+    assert torch.equal(filled, expected.repeat(filling(source.device), 1))
 
 
 @pytest.mark.filterwarnings("error")  # numbers from outside a tensor would overflow
@@ -295,7 +297,7 @@ REDUCED = """ %x = "tt.reduce"(%y) <{axis = AXIS : i32}> ({
 """
 MULTIPLIED = (
     "%z = tt.dot %a, %b, %cst_9, inputPrecision = tf32x3 : tensor<16x64xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma, "
-    "kWidth = 2}>> * tensor<64x8xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>> -> tensor<16x8xf32, #mma>\n")
+    "kWidth = 2}>> * tensor<64x8xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>> -> tensor<16x8xf32, #mma>")
 
 
 def reduced(axis, shape, layout, added="addf", kind="f32"):
