@@ -356,9 +356,10 @@ def compile_apart(text, arguments, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", ["greedy", "limits", "sampled"])
-def test_one_row_and_two_rows_per_program_add_in_one_order(settings, tmp_path):
-    compile_apart(ORDERS, ["celeba-8to32", settings], tmp_path)
+@pytest.mark.parametrize(("network", "settings"), [
+    ("celeba-8to32", "greedy"), ("celeba-8to32", "limits"), ("celeba-8to32", "sampled"), ("celeba-32to64", "limits")])
+def test_one_row_and_two_rows_per_program_add_in_one_order(network, settings, tmp_path):
+    compile_apart(ORDERS, [network, settings], tmp_path)
 
 
 RESOURCES = """

@@ -30,7 +30,8 @@ TESTED = 8
 LAST = 3
 """Rows of the test, the last ones, whose scores are compared with matrices in bfloat16."""
 WORST, IMPROBABLE = 1.0, 16.0
-"""How far a token's score may be below the best in the test with matrices in bfloat16; and if it is drawn at random."""
+"""How far a token's score may be below the best in the test with matrices in bfloat16; and how much further, times the
+temperature, if the token is drawn at random."""
 
 
 class TritonModel(StepModel):
@@ -118,8 +119,8 @@ class TritonModel(StepModel):
         plain = StepModel(self.model, self.end_token)
         found = loop.plain.state.tokens[:, : self.length][:, :TESTED]
         if self.half:
-            lost, most = self._lost(loop, plain if limits is None else LimitedModel(plain, limits), source)
-            if not lost <= most:
+            lost = self._lost(loop, plain if limits is None else LimitedModel(plain, limits), source)
+            if not lost <= WORST:
                 raise RuntimeError(f"{name} decoded {found[-1].tolist()}, up to {lost:.3f} below the best scores")
             return loop
         wanted = self._first_tokens(plain, source, options, limits).plain.state.tokens[:, : self.length][:, :TESTED]
@@ -128,26 +129,26 @@ class TritonModel(StepModel):
                 raise RuntimeError(f"{name} decoded {one}, not {other}")
         return loop
 
-    def _lost(self, loop: BlockwiseLoop, model: ScoringModel, source: Tensor) -> tuple[float, float]:
-        """Return the largest score that the tokens of the last rows lack to the best ones, and the most that they may.
+    def _lost(self, loop: BlockwiseLoop, model: ScoringModel, source: Tensor) -> float:
+        """Return how far the score of a token of the last rows is below the best, at most.
 
-        Scores are those of the network in float32, for coupled sampling with its noise. Where a token is not the one of
-        the largest score, any probable one passes.
+        Scores are those of the network in float32, for coupled sampling with its noise. A token that is drawn at random
+        may have a lower score, unless it is improbable.
         """
         tokens, samplers = loop.plain.state.tokens[:, : self.length], loop.plain.samplers
         place = torch.arange(self.length, device=source.device)[:TESTED].expand(len(source), -1)  # [B, N]
         last = slice(-LAST, None)
         scores = torch.stack([model.uncached_scores(source[last], tokens[last], one)[:, 0]
                               for one in place[last].unbind(1)], dim=1).double()  # [B, N, V]
-        most, options = WORST, samplers.options
+        allowed = scores.new_zeros(())
         if samplers.noise is not None:
-            temperature = samplers.temperature(place)[last]  # [B, N, 1]
+            temperature, options = samplers.temperature(place)[last], samplers.options  # [B, N, 1]
             if samplers.speculative or options.nucleus < 1 or options.sample_top_k is not None:
-                most, scores = IMPROBABLE, scores / temperature
+                allowed = IMPROBABLE * temperature
             else:
-                scores = scores + samplers.at(place).noise[last] * temperature
-        own = scores.gather(-1, tokens[last, :TESTED].unsqueeze(-1)).squeeze(-1)
-        return float((scores.amax(-1) - own).max()), most
+                scores += samplers.at(place).noise[last] * temperature
+        own = scores.gather(-1, tokens[last, :TESTED].unsqueeze(-1))
+        return float((scores.amax(-1, keepdim=True) - own - allowed).max())
 
     def _first_tokens(
         self, model: StepModel, source: Tensor, options: DecodeConfig, limits: Limits | None,
