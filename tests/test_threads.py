@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +20,9 @@ from decodes import decode
 from superres.config import DecodeConfig
 from superres.native import build
 from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
 from superres.system.machine import TorchThreads, core_quota
+from superres.system.precision import _Precision, float32_products
 
 compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -125,6 +130,73 @@ def test_torch_gets_its_threads_back():
 
 
 @compiler
+def set_matmul(value):
+    torch.backends.cuda.matmul.fp32_precision = value
+
+
+@pytest.fixture
+def host_precision(request):
+    """A setting of the host program's, made by torch's older or newer interface."""
+    request.param()
+    yield precisions()
+    torch.set_float32_matmul_precision("highest")
+    for setting in _Precision.settings():
+        setting.fp32_precision = "none"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's default
+
+
+def precisions():
+    name = None
+    with suppress(RuntimeError):  # unreadable beside the newer interface
+        name = torch.get_float32_matmul_precision()
+    return name, [setting.fp32_precision for setting in _Precision.settings()]
+
+
+HIGHEST = "highest", ["ieee"] * 4
+HOSTS = {
+    "torch's default": lambda: None, "high": partial(torch.set_float32_matmul_precision, "high"),
+    "medium": partial(torch.set_float32_matmul_precision, "medium"),
+    "allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "newer": partial(set_matmul, "tf32"),
+}
+
+
+@pytest.mark.parametrize("host_precision", HOSTS.values(), ids=HOSTS, indirect=True)
+def test_products_are_float32_in_a_decode_whatever_the_host_has_set(host_precision):
+    model, seen = random_model(VARIANTS["sequential heads"], dtype=torch.float32), []
+    for module in (model.encoder[0], model.conditioning, *model.decoder[0].modules(), model.heads.expand):
+        module.register_forward_pre_hook(lambda *_: seen.append(precisions()))
+    source = random_tokens(model.config, 1)[0]
+    decode(StepModel(model), source, DecodeConfig(block_size=2))
+    assert seen
+    assert all(one == HIGHEST for one in seen)
+    assert precisions() == host_precision
+    model.decoder[0].feed_forward[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        decode(StepModel(model), source, DecodeConfig(block_size=2))
+    assert precisions() == host_precision
+
+
+@pytest.mark.parametrize("host_precision", [HOSTS["high"]], indirect=True)
+def test_the_host_gets_its_precision_back_from_the_last_thread(host_precision):
+    entered, first_left = threading.Barrier(2, timeout=30), threading.Event()
+
+    def work(first):
+        with float32_products(), float32_products():
+            entered.wait()
+            if not first:
+                assert first_left.wait(30)
+            return precisions()
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(work, True), pool.submit(work, False)
+        assert one.result(30) == HIGHEST
+        assert precisions() == HIGHEST
+        first_left.set()
+        assert other.result(30) == HIGHEST
+    assert precisions() == host_precision
+
+
 def test_several_decodes_at_once_draw_what_each_draws_alone():
     config = replace(VARIANTS["sequential heads"], **NATIVE)
     model, source = NativeModel(random_model(config, dtype=torch.float32), threads=2), random_tokens(config, 5)[0]

@@ -16,15 +16,19 @@ from test_refill import assert_equal, refilled
 os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # read when Triton is imported
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
-from superres.gpu import launch, model
+from superres.gpu import kernel, launch, model, speculative
 from superres.gpu.model import TritonModel
-from superres.gpu.weights import Tuning, pack
+from superres.gpu.sum_order import sum_orders
+from superres.gpu.weights import Tuning, filling, pack
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
 from superres.tasks.consistency import cell_limits
@@ -59,8 +63,11 @@ def models(config=CONFIG, limited=False, seed=0, tuning=None):
     both = TritonModel(network, tuning=tuning), StepModel(network)
     if not limited:
         return both
-    limits = cell_limits(config.source_shape, config.target_shape, config.vocabulary)
-    return [LimitedModel(model, Limits.of(limits, torch.device(DEVICE))) for model in both]
+    return [LimitedModel(model, limits_of(config)) for model in both]
+
+
+def limits_of(config):
+    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary), torch.device(DEVICE))
 
 
 def sources(config, rows, seed=0):
@@ -123,10 +130,12 @@ def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
 def test_bfloat16_blocks_have_the_tokens_of_single_steps():
     network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
-    expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens
-                               for rows, size in ((source, 1), (source, 5), (source[1:2], 8)))
-    assert torch.equal(blocks[:, :12], expected[:, :12])
-    assert torch.equal(alone[:, :12], expected[1:2, :12])
+    many = source.repeat(filling(source.device), 1)  # two rows per program
+    expected, blocks, alone, filled = (begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens[:, :12]
+                                       for rows, size in ((source, 1), (source, 5), (source[1:2], 8), (many, 5)))
+    assert torch.equal(blocks, expected)
+    assert torch.equal(alone, expected[1:2])
+    assert torch.equal(filled, expected.repeat(filling(source.device), 1))
 
 
 @pytest.mark.filterwarnings("error")  # numbers from outside a tensor would overflow
@@ -207,6 +216,58 @@ def test_a_kernel_whose_tokens_differ_is_not_used(monkeypatch, caplog):
     assert found[1] != found[2]
 
 
+@triton.jit
+def no_noise(seed, key, position, V: tl.constexpr):
+    return tl.zeros([position.shape[0], V], tl.float32)
+
+
+@triton.jit
+def one_half(seed, key, position, number, PURPOSE: tl.constexpr):
+    return tl.full(position.shape, 0.5, tl.float64)
+
+
+@triton.jit
+def high_limits(earlier, bounds, tokens, target, until, T: tl.constexpr, V: tl.constexpr, E: tl.constexpr):
+    return target * 0 + (V - 9), target * 0 + V
+
+
+@triton.jit
+def first_row_only(scores, block, place, position, size, missing, column, real, q, q_totals, entries, seed, key,
+                   V: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
+    accepted, following = verify(scores, block, place, position, size, missing, column, real, q, q_totals, entries,
+                                 seed, key, V, ROWS, W)
+    return accepted, tl.where(tl.arange(0, ROWS * W) < W, following, 0)
+
+
+verify = speculative.verify
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize(("module", "name", "wrong", "options", "limited", "rows", "half"), [
+    (kernel, "gumbel", no_noise, WAYS["sampled"], False, 1, False),
+    (kernel, "gumbel", no_noise, WAYS["sampled"], False, 1, True),
+    (speculative, "uniform", one_half, WAYS["speculative"], False, 1, False),
+    (kernel, "limits", high_limits, DecodeConfig(2), True, 1, False),
+    (kernel, "limits", high_limits, DecodeConfig(2), True, 1, True),
+    (kernel, "verify", first_row_only, WAYS["speculative"], True, 2, False),
+])
+def test_each_kernel_is_tested_before_its_first_use(
+    module, name, wrong, options, limited, rows, half, works, monkeypatch, caplog,
+):
+    """Broken on purpose: the noise, the draws, the limits, and the second row of a program."""
+    monkeypatch.setattr(model, "TESTED", 2)
+    engine = TritonModel(random_model(CONFIG, dtype=torch.float32).to(DEVICE), tuning=Tuning(rows=rows))
+    engine.tested, engine.half = set(), half  # `half` compares scores
+    if not works:
+        monkeypatch.setattr(module, name, wrong)
+    chosen = LimitedModel(engine, limits_of(CONFIG)) if limited else engine
+    for _ in range(2):
+        assert begun(chosen, sources(CONFIG, rows), options, 1).is_native is works
+    said = "decoding with the engine plain, which is slower: its test of temperature"
+    assert caplog.text.count(said) == caplog.text.count("plain") == 1 - works
+
+
 def test_settings_that_the_kernel_does_not_do_are_named_once(caplog):
     engine, _ = models()
     for _ in range(2):
@@ -221,6 +282,84 @@ def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypa
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="runs on a GPU, not on cpu"):
         step_model(random_model(CONFIG), engine="triton")
+
+
+LAYOUTS = """
+#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
+#linear = #ttg.linear<{register = [[0, 0, 8], [1, 0, 0]], lane = [[0, 1, 0], [0, 0, 2]], warp = [], block = []}>
+#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [1, 4], instrShape = [16, 8]}>
+"""
+REDUCED = """ %x = "tt.reduce"(%y) <{axis = AXIS : i32}> ({
+  ^bb0(%a: KIND loc("a"), %b: KIND loc("b")):
+    %c = arith.ADDED %a, %b : KIND loc(#loc1)
+    tt.reduce.return %c : KIND loc(#loc2)
+  }) : (tensor<SHAPExKIND, LAYOUT>) -> tensor<16xKIND, #other> loc(#loc3)
+"""
+MULTIPLIED = (
+    "%z = tt.dot %a, %b, %cst_9, inputPrecision = tf32x3 : tensor<16x64xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma, "
+    "kWidth = 2}>> * tensor<64x8xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>> -> tensor<16x8xf32, #mma>")
+
+
+def reduced(axis, shape, layout, added="addf", kind="f32"):
+    text = REDUCED.replace("AXIS", str(axis)).replace("SHAPE", shape).replace("LAYOUT", layout)
+    return text.replace("ADDED", added).replace("KIND", kind)
+
+
+def test_orders_of_sums_are_read_from_the_text_of_a_kernel():
+    text = LAYOUTS + reduced(1, "16x64", "#blocked") + reduced(1, "16x64", "#blocked", "addi", "i32")
+    text += reduced(1, "16x64", "#blocked", "maxnumf") + reduced(1, "16x8", "#ttg.slice<{dim = 1, parent = #linear}>")
+    text += MULTIPLIED + MULTIPLIED.replace("%cst_9", "%y") + reduced(0, "16x64", "#mma", kind="f64")
+    assert sum_orders(text) == [
+        "sum of 64 sizePerThread 4, threadsPerWarp 8, warpsPerCTA 1", "sum of 8 register [8], lane [2]",
+        *(f"product of 64, tf32x3, {start}: kWidth = 2, versionMajor = 2, versionMinor = 0, instrShape = [16, 8]"
+          for start in ("from 0", "on")), "sum of 16 warpsPerCTA 1, instrShape 16"]
+
+
+@torch.inference_mode()
+def test_rows_share_a_program_only_if_their_sums_keep_their_order():
+    engine, plain = models(tuning=Tuning(rows=2))
+    source, used = sources(CONFIG, 3), list[int]()
+    for orders in ({2: "a", 1: "a"}, {2: "a", 1: "b"}):
+        loop = begun(engine, source, DecodeConfig(4), 0)
+        loop.decoder.alone = Tuning()
+        loop.decoder.choose_rows(lambda tuning, orders=orders: [orders[tuning.rows]])
+        loop.plain.state.limit.fill_(2)
+        loop.run(2)
+        used.append(loop.decoder.constants["ROWS"])
+        expected = begun(plain, source, DecodeConfig(4), 2).plain.state.tokens
+        assert torch.equal(loop.plain.state.tokens[:, :2], expected[:, :2])
+    assert used == [2, 1]
+
+
+ORDERS = """
+import sys, torch
+from fakes import random_model
+from superres.checkpoint import read_network, bundled_folder
+from superres.gpu.decoder import compiled_for
+from superres.gpu.weights import HALF, HALF_PAIRS
+network = random_model(read_network(bundled_folder() / sys.argv[1]), dtype=torch.float32)
+settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}[sys.argv[2]]
+one, two = (compiled_for(network, True, tuning=tuning, **settings).sums for tuning in (HALF, HALF_PAIRS))
+assert len(one) > 30
+assert one == two, sorted({*one} ^ {*two})
+"""
+
+
+def compile_apart(text, arguments, folder):
+    """Run a text that compiles where there is no GPU, in a process without the interpreter; return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(map(os.path.abspath, [".", "tests", "scripts"]))
+    done = subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=900,
+                          env=environment | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": str(folder)}, cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "settings"), [
+    ("celeba-8to32", "greedy"), ("celeba-8to32", "limits"), ("celeba-8to32", "sampled"), ("celeba-32to64", "limits")])
+def test_one_row_and_two_rows_per_program_add_in_one_order(network, settings, tmp_path):
+    compile_apart(ORDERS, [network, settings], tmp_path)
 
 
 RESOURCES = """
@@ -241,13 +380,7 @@ print(made.shared, made.scratch, max(map(int, re.findall(r"STACK:(\\d+)", usage)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "most"), [("half", 64), ("float", 640)])
 def test_the_kernel_of_the_bundled_network_fits_a_gpu(kind, most, tmp_path):
-    """Compiled where there is no GPU, in a process without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    paths = os.pathsep.join(map(os.path.abspath, [".", "tests", "scripts"]))
-    done = subprocess.run([sys.executable, "-c", RESOURCES, kind], capture_output=True, text=True, timeout=600,
-                          env=environment | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path)}, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    shared, scratch, spilled = map(int, done.stdout.split())
+    shared, scratch, spilled = map(int, compile_apart(RESOURCES, [kind], tmp_path).split())
     assert shared <= 227 << 10
     assert not scratch
     assert spilled <= most  # bytes of a thread

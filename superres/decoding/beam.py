@@ -20,6 +20,7 @@ from superres.decoding.state import NanCheck
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
 from superres.system.machine import TorchThreads
+from superres.system.precision import float32_products
 
 
 @dataclass
@@ -70,6 +71,7 @@ class BeamLoop:
         self.calls = 0
         self.nan_check = NanCheck(len(self.last), 1, source.device)
 
+    @float32_products()
     def iterate(self) -> None:
         """Extend every live hypothesis by one token, with one model call."""
         place = self.calls

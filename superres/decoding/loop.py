@@ -14,6 +14,7 @@ from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
 from superres.interfaces import Decoder, ScoringModel, Session
 from superres.system.machine import TorchThreads
+from superres.system.precision import float32_products
 
 FEW_COLUMNS = 16
 """Columns of a step (rows times tokens) up to which torch's operations are too small to be divided among threads."""
@@ -61,7 +62,7 @@ class BlockwiseLoop:
     def run(self, count: int) -> None:
         """Do `count` iterations; fewer if a decoder ends with the last row."""
         plain = self.plain
-        with self.torch_threads:
+        with self.torch_threads, float32_products():
             while count > 0:
                 size = plain.state.block_size
                 trace = self.decoder.advance(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,25 +35,35 @@ def supports(plain: PlainDecoder) -> bool:
             and plain.block_costs is None and plain.end_token is None)
 
 
-def compiled_for(model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0)) -> Compiled:
-    """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no GPU."""
+def compiled_for(
+    model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0), tuning: Tuning | None = None,
+    **changes: int,
+) -> Compiled:
+    """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no GPU.
+
+    `changes` are constants of other settings: E, SAMPLED, FILTERED, SPECULATIVE.
+    """
     kind = torch.bfloat16 if half else torch.float32
-    weights = pack(model, kind, HALF if half else FLOAT)
+    weights = pack(model, kind, tuning or (HALF if half else FLOAT))
     slots = KeyValueCache(model.config, 1, COLUMNS, torch.empty(0), weights.tuning.chunk).slots
     i32, i64, f32 = torch.int32, torch.int64, torch.float32
     kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64, i32, i64]
-    constants = constants_of(weights, weights.tuning, slots)
+    constants = constants_of(weights, weights.tuning, slots) | changes
     return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants, weights.tuning.warps,
                     capability)
 
 
 def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]:
     """Return the constants of the kernel, without limits and sampling, for rings of `slots`."""
-    return weights.sizes | {
-        "R": slots, "C": tuning.chunk, "E": 0, "ROWS": tuning.rows, "PRECISION": tuning.precision,
-        "STAGES": tuning.stages, "SHORT_STAGES": tuning.short_stages,
-        "QUARTERS": weights.kind == torch.float32,
+    return weights.sizes | tuned(tuning) | {
+        "R": slots, "E": 0, "QUARTERS": weights.kind == torch.float32,
         "SAMPLED": False, "FILTERED": False, "SPECULATIVE": False}
+
+
+def tuned(tuning: Tuning) -> dict[str, Any]:
+    """Return the constants of the kernel that a tuning determines."""
+    return {"C": tuning.chunk, "ROWS": tuning.rows, "PRECISION": tuning.precision, "STAGES": tuning.stages,
+            "SHORT_STAGES": tuning.short_stages}
 
 
 class TritonDecoder(PlainRows):
@@ -64,19 +75,35 @@ class TritonDecoder(PlainRows):
         if not isinstance(session, TritonSession):
             raise ValueError("these rows are not of a session of the kernel")
         # Fixed for the decoder's life: rows that end leave fewer, and another kernel would have to be compiled.
-        self.tuning = session.weights.tuning.for_batch(session.batch, plain.state.store.device)
+        self.alone = session.weights.tuning
+        self.tuning = self.alone.for_batch(session.batch, plain.state.store.device)
         # Weights that the pending proposals were drawn from, and their sums, in speculative sampling.
         shape = (session.batch, COLUMNS) if plain.samplers.speculative else (1, 1)
         self.q_totals = plain.state.position.new_zeros(shape)
         self.q = self.q_totals.new_zeros(*shape, plain.samplers.vocabulary, dtype=torch.int32)
         self._bind()
 
+    @property
+    def variant(self) -> tuple[int, ...]:
+        """What distinguishes this kernel from the others of the network."""
+        return tuple(self.constants[name] for name in ("ROWS", "E", "SAMPLED", "FILTERED", "SPECULATIVE"))
+
     def prepare(self) -> None:
         """Compile and load the kernel for these settings, which may raise an error of Triton or of the driver."""
         device = self.plain.state.store.device
+        kinds = [torch.int64] * 5 + [torch.int32] + [one.dtype for one in self.tensors]
         if device.type == "cuda":
-            kinds = [torch.int64] * 5 + [torch.int32] + [one.dtype for one in self.tensors]
-            loaded(decode, device, kinds, self.constants, self.tuning.warps, not self.constants["SAMPLED"])
+            self.choose_rows(lambda tuning: loaded(
+                decode, device, kinds, self.constants | tuned(tuning), tuning.warps).code.sums)
+
+    def choose_rows(self, sums: Callable[[Tuning], list[str]]) -> None:
+        """Let several rows share a program only if the kernel's `sums` then have the order of those of one row.
+
+        The compiler chooses the order, and tokens must not depend on the batch.
+        """
+        if sums(self.tuning) != sums(self.alone):
+            self.tuning = self.alone
+            self.constants |= tuned(self.tuning)
 
     def keep(self, rows: Tensor, session: Session) -> None:
         self.plain.keep(rows, session)
@@ -96,8 +123,7 @@ class TritonDecoder(PlainRows):
                    min(bound, 2**31 - 1), state.store.shape[1], capacity, *self.filters)
         tensors = [state.store, state.position, state.limit, state.proposals, record, status, *self.tensors]
         programs = -(-batch // self.tuning.rows)
-        launch(decode, programs, tensors, numbers, self.constants, self.tuning.warps,
-               not self.constants["SAMPLED"])
+        launch(decode, programs, tensors, numbers, self.constants, self.tuning.warps)
         made, bad = status.amax(0).tolist()
         if bad:
             raise ScoresError

@@ -2,8 +2,8 @@
 
 It computes what `superres.decoding.blockwise` and `superres.nn.torch_step` do, in the same order: embed, the decoder's
 layers, verify, accept, commit, propose. A row has a tile of W columns, however many of them the block fills, and reads
-its keys in chunks that start at fixed positions. So the sums of a column have one order at every block size and batch
-size, and exact blocks are the tokens of one token per step, bit for bit.
+its keys in chunks that start at fixed positions. So the sums of a column have one order at every block size, and exact
+blocks are the tokens of one token per step, bit for bit. For the order at every ROWS, see `superres.gpu.sum_order`.
 
 Shape letters: M = ROWS * W columns, D width of the network, H attention heads of S, F filter size, N features of the
 neighbours, P features of the cell, G hidden units of a prediction head. These sizes are padded to powers of two with
@@ -38,7 +38,21 @@ def norm(x, gain, bias, D: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 def tile(matrix, K: tl.constexpr, N: tl.constexpr):
     """A matrix [K, N]."""
-    return tl.load(matrix + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    places = matrix + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
+    if K < 64:
+        # The compiler lets tiles of one shape share a layout. With two rows per program, that is the shape of the
+        # neighbours' features [M, N], whose sums would then have another order than with one row.
+        places = tl.max_contiguous(places, (1, 4))
+    return tl.load(places)
+
+
+@triton.jit
+def columns_of(table, at, STRIDE: tl.constexpr, K: tl.constexpr):
+    """Entries [M, K] of the lines `at` [M] of a table whose lines have STRIDE entries."""
+    places = table + at[:, None] * STRIDE + tl.arange(0, K)[None, :]
+    if K < 32:  # as many as a thread can load in a program of one row; with more, layouts and sums would differ
+        places = tl.max_contiguous(places, (1, 2))
+    return tl.load(places)
 
 
 @triton.jit
@@ -112,14 +126,14 @@ def attend(own, values, present, place, start, first, R: tl.constexpr, C: tl.con
 @triton.jit
 def near_features(deviations, places, at, N: tl.constexpr, P: tl.constexpr):
     """The deviations [M, N] of the neighbours of targets `at` [M]; those of a row start at `deviations` [M]."""
-    index = tl.load(places + at[:, None] * (N + P) + tl.arange(0, N)[None, :])
+    index = columns_of(places, at, N + P, N)
     return tl.load(deviations[:, None] + index)
 
 
 @triton.jit
 def cell_features(deviations, places, left, at, N: tl.constexpr, P: tl.constexpr):
     """The mean deviation that the undecoded pixels of the cell must have, in the column [M, P] of their number."""
-    index = tl.load(places + at[:, None] * (N + P) + N + tl.arange(0, P)[None, :])
+    index = columns_of(places + N, at, N + P, P)
     count = tl.load(left + at)
     mean = -tl.sum(tl.load(deviations[:, None] + index), 1) / tl.maximum(count, 1).to(tl.float32)
     return tl.where(tl.arange(0, P)[None, :] == (count - 1)[:, None], mean[:, None], 0.0)
@@ -159,7 +173,7 @@ def limits(earlier, bounds, tokens, target, until, T: tl.constexpr, V: tl.conste
     See `superres.decoding.sum_limits`; `tokens` [M] points to the tokens of a row, `bounds` [M] to its bounds.
     """
     target = tl.minimum(target, T)
-    known = tl.load(earlier + target[:, None] * E + tl.arange(0, E)[None, :])  # [M, E]
+    known = columns_of(earlier, target, E, E)  # [M, E]
     known = tl.load(tokens[:, None] + known, mask=(known >= 0) & (known < until[:, None]), other=0)
     total = tl.sum(known, 1)
     return (tl.load(bounds + target) - total).to(tl.int32), (tl.load(bounds + T + 1 + target) - total).to(tl.int32)
@@ -203,10 +217,10 @@ def propose(
     bias, row = final + 7 * D + 3, here % CHANNELS * W + head
     # Weights on the features of p1's target: those of the head, and those that its state adds.
     weight = product(states, adapt, M, D, N, PRECISION, QUARTERS) + tl.load(bias + tl.arange(0, N))[None, :]
-    weight += tl.load(head_near + row[:, None] * N + tl.arange(0, N)[None, :])
+    weight += columns_of(head_near, row, N, N)
     deviation = tl.sum(weight * near_features(deviations, places, here, N, P), 1)
     weight = product(states, adapt + D * N, M, D, P, PRECISION, QUARTERS) + tl.load(bias + N + tl.arange(0, P))[None, :]
-    weight += tl.load(head_cell + row[:, None] * P + tl.arange(0, P)[None, :])
+    weight += columns_of(head_cell, row, P, P)
     deviation += tl.sum(weight * cell_features(deviations, places, left, here, N, P), 1)
     # Weights on the tokens from p1's to that before the head's own, which are chosen in order.
     weight = product(states, adapt + D * (N + P), M, D, W, PRECISION, QUARTERS)
@@ -321,8 +335,8 @@ def decode(
             near = near_features(deviations, places, inside, N, P)  # [M, N]
             cell = cell_features(deviations, places, left, inside, N, P)  # [M, P]
             channel = inside % CHANNELS
-            straight = tl.sum(near * tl.load(direct_near + channel[:, None] * N + tl.arange(0, N)[None, :]), 1)
-            straight += tl.sum(cell * tl.load(direct_cell + channel[:, None] * P + tl.arange(0, P)[None, :]), 1)
+            straight = tl.sum(near * columns_of(direct_near, channel, N, N), 1)
+            straight += tl.sum(cell * columns_of(direct_cell, channel, P, P), 1)
             total = tl.zeros([M, D], tl.float32) + tl.load(near_vectors + CHANNELS * F + cols)[None, :]
             for first in tl.range(0, F, FC, num_stages=SHORT_STAGES):
                 hidden = product(near, near_first + first * N, M, N, FC, PRECISION, QUARTERS)

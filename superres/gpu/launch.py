@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from superres.gpu.sum_order import sum_orders
 from superres.system.output import cache_folder
 from superres.system.progress import Progress
 
@@ -44,13 +45,14 @@ class Compiled:
     warps: int
     parameters: int  # pointers that it reads: the tensors, then Triton's own
     scratch: int  # bytes of memory that Triton wants of its own; 0 is all that is supported
+    sums: list[str]  # in which order it adds, see `superres.gpu.sum_order`
 
 
 def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], warps: int,  # noqa: ANN401
-             capability: tuple[int, int], fused: bool = True) -> Compiled:
+             capability: tuple[int, int]) -> Compiled:
     """Compile a kernel, whose arguments are tensors of `kinds` and then numbers, for GPUs of a `capability`.
 
-    With `fused`, the compiler may round a product and a sum once. It needs no GPU.
+    The compiler may not fuse a product and a sum, so that rounding depends on the kernel's text alone. Needs no GPU.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -60,11 +62,12 @@ def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], w
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(kinds))}
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned), target=target,
-                              options={"num_warps": warps, "enable_fp_fusion": fused})
+                              options={"num_warps": warps, "enable_fp_fusion": False})
     metadata = made.metadata
     entry = made.asm["ptx"].split(f".entry {metadata.name}(", 1)[1].split(")", 1)[0]
     return Compiled(made.asm["cubin"], metadata.name, metadata.shared, warps, entry.count(".param"),
-                    getattr(metadata, "global_scratch_size", 0) + getattr(metadata, "profile_scratch_size", 0))
+                    getattr(metadata, "global_scratch_size", 0) + getattr(metadata, "profile_scratch_size", 0),
+                    sum_orders(made.asm["ttgir"]))
 
 
 def kept() -> dict[str, float]:
@@ -165,26 +168,26 @@ KERNELS: dict[Any, Kernel] = {}
 
 
 def launch(kernel: Any, programs: int, tensors: list[Tensor], numbers: tuple[int, ...],  # noqa: ANN401
-           constants: dict[str, Any], warps: int, fused: bool = True) -> None:
+           constants: dict[str, Any], warps: int) -> None:
     """Launch a kernel on the device of its tensors; on a CPU, Triton's interpreter runs it."""
     device = tensors[0].device
     if device.type != "cuda":
         kernel[(programs,)](*tensors, *numbers, **constants)
         return
     with torch.cuda.device(device):
-        loaded(kernel, device, [tensor.dtype for tensor in tensors], constants, warps, fused).launch(
+        loaded(kernel, device, [tensor.dtype for tensor in tensors], constants, warps).launch(
             programs, tensors, numbers)
 
 
 def loaded(kernel: Any, device: torch.device, kinds: list[torch.dtype], constants: dict[str, Any],  # noqa: ANN401
-           warps: int, fused: bool = True) -> Kernel:
+           warps: int) -> Kernel:
     """Return a kernel for tensors of `kinds` on a GPU; compile and load it if it is new."""
-    key = kernel, device.index, warps, fused, *kinds, *constants.items()
+    key = kernel, device.index, warps, *kinds, *constants.items()
     if (known := KERNELS.get(key)) is not None:  # while another thread may compile, for minutes
         return known
     with LOCK, torch.cuda.device(device):
         if key not in KERNELS:
             capability = torch.cuda.get_device_capability(device)
             KERNELS[key] = compiled_and_loaded(
-                lambda: compiled(kernel, kinds, constants, warps, capability, fused), Kernel)
+                lambda: compiled(kernel, kinds, constants, warps, capability), Kernel)
         return KERNELS[key]

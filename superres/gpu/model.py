@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,20 +13,25 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.sum_limits import LimitedModel, Limits, unwrapped
 from superres.errors import ConfigError
 from superres.gpu.decoder import TritonDecoder, supports
 from superres.gpu.session import TritonSession
-from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, pack
-from superres.interfaces import Sources
+from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, filling, pack
+from superres.interfaces import ScoringModel, Sources
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel, half_precision
+from superres.system.precision import float32_products
 
 LOG = logging.getLogger(__name__)
 
 TESTED = 8
 """Tokens that the engine's test decodes."""
-WORST = 1.0
-"""How far a token's score may be below the best in the test with matrices in bfloat16."""
+LAST = 3
+"""Rows of the test, the last ones, whose scores are compared with matrices in bfloat16."""
+WORST, IMPROBABLE = 1.0, 16.0
+"""How far a token's score may be below the best in the test with matrices in bfloat16; and how much further, times the
+temperature, if the token is drawn at random."""
 
 
 class TritonModel(StepModel):
@@ -50,14 +57,17 @@ class TritonModel(StepModel):
             raise ConfigError(f"engine triton runs on a GPU, not on {model.signal.device}; choose plain or native")
         super().__init__(model, end_token)
         self.prediction_heads = min(self.prediction_heads, COLUMNS)
-        self.broken = False  # whether the kernel could not be compiled for some settings
+        self.broken = False  # whether the kernel could not be compiled for some settings, or failed its test
         self.said: set[str] = set()  # why the plain decoder served
+        self.tested: set[tuple[int, ...]] | None = None  # kernels that need no test; None if there is none
+        self.testing = threading.RLock()
         self.engine, self.half = "triton-bf16" if half else "triton", half
         kind = torch.bfloat16 if half else torch.float32
         if half:
             self.layers = half_precision(model.decoder)
         self.weights = pack(model, kind, tuning or (HALF if half else FLOAT))
 
+    @float32_products()
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> TritonSession:
         memory = self.encode(source, padding, copies)
         return TritonSession(self.model, self.layers, memory, width, self.weights)
@@ -69,35 +79,84 @@ class TritonModel(StepModel):
         config = self.model.config
         return self.length * (2 * 4 * config.width + 8 * (2 + width))
 
-    @torch.inference_mode()
     def test(self) -> None:
-        """Decode TESTED tokens and compare them with those of the plain decoder; raise RuntimeError if they differ.
+        """Test the kernel of greedy decoding, and from now on each other kernel before its first use.
+
+        Raises RuntimeError if it fails.
+        """
+        self.tested, loop = None, self._compare(DecodeConfig(), None, 1)
+        self.tested = {loop.decoder.variant} if isinstance(loop.decoder, TritonDecoder) else set()
+
+    def _test_kernel_of(self, decoder: TritonDecoder) -> None:
+        """Test a decoder's kernel once: limits, sampling and rows per program make other kernels of the same text."""
+        with self.testing:
+            if self.tested is None or decoder.variant in self.tested:
+                return
+            self.tested.add(decoder.variant)  # the decoders of the test are not tested
+            rows = 1 if decoder.tuning.rows == 1 else filling(self.model.signal.device) + 2
+            self._compare(decoder.plain.samplers.options, unwrapped(decoder.plain.session)[1], rows)
+
+    @torch.inference_mode()
+    def _compare(self, options: DecodeConfig, limits: Limits | None, rows: int) -> BlockwiseLoop:
+        """Decode TESTED tokens of `rows` rows and compare them with those of the plain decoder; return the loop.
 
         In float32, tokens are equal. In bfloat16 some are one off by rounding, so their scores must be nearly the best.
         The plain decoder runs on the same device, for a few milliseconds: so every network has such tokens, also one
         that has just been trained, and neither its encoder nor another machine's rounding is part of the comparison.
+
+        Raises RuntimeError if they differ.
         """
-        source = torch.arange(self.model.config.source_length, device=self.model.signal.device).unsqueeze(0) * 7 % 200
-        loop = self._first_tokens(self, source)
-        tokens = loop.plain.state.tokens[:, : self.length]
-        first = tokens[0, :TESTED]
+        source = torch.arange(self.model.config.source_length, device=self.model.signal.device)
+        source = (source + 3 * torch.arange(rows, device=source.device).unsqueeze(1)) * 7 % 200
+        options = replace(options, block_size=min(self.prediction_heads, TESTED), accept="exact", min_block=1)
+        limited, name = limits is not None, "its test"
+        if limited or options.is_sampling or rows > 1:
+            name += (f" of temperature {options.temperature}, {options.sampling} sampling, limits {limited} and rows "
+                     f"{rows}")
+        loop = self._first_tokens(self, source, options, limits)
         if not loop.is_native:
             raise RuntimeError("its kernel does not decode with this network")
+        plain = StepModel(self.model, self.end_token)
+        found = loop.plain.state.tokens[:, : self.length][:, :TESTED]
         if self.half:
-            scores = self.model.scores(self.model(source, tokens))[0, :TESTED]  # [N, V]
-            lost = float((scores.amax(1) - scores.gather(1, first.unsqueeze(1))[:, 0]).max())
+            lost = self._lost(loop, plain if limits is None else LimitedModel(plain, limits), source)
             if not lost <= WORST:
-                raise RuntimeError(f"its test decoded {first.tolist()}, up to {lost:.3f} below the best scores")
-            return
-        plain = self._first_tokens(StepModel(self.model, self.end_token), source)
-        wanted = plain.plain.state.tokens[0, : self.length][:TESTED]
-        if not torch.equal(first, wanted):
-            raise RuntimeError(f"its test decoded {first.tolist()}, not {wanted.tolist()}")
+                raise RuntimeError(f"{name} decoded {found[-1].tolist()}, up to {lost:.3f} below the best scores")
+            return loop
+        wanted = self._first_tokens(plain, source, options, limits).plain.state.tokens[:, : self.length][:, :TESTED]
+        for one, other in zip(found.tolist(), wanted.tolist(), strict=True):
+            if one != other:
+                raise RuntimeError(f"{name} decoded {one}, not {other}")
+        return loop
 
-    def _first_tokens(self, model: StepModel, source: Tensor) -> BlockwiseLoop:
+    def _lost(self, loop: BlockwiseLoop, model: ScoringModel, source: Tensor) -> float:
+        """Return how far the score of a token of the last rows is below the best, at most.
+
+        Scores are those of the network in float32, for coupled sampling with its noise. A token that is drawn at random
+        may have a lower score, unless it is improbable.
+        """
+        tokens, samplers = loop.plain.state.tokens[:, : self.length], loop.plain.samplers
+        place = torch.arange(self.length, device=source.device)[:TESTED].expand(len(source), -1)  # [B, N]
+        last = slice(-LAST, None)
+        scores = torch.stack([model.uncached_scores(source[last], tokens[last], one)[:, 0]
+                              for one in place[last].unbind(1)], dim=1).double()  # [B, N, V]
+        allowed = scores.new_zeros(())
+        if samplers.noise is not None:
+            temperature, options = samplers.temperature(place)[last], samplers.options  # [B, N, 1]
+            if samplers.speculative or options.nucleus < 1 or options.sample_top_k is not None:
+                allowed = IMPROBABLE * temperature
+            else:
+                scores += samplers.at(place).noise[last] * temperature
+        own = scores.gather(-1, tokens[last, :TESTED].unsqueeze(-1))
+        return float((scores.amax(-1, keepdim=True) - own - allowed).max())
+
+    def _first_tokens(
+        self, model: StepModel, source: Tensor, options: DecodeConfig, limits: Limits | None,
+    ) -> BlockwiseLoop:
         """Return the loop of a decode whose TESTED first tokens are decoded."""
-        size = min(self.prediction_heads, TESTED)
-        loop = BlockwiseLoop(model, model.session(source, size), DecodeConfig(size), source[0, :1], size)
+        limited = model if limits is None else LimitedModel(model, limits)
+        size, keys = options.block_size or 1, torch.arange(len(source), device=source.device)
+        loop = BlockwiseLoop(limited, limited.session(source, size), options, keys, size)
         loop.plain.state.limit.fill_(min(TESTED, self.length))
         while not loop.done():
             loop.run(1 + TESTED)
@@ -113,7 +172,8 @@ class TritonModel(StepModel):
         made = TritonDecoder(plain)
         try:
             made.prepare()
-        except Exception as error:  # of Triton or the driver
+            self._test_kernel_of(made)
+        except Exception as error:  # of Triton, the driver or the test
             self.broken = True
             self._left((str(error).splitlines() or [repr(error)])[0])
             return None

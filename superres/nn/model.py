@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from threading import Lock
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from superres.nn.attention import hidden_mask
 from superres.nn.heads import PredictionHeads, RecurrentHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning, NumericNeighbourhood
 from superres.nn.layers import Layer, TiedProjection, TokenEmbedding, position_signal
+from superres.system.precision import float32_products
 
 
 @dataclass
@@ -68,21 +68,6 @@ class Memory:
 def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
     """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens`, int64 [B]."""
     return (source_tokens * LONGEST[0] + LONGEST[1]).clamp_(max=config.target_length)
-
-
-PRECISION_LOCK = Lock()  # The precision of convolutions is a setting of the process
-
-
-@contextmanager
-def float32_convolutions() -> Iterator[None]:
-    """Compute convolutions on a GPU in float32 within the context; torch's default rounds their inputs to TF32."""
-    setting = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    with PRECISION_LOCK:
-        before, setting.fp32_precision = setting.fp32_precision, "ieee"
-        try:
-            yield
-        finally:
-            setting.fp32_precision = before
 
 
 @dataclass
@@ -162,7 +147,7 @@ class EncoderDecoder(nn.Module):
             memory.estimate = image_priors.to_raster(large)
             if self.conditioning is not None:
                 # TF32 would change the estimate by hundredths of a grey level; training keeps torch's setting.
-                precision = float32_convolutions() if source.is_cuda and not self.training else nullcontext()
+                precision = nullcontext() if self.training else float32_products()
                 # Without `half`, autocast is left as it is, since training may have enabled it.
                 with precision, torch.autocast(source.device.type, torch.bfloat16) if half else nullcontext():
                     memory.conditioning, memory.estimate = self.conditioning(memory.states, large)

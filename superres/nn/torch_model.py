@@ -15,6 +15,7 @@ from superres.interfaces import Decoder, Sources
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
+from superres.system.precision import float32_products
 from superres.tree import Tree
 
 SOURCE_MULTIPLE = 16
@@ -74,20 +75,24 @@ class StepModel:
         # The scores and the sampling noise of every column, and intermediate results.
         return 16 * 8 * width * self.vocabulary
 
+    @float32_products()
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
         memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)
         return memory.repeat(copies).rounded_up(SOURCE_MULTIPLE)
 
+    @float32_products()
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
         return None
 
+    @float32_products()
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
+    @float32_products()
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         with torch.inference_mode():
             decoded = self.model(source, target)
