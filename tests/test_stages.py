@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -136,16 +137,16 @@ def test_a_recipe_changes_the_sizes_of_a_checkpoint_that_it_starts_from(checkpoi
     assert torch.equal(after.decoder[0].attention.query.weight, before.decoder[0].attention.query.weight)
 
 
-def test_all_stages_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
-    tried = iter(["no", "bf16"])
-    monkeypatch.setattr(trainer, "fastest_setting", lambda *_: next(tried))
+def test_all_stages_have_the_precision_and_threads_of_the_first_one(recipe, data, tmp_path, monkeypatch):
+    machines = itertools.chain([{}], itertools.repeat({"avx512_bf16": True}))  # another one trains the later stages
+    monkeypatch.setattr(torch.cpu, "get_capabilities", machines.__next__)
     document = json.loads(recipe.read_text())
     del document["precision"]
     recipe.write_text(json.dumps(document))
     for _ in range(2):  # the second time, all is finished
         assert train(recipe, data, tmp_path / "run")
         rows = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
-        assert [row["settings"]["precision"] for row in rows] == ["no"] * 3
+        assert [(row["settings"]["precision"], row["settings"]["threads"]) for row in rows] == [("no", 1)] * 3
 
 
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):

@@ -30,8 +30,8 @@ from superres.training.stage import Stage
 BEAM = BeamConfig()
 # Settings of training that get an option: in all stages, and in those that train heads.
 STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size", "learning_rate",
-         "optimizer", "precision", "device", "compiled", "seed", "gradient_checkpointing", "crop_share", "input_noise",
-         "warmup_steps", "schedule")
+         "optimizer", "precision", "threads", "device", "compiled", "seed", "gradient_checkpointing", "crop_share",
+         "input_noise", "warmup_steps", "schedule")
 HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
 REQUIRED = ("data", "own", "output")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
@@ -192,7 +192,7 @@ def shortlist(
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
-@training_command("data", "output", "dev", "more", "start", "crops", "drawn", "device", "compiled")
+@training_command("data", "output", "dev", "more", "start", "crops", "drawn", "threads", "device", "compiled")
 def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinutes = None) -> None:
     """Train all stages of a recipe.
 

@@ -26,6 +26,7 @@ from superres.pipeline.pipeline import fastest_exact, pick_device
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
+from superres.system.machine import usable_cores
 from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
 from superres.tasks import translation
@@ -56,7 +57,10 @@ Recipe = tuple[Stage, ...]
 def stage_of(settings: Mapping[str, Any]) -> Stage:
     """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting that is not valid."""
     on_gpu = pick_device(settings.get("device", Stage.device)).type == "cuda"
-    return Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
+    stage = Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
+    require((stage.threads or 1) <= usable_cores(), f"threads must be at most {usable_cores()}, the usable cores, not "
+            f"{stage.threads}")
+    return stage
 
 
 def read_recipe(path: Path, **common: Any) -> Recipe:  # noqa: ANN401 -- settings of stages
@@ -144,8 +148,9 @@ def train_recipe(
         changes: dict[str, Any] = {
             "output": stage.output / stage.name, "more": stage.more if stage.reads_more else (), "earlier": trained,
             "reverse": stage.reverse != (stage.start in backward)}
-        if rows and stage.precision == "auto":  # the stages of a recipe differ in nothing that it does not say
-            changes["precision"] = rows[0]["settings"]["precision"]
+        for name, unset in (("precision", "auto"), ("threads", None)):
+            if rows and getattr(stage, name) == unset:  # stages of a recipe differ in nothing that it does not say
+                changes[name] = rows[0]["settings"].get(name, unset)
         if rows and network.task == translation.name:  # all stages have the vocabulary of the first
             changes["vocabulary"] = next(iter(trained.values())) / translation.VOCABULARY_FILE
         own_report = functools.partial(report, stage.name)
