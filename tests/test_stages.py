@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from ladder import check_ladder
-from superres.checkpoint import bundled_folder, load_checkpoint, read_config, read_training, save_checkpoint
+from superres.checkpoint import (
+    bundled_folder,
+    load_checkpoint,
+    read_config,
+    read_training,
+    save_checkpoint,
+    weights_digest,
+)
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, SuperresError
@@ -22,8 +29,9 @@ from superres.tasks.faces import FaceTask
 from superres.training import recipes, trainer
 from superres.training.construction import build_model
 from superres.training.distillation import decode_own_faces
-from superres.training.recipes import read_recipe, train_recipe, train_stage
+from superres.training.recipes import read_recipe, stage_of, train_recipe, train_stage
 from superres.training.stage import Stage
+from superres.web.site import notice_of
 from table2 import CHECKPOINTS
 
 GREEDY = DecodeConfig(block_size=1)
@@ -230,6 +238,38 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
     assert [(row["name"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
         (name, "base") for name in CHECKPOINTS)]
+
+
+def test_a_copy_trained_further_keeps_the_licence_and_the_origin_of_its_start(recipe, data, tmp_path):
+    start = tmp_path / "ours"
+    save_checkpoint(build_model(replace(PRESETS["tiny"], **SMALLER), Stage(**SHORT)), start)
+    (start / "README.md").write_text("---\nlicense: other\nlicense_name: for-tests\n---\n\n# ours\n\nlicense: no\n")
+    settings = json.loads(recipe.read_text()) | {"stages": [
+        {"name": "first", "start": str(start)}, {"name": "second", "start": "first"}, {"name": "fresh"}]}
+    recipe.write_text(json.dumps(settings))
+    assert train(recipe, data, tmp_path / "run")
+    first, second, fresh = (tmp_path / "run" / name / "checkpoint" for name in ("first", "second", "fresh"))
+    origin = f"- ours, SHA-256 of the weights {weights_digest(start)}...\n"
+    later = f"- first, SHA-256 of the weights {weights_digest(first)}...\n{origin}"
+    for folder, lines in ((first, origin), (second, later)):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlicense: other\nlicense_name: for-tests\n---\n")
+        assert card.endswith(f"\n\n{lines}")
+    assert notice_of(second) == "The weights (checkpoint): licence for-tests."
+    assert not (fresh / "README.md").exists()
+
+
+@pytest.mark.parametrize("option", ["start", "teacher"])
+def test_a_cascade_to_train_is_refused_with_the_names_of_its_stages(option, data, tmp_path, recipe):
+    message = "celeba-8to64 has 2 stages, which are trained one at a time; name celeba-8to32 or celeba-32to64"
+    stage = stage_of({**SHORT, "data": data, "output": tmp_path / "run", option: "celeba-8to64"})
+    with pytest.raises(ConfigError, match=message):
+        train_stage(stage, never, ignore)
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"stages": [
+        {"name": "first"}, {"name": "second", option: "celeba-8to64"}]}))
+    with pytest.raises(ConfigError, match=message):  # before the first stage is trained
+        train(recipe, data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):

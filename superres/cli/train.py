@@ -58,6 +58,9 @@ Order = Annotated[int, Option(metavar="N", help="Largest number of tokens in an 
 Least = Annotated[int, Option(metavar="N", help="Leave out contexts with fewer occurrences.")]
 Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent contexts.")]
 
+Stages = Annotated[list[str], Argument(metavar="NAME|DIR...", help="Checkpoints, the first stage first.")]
+CascadeFolder = Annotated[Path, Option(metavar="DIR", help="New folder for the cascade.")]
+
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
 
@@ -190,6 +193,17 @@ def shortlist(
     write_result(output, lists.to_bytes())
     say(f"{output}: {len(lists.common)} common tokens, and translations of "
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
+
+
+@train_app.command(cls=opt.HelpfulCommand)
+def join(stages: Stages, output: CascadeFolder) -> None:
+    """Join checkpoints to a cascade, each of which enlarges the pictures of the one before.
+
+    Bundled checkpoints are named in the cascade's config.json; others are copied into DIR, so that it can be moved.
+    """
+    from superres.training.derived import join as join_stages
+
+    join_stages(stages, output)
 
 
 @training_command("data", "output", "dev", "more", "start", "crops", "drawn", "threads", "device", "compiled")

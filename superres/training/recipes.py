@@ -13,7 +13,6 @@ from accelerate import PartialState
 
 from superres.checkpoint import (
     TRAINING,
-    find_checkpoint,
     load_checkpoint,
     read_task_files,
     read_training,
@@ -39,8 +38,10 @@ from superres.training.corpora import (
     check_data,
     check_paths,
     checkpoint_of,
+    find_network,
     network_of,
 )
+from superres.training.derived import model_card, source_name
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
@@ -98,7 +99,7 @@ def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
     changed_preset(stage.preset, {**stage.network, "prediction_heads": stage.prediction_heads or 1})
     for name in (stage.start, stage.teacher):
         if name is not None and name not in earlier:
-            find_checkpoint(name)  # a missing one is refused now, not after hours of training
+            find_network(name)  # a missing one is refused now, not after hours of training
     names = {name.casefold() for name in (TRAINING, *earlier)}  # some systems ignore the case of names
     require(stage.name.casefold() not in names, f"{where}: another stage or file is called {stage.name!r}; rename it")
     require((stage.stage == "distil") == (stage.own_images > 0),
@@ -199,8 +200,9 @@ def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     start = None if stage.start is None else checkpoint_of(stage, stage.start)
     model = build_model(corpus.network, stage, start)
     earlier, digest = ([], None) if start is None else (read_training(start), weights_digest(start))
-    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier, files=corpus.files,
-                   teacher=teacher, start=digest, limit=limit)
+    card = model_card({source_name(name): checkpoint_of(stage, name) for name in (stage.start, stage.teacher) if name})
+    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
+                   files={**corpus.files, **card}, teacher=teacher, start=digest, limit=limit)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
