@@ -316,6 +316,10 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == ["superres: decoding needs torch: pip install superres",
                                            "superres: superres survey needs uvicorn: pip install 'superres[survey]'"]
+    training = ["train", "base", "--data", "x", "--output", "y", "--steps", "1"]
+    refused = superres_without(("accelerate", "gradio"), training, ["app", "--port", "0"])
+    assert refused.stderr.splitlines() == ["superres: superres train needs accelerate: pip install 'superres[train]'",
+                                           "superres: superres app needs gradio: pip install 'superres[ui]'"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
