@@ -55,7 +55,7 @@ site: $(VENV)/.installed-dev docs
 wheels: $(VENV)/.installed
 	@for platform in $(PLATFORMS); do \
 		echo "Building dist/superres-*-py3-none-$$platform.whl" >&2; \
-		SUPERRES_WHEEL_PLATFORM=$$platform $(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
+		SUPERRES_WHEEL_PLATFORM=$$platform $(VENV)/bin/pip wheel --verbose --no-deps --wheel-dir dist . || exit 1; \
 	done
 
 # The libraries for ARM, which qemu-aarch64 runs.

@@ -18,6 +18,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,8 +93,11 @@ def build(platform: str, folder: Path, only: list[str] | None = None) -> list[Pa
     jobs += [(words, folder / f"{variant.name}{ending}", "native.cpp", variant.library_flags, variant.link_flags)
              for words, ending, variants in kinds for variant in variants if only is None or variant.name in only]
     folder.mkdir(parents=True, exist_ok=True)
+    paths = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = list(pool.map(compile_library, jobs))
+        for path in pool.map(compile_library, jobs):
+            paths.append(path)
+            print(f"compiled {path.name}, {len(paths)} of {len(jobs)}", file=sys.stderr, flush=True)
     for path in paths:
         newest = max((int(version) for version in re.findall(rb"\0GLIBC_2\.(\d+)", path.read_bytes())), default=0)
         if platform.startswith("manylinux") and newest > GLIBC:

@@ -4,8 +4,8 @@
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
 The wheel must have every variant of its machine and of WebAssembly, upscale a face with the engine `native` to the
-pixels that this repository gives, and write the page for browsers with its own modules. Dependencies such as torch are
-those of the Python that runs this script; superres is the wheel's.
+pixels that this repository gives, write the page for browsers with its own modules, and serve the web demo with its
+examples. Dependencies such as torch and Gradio are those of the Python that runs this script; superres is the wheel's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import threading
+import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
@@ -24,6 +27,8 @@ from PIL import Image, ImageChops
 
 from build_native import PLATFORMS, load_variants
 
+SERVE_SECONDS = 300.0
+"""Longest wait for the web demo."""
 FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
@@ -70,6 +75,23 @@ def export(words: list[str], folder: Path, environment: dict[str, str], wheel: P
                 raise SystemExit(f"the page has another {variant.name} than {wheel.name}")
 
 
+def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Start the web demo, and load its page, whose paint box must have the examples."""
+    command = [*words, "app", "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        giving_up = threading.Timer(SERVE_SECONDS, process.kill)
+        giving_up.start()
+        try:
+            if (found := re.search(r"open (\S+) ", process.stdout.readline() if process.stdout else "")) is None:
+                raise SystemExit("the web demo does not start")
+            with urllib.request.urlopen(found[1], timeout=60) as answer:  # noqa: S310 -- our own server
+                if "Grace Hopper" not in answer.read().decode():
+                    raise SystemExit("the page of the web demo has no examples")
+        finally:
+            giving_up.cancel()
+            process.terminate()
+
+
 def main() -> None:
     """Check, and print what is used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,6 +117,7 @@ def main() -> None:
         if ImageChops.difference(installed, here).getbbox():
             raise SystemExit("the wheel gives other pixels than this repository")
         export(words, folder / "page", environment, wheel)
+        serve(words, folder, environment)
         print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this repository gives")
 
 

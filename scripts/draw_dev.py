@@ -16,6 +16,7 @@ import typer
 
 from demo import read_inputs
 from superres import DecodeConfig, SuperresError, Upscaler
+from superres.system.progress import Progress, say
 from superres.tasks.face_data import FacePairs, write_npz
 
 SAMPLES = 8
@@ -28,10 +29,13 @@ def main(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Sample the pictures, and write them with their reductions as `superres.tasks.face_data.read_faces` reads them."""
+    say(f"loading {checkpoint}; the first use compiles the engine")
     upscaler = Upscaler.load(checkpoint, device)
     task = upscaler.face_task
     sources = np.repeat(np.stack(list(read_inputs(task).values())), SAMPLES, axis=0)
-    pictures = upscaler(sources, DecodeConfig(temperature=0.7)).images
+    say(f"drawing {len(sources)} faces")
+    with Progress("drawing"):
+        pictures = upscaler(sources, DecodeConfig(temperature=0.7)).images
     reduced = np.stack([task.source_of(picture) for picture in pictures])
     write_npz(FacePairs(pictures, reduced, np.arange(len(pictures), dtype=np.int32)), output)
     print(f"{output}: {len(pictures)} faces that {checkpoint} has drawn. Scores on them say nothing about real faces.")

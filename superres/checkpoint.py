@@ -163,8 +163,8 @@ def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
 def read_stages(folder: str | Path) -> list[Path]:
     """Return the folders of the checkpoints of a cascade, the first stage first; none for a single network.
 
-    `stages` in config.json names 2 to MOST_STAGES. A name is that of a folder beside the cascade's, or of a bundled
-    checkpoint, so an untrusted cascade reads no other files.
+    `stages` in config.json names 2 to MOST_STAGES. A name is that of a folder inside the cascade's or beside it, or of
+    a bundled checkpoint, so an untrusted cascade reads no other files.
 
     Raises:
         CheckpointError: config.json is missing or damaged, or a stage is missing.
@@ -180,8 +180,9 @@ def read_stages(folder: str | Path) -> list[Path]:
     if not 2 <= len(names) <= MOST_STAGES:
         raise CheckpointError(f"{path} has {len(names)} stages; name 2 to {MOST_STAGES} checkpoints, each of which "
                               "enlarges the pictures of the one before")
-    beside = [Path(folder).resolve().parent / name for name in names]
-    found = [path if (path / CONFIG).is_file() else find_checkpoint(path.name) for path in beside]
+    own = Path(folder).resolve()
+    found = [next((path for path in (own / name, own.parent / name) if (path / CONFIG).is_file()), None)
+             or find_checkpoint(name) for name in names]
     if any("stages" in read_config(stage) for stage in found):
         raise CheckpointError(f"{path} names another cascade as a stage; name its stages")
     return found
@@ -349,8 +350,9 @@ def fetch_from_hub(identifier: str) -> Path:
     problem = hub_problem(identifier, CONFIG)
     try:
         folder = hub_file(identifier, CONFIG, problem).parent
-        task = read_config(folder)["model"].get("task")
-        for name in (WEIGHTS, *TASK_FILES.get(task, ())):
+        document = read_config(folder)
+        files = () if "stages" in document else (WEIGHTS, *TASK_FILES.get(document["model"].get("task"), ()))
+        for name in files:
             hub_file(identifier, name, problem)
     except HUB_ERRORS as error:
         raise CheckpointError(f"no checkpoint {identifier!r}: there is no such folder, and the hub gives none "

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, fixed seeds, fixed costs of a step, hypothesis profiles, and markers by file."""
+"""What all tests share: one thread, a time limit, fixed seeds and costs, hypothesis profiles, and markers by file."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from limits import hear_signals, limited
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
 
+hear_signals()
 settings.register_profile("default", max_examples=int(os.environ.get("SUPERRES_DRAWS", "25")), deadline=None,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
@@ -69,6 +71,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files with slow tests first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: marker_of(item.path) or ("slow" if item.get_closest_marker("slow") else "unmarked"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    with limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    with limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    with limited():
+        return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

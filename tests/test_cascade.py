@@ -252,6 +252,23 @@ def test_stages_that_are_no_cascade_are_refused_in_one_line(stages, message, fol
     assert "\n" not in str(caught.value)
 
 
+def test_one_command_joins_stages_to_a_cascade_that_can_be_moved(cascade, folder, sources, tmp_path, capsys):
+    stages, joined = [str(folder.parent / name) for name in ("small", "large")], tmp_path / "joined"
+    assert run(["train", "join", *stages, "--output", str(joined)]) == 0
+    assert f"{joined}: 2to4 and 4to8, from 2x2 to 8x8" in capsys.readouterr().err
+    assert json.loads((joined / "config.json").read_text())["stages"] == ["2to4", "4to8"]
+    joined.rename(tmp_path / "moved")
+    options = DecodeConfig(1)
+    assert np.array_equal(load(tmp_path / "moved", "cpu")(sources, options).images, cascade(sources, options).images)
+    assert run(["train", "join", str(folder), str(tmp_path / "moved"), "--output", str(joined)]) == 2
+    assert "the stages of joined do not fit: large draws 8x8, 2to4 enlarges 2x2" in capsys.readouterr().err
+    assert not joined.exists()
+    assert run(["train", "join", stages[0], "--output", str(joined)]) == 2
+    assert "a cascade has at least two stages" in capsys.readouterr().err
+    assert run(["train", "join", *stages, "--output", str(tmp_path / "moved")]) == 2
+    assert "moved exists; choose a new folder" in capsys.readouterr().err
+
+
 def test_bits_per_dim_are_those_of_both_stages(cascade, sources, rng):
     targets = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
     middle = reduced(targets, 4)

@@ -44,6 +44,7 @@ def spellings(command):
 @cache
 def options_of(command):
     """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark/engines.py"."""
+    command = "app" if command == "app.py" else command
     if not command.endswith(".py"):
         return set().union(*(spellings(found) for name, found in COMMANDS.items()
                              if name == command or name.startswith(f"{command} ") or not command))

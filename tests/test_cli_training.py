@@ -70,8 +70,8 @@ def test_a_budget_ends_the_phase_that_it_runs_out_in_and_no_time_left_is_negativ
         read()
     assert capsys.readouterr().err.splitlines() == [
         "superres: reading: 0 of 9 pictures, 02:20 left of --minutes 4",
-        "superres: reading: 1 of 9 pictures, 26:40 left; 00:40 left of --minutes 4",
-        "superres: reading: 2 of 9 pictures, 17:30 left; 00:00 left of --minutes 4"]
+        "superres: reading: 1 of 9 pictures, 00:40 left of --minutes 4",
+        "superres: reading: 2 of 9 pictures, 00:00 left of --minutes 4"]
     assert limit.left == 0
     late = Progress("training", 240, "s")
     late.resume(250)

@@ -27,10 +27,7 @@ ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 
 
 @pytest.fixture
 def sizes(tmp_path, monkeypatch):
-    """The script with networks of a few thousand weights, and a clock that shows one second per step.
-
-    Runs compute in float32 with all threads: the fastest setting, which depends on the load, may differ between two.
-    """
+    """The script with networks of a few thousand weights, and a clock that shows one second per step."""
     module = importlib.reload(compare_networks)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setitem(PRESETS, "base", replace(
@@ -39,7 +36,6 @@ def sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
     monkeypatch.setattr(training, "plot_history", lambda *_: None)
-    monkeypatch.setattr(training, "fastest_setting", lambda *_: "no")
     return module
 
 

@@ -18,9 +18,10 @@ from superres.cli.main import run
 from superres.config import DecodeConfig, Reliability
 from superres.decoding.batching import feed_of
 from superres.errors import CheckpointError, ConfigError, ScoresError
-from superres.evaluation.reliability import mask_scores, pixel_error, threshold_of
+from superres.evaluation.reliability import calibrate_mask, least_faces, mask_scores, pixel_error, threshold_of
 from superres.pipeline.judging import judge
 from superres.pipeline.upscaler import Face, Upscaler
+from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
 from superres.tasks.sheets import COVER, VEIL, face_sheet, veiled
 from superres.web.crops import Subject
@@ -240,6 +241,17 @@ def test_pixels_of_the_same_uncertainty_are_in_the_mask_together_and_there_may_b
     assert threshold_of(uncertainty, wrong, 0.9) == 1.0
     assert threshold_of(uncertainty, ~wrong, 0.9) == -1.0
     assert mask_scores(uncertainty <= -1, wrong) == {"coverage": None, "reliable": 0.0}
+
+
+@pytest.mark.parametrize(("coverage", "least"), [(0.9, 36), (0.5, 4), (0.99, 396)])
+def test_too_few_faces_for_a_calibration_are_refused_with_the_number_wanted(two, coverage, least):
+    assert least_faces(coverage) == least
+    faces = np.zeros((least - 1, 4, 4, 3), np.uint8)
+    few = FacePairs(faces, faces, np.arange(least - 1, dtype=np.int32))
+    with pytest.raises(ConfigError, match=f"{least - 1} faces are too few for a coverage of {coverage}; give at least"):
+        calibrate_mask(two, few, 25, coverage)
+    with pytest.raises(ConfigError, match="no number of faces shows a coverage of 1"):
+        calibrate_mask(two, few, 25, 1.0)
 
 
 def test_the_error_of_a_pixel_is_the_mean_over_its_colours():

@@ -8,10 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import limits
 import numpy as np
 import pytest
 from PIL import Image
@@ -66,11 +68,6 @@ COUNT = 3000
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
 
 
-def default_signals():
-    """Undo what a shell does for jobs in the background, which ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Command:
     """A running command, whose lines on standard error are read one by one."""
 
@@ -78,8 +75,7 @@ class Command:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.lines = []
         self.process = subprocess.Popen([*before, sys.executable, "-c", code, *map(str, words)], cwd=cwd, text=True,
-                                        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                        preexec_fn=default_signals)
+                                        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def wait_for(self, pattern):
         for line in self.process.stderr:
@@ -181,3 +177,21 @@ def test_the_second_signal_ends_a_command_that_is_stuck_in_compiled_code():
     command.wait_for("stopping; a second signal ends at once")
     command.send(signal.SIGTERM)
     assert command.end()[0] == 143
+
+
+def test_what_nohup_and_a_shell_ignore_is_not_ignored_by_what_the_tests_start():
+    print_signals = "import signal; print(signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGINT))"
+    words = [sys.executable, "-c", "import limits, subprocess, sys\nlimits.hear_signals()\n"
+             f"subprocess.run([sys.executable, '-c', {print_signals!r}])"]
+    done = subprocess.run(["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *words], cwd=Path(__file__).parent,
+                          capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.startswith(f"{signal.SIG_DFL} <built-in function default_int_handler>"), done.stdout
+
+
+def test_a_wait_without_an_end_fails_and_what_it_waits_for_is_killed(monkeypatch):
+    monkeypatch.setattr(limits, "TEST_SECONDS", 0.2)
+    process = subprocess.Popen(["sleep", "1000"])
+    for wait in (process.wait, threading.Event().wait):
+        with pytest.raises(pytest.fail.Exception, match=r"took over 0\.2 seconds"), limits.limited():
+            wait()
+    assert process.wait(timeout=60) == -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 
 from ladder import check_ladder
-from superres.checkpoint import bundled_folder, load_checkpoint, read_config, read_training, save_checkpoint
+from superres.checkpoint import (
+    bundled_folder,
+    load_checkpoint,
+    read_config,
+    read_training,
+    save_checkpoint,
+    weights_digest,
+)
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, SuperresError
@@ -21,8 +29,9 @@ from superres.tasks.faces import FaceTask
 from superres.training import recipes, trainer
 from superres.training.construction import build_model
 from superres.training.distillation import decode_own_faces
-from superres.training.recipes import read_recipe, train_recipe, train_stage
+from superres.training.recipes import read_recipe, stage_of, train_recipe, train_stage
 from superres.training.stage import Stage
+from superres.web.site import notice_of
 from table2 import CHECKPOINTS
 
 GREEDY = DecodeConfig(block_size=1)
@@ -136,16 +145,16 @@ def test_a_recipe_changes_the_sizes_of_a_checkpoint_that_it_starts_from(checkpoi
     assert torch.equal(after.decoder[0].attention.query.weight, before.decoder[0].attention.query.weight)
 
 
-def test_all_stages_have_the_precision_that_the_first_one_found(recipe, data, tmp_path, monkeypatch):
-    tried = iter(["no", "bf16"])
-    monkeypatch.setattr(trainer, "fastest_setting", lambda *_: next(tried))
+def test_all_stages_have_the_precision_and_threads_of_the_first_one(recipe, data, tmp_path, monkeypatch):
+    machines = itertools.chain([{}], itertools.repeat({"avx512_bf16": True}))  # another one trains the later stages
+    monkeypatch.setattr(torch.cpu, "get_capabilities", machines.__next__)
     document = json.loads(recipe.read_text())
     del document["precision"]
     recipe.write_text(json.dumps(document))
     for _ in range(2):  # the second time, all is finished
         assert train(recipe, data, tmp_path / "run")
         rows = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
-        assert [row["settings"]["precision"] for row in rows] == ["no"] * 3
+        assert [(row["settings"]["precision"], row["settings"]["threads"]) for row in rows] == [("no", 1)] * 3
 
 
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
@@ -229,6 +238,38 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
     assert [(row["name"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
         (name, "base") for name in CHECKPOINTS)]
+
+
+def test_a_copy_trained_further_keeps_the_licence_and_the_origin_of_its_start(recipe, data, tmp_path):
+    start = tmp_path / "ours"
+    save_checkpoint(build_model(replace(PRESETS["tiny"], **SMALLER), Stage(**SHORT)), start)
+    (start / "README.md").write_text("---\nlicense: other\nlicense_name: for-tests\n---\n\n# ours\n\nlicense: no\n")
+    settings = json.loads(recipe.read_text()) | {"stages": [
+        {"name": "first", "start": str(start)}, {"name": "second", "start": "first"}, {"name": "fresh"}]}
+    recipe.write_text(json.dumps(settings))
+    assert train(recipe, data, tmp_path / "run")
+    first, second, fresh = (tmp_path / "run" / name / "checkpoint" for name in ("first", "second", "fresh"))
+    origin = f"- ours, SHA-256 of the weights {weights_digest(start)}...\n"
+    later = f"- first, SHA-256 of the weights {weights_digest(first)}...\n{origin}"
+    for folder, lines in ((first, origin), (second, later)):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlicense: other\nlicense_name: for-tests\n---\n")
+        assert card.endswith(f"\n\n{lines}")
+    assert notice_of(second) == "The weights (checkpoint): licence for-tests."
+    assert not (fresh / "README.md").exists()
+
+
+@pytest.mark.parametrize("option", ["start", "teacher"])
+def test_a_cascade_to_train_is_refused_with_the_names_of_its_stages(option, data, tmp_path, recipe):
+    message = "celeba-8to64 has 2 stages, which are trained one at a time; name celeba-8to32 or celeba-32to64"
+    stage = stage_of({**SHORT, "data": data, "output": tmp_path / "run", option: "celeba-8to64"})
+    with pytest.raises(ConfigError, match=message):
+        train_stage(stage, never, ignore)
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"stages": [
+        {"name": "first"}, {"name": "second", option: "celeba-8to64"}]}))
+    with pytest.raises(ConfigError, match=message):  # before the first stage is trained
+        train(recipe, data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):

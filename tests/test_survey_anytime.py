@@ -170,10 +170,13 @@ def test_careless_raters_are_warned_of_with_what_to_do_and_careful_ones_are_not(
     assert "3 raters gave another answer to most pairs that they saw twice." in found
 
 
-def test_sides_repeats_and_unfinished_raters_are_warned_of():
+@pytest.mark.parametrize(("unsure", "chance"), [(False, "two answers gives 50"), (True, "three answers gives 33")])
+def test_sides_repeats_and_unfinished_raters_are_warned_of(unsure, chance):
     result = {"comparisons": [known(raters=3)], "raters": 5, "sides": {"share": 0.3, "p_binomial": 0.001},
               "repeats": {"share": 0.52, "interval": (0.45, 0.6)}}
-    report = {"study": "s", "level": 0.9, "raters": [], "result": result, "settings": {"judge": False}}
+    report = {"study": "s", "level": 0.9, "raters": [], "result": result,
+              "settings": {"judge": False, "allow_unsure": unsure}}
     warnings = findings(report, "survey.db")["warnings"]
-    parts = ["right picture was chosen in 70 of 100", "the same answer 52 times", "Only 3", "2 raters did not finish"]
+    parts = ["right picture was chosen in 70 of 100", f"the same answer in 52 of 100 cases; guessing among {chance}.",
+             "Only 3", "2 raters did not finish"]
     assert all(part in warning["what"] for part, warning in zip(parts, warnings, strict=True))

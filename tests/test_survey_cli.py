@@ -24,7 +24,9 @@ from superres.cli.main import run
 from superres.evaluation.survey_methods import parse_spec, read_images
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import link_key
+from superres.survey.exclusions import read_exclusions
 from superres.survey.store import Store
+from superres.survey.voting import enrol
 from superres.system.asgi import how_to_leave, local_address
 from superres.tasks.faces import FaceTask, area_reduce
 
@@ -166,6 +168,50 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
     assert store.is_owner(study, printed("token", "study").strip())
     assert "is a store without what was deleted" in printed("migrate")
     store.close()
+
+
+def test_prolifics_submissions_leave_out_who_gave_up_and_name_whom_to_approve(here, capsys):
+    assert create(*FOLDERS) == 0
+    store, study = Store("survey.db"), stored_study()
+    for rater in ("done", "gone", "slow", "approved", "barred"):
+        vote_through(store, study, rater)
+    enrol(store, study, "begun", study.settings.consent_version)
+    assert survey("exclude", "study", "--rater-id", "barred", "--reason", "a friend") == 0
+    rows = {"done": "AWAITING REVIEW", "gone": "RETURNED", "slow": "TIMED-OUT", "approved": "APPROVED",
+            "begun": "AWAITING REVIEW", "barred": "AWAITING REVIEW", "elsewhere": "AWAITING REVIEW"}
+    lines = [f'{number},{name},{status},"London, UK"' for number, (name, status) in enumerate(rows.items())]
+    Path("p.csv").write_text("\ufeffSubmission id,Participant id,Status,Place\r\n" + "\r\n".join(lines) + "\r\n")
+    for _ in range(2):  # the second time, the rules stand already
+        capsys.readouterr()
+        assert survey("exclude", "study", "--prolific", "p.csv") == 0
+        shown = capsys.readouterr()
+        assert shown.out == "done\n"
+        for text in ("2 returned or timed out", "have not finished here: begun", "excluded by a rule: barred",
+                     "1 participant of p.csv did not enrol in study", "3 raters are excluded now"):
+            assert text in shown.err
+    rules = read_exclusions(store, study)
+    assert [rule.reason for rule in rules] == ["a friend", *["returned or timed out at Prolific"] * 2]
+    store.close()
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "cannot read p.csv: No such file or directory; export the submissions"),
+    (b"Participant,Status\nx,RETURNED\n", "p.csv has no column 'Participant id'; export the submissions"),
+    (b"participant_id\nx\n", "p.csv has no column 'Status'"), (b"", "p.csv is not CSV with a header"),
+    (b"\xff\xfe\x00", "p.csv is not CSV with a header"), (b'Participant id,Status\n"x', "p.csv is not CSV"),
+    (b"Participant id,Status\nx\n", "p.csv: row 2 has 1 values, not 2"),
+    (b"Participant id,Status\n,RETURNED\n", "p.csv: a participant id must be 1 to 100 printable characters"),
+])
+def test_a_file_that_is_not_prolifics_is_one_line_and_excludes_nobody(content, message, here, capsys):
+    assert create(*FOLDERS) == 0
+    capsys.readouterr()
+    if content is not None:
+        Path("p.csv").write_bytes(content)
+    assert survey("exclude", "study", "--prolific", "p.csv") == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
 
 
 def test_decoder_settings_enlargements_and_photographs_are_methods(here, decoding):
@@ -316,6 +362,10 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == ["superres: decoding needs torch: pip install superres",
                                            "superres: superres survey needs uvicorn: pip install 'superres[survey]'"]
+    training = ["train", "base", "--data", "x", "--output", "y", "--steps", "1"]
+    refused = superres_without(("accelerate", "gradio"), training, ["app", "--port", "0"])
+    assert refused.stderr.splitlines() == ["superres: superres train needs accelerate: pip install 'superres[train]'",
+                                           "superres: superres app needs gradio: pip install 'superres[ui]'"]
 
 
 @pytest.mark.parametrize(("words", "message"), [

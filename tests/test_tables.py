@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 
 import numpy as np
@@ -101,7 +102,10 @@ def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, ca
     words = [str(word) for word in (name, *data, "--output", out, "--device", "cpu", "--quick")]
     tables.app(words, standalone_mode=False)
     document = json.loads((out / f"{name}.json").read_text())
-    assert str(tmp_path) not in (out / f"{name}.md").read_text()
+    text = (out / f"{name}.md").read_text()
+    assert str(tmp_path) not in text
+    assert "No verdicts: --quick" in text
+    assert not re.search(r"holds|does not hold|undecided", text)
     assert set(module.SERIES) <= set(document["rows"])
     assert {(point["role"], point["step"]) for point in values(document, "curve ").values()} == {
         (role, step) for role in module.CHECKPOINTS for step in (1, 2)}

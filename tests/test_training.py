@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, changed, random_model, random_tokens
+from fakes import SMALL, random_model, random_tokens
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
 from superres.system.progress import Budget
-from superres.training import saved_state, trial
+from superres.training import construction, recipes, saved_state
 from superres.training import trainer as training
 from superres.training.construction import build_model, learning_rate_factor
 from superres.training.corpora import network_of
 from superres.training.data import ImageBatches
+from superres.training.recipes import stage_of
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
-from superres.training.trial import fastest_setting
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
-SETTINGS = Stage(steps=4, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
+SETTINGS = Stage(steps=4, batch_size=2, warmup_steps=2, precision="no", threads=1, learning_rate=1e-2, ema_decay=0.9)
 HEADS = replace(SETTINGS, stage="heads", freeze_base=True)
 
 
@@ -237,53 +235,42 @@ def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
     assert not any(name.startswith("heads.") for name in moved)
 
 
-@pytest.mark.parametrize(("costs", "precision", "threads"), [
-    ({("no", 4): 0.3, ("bf16", 4): 9.0, ("no", 1): 0.1, ("bf16", 1): 9.5}, "no", 1),
-    ({("no", 4): 0.3, ("bf16", 4): 0.1, ("no", 1): 0.5, ("bf16", 1): 0.4}, "bf16", 4),
+@pytest.mark.parametrize(("known", "environment", "expected"), [
+    ({}, {}, ("no", 1)),
+    ({"avx512_bf16": True}, {}, ("bf16", 1)),
+    ({"bf16": True, "avx512_bf16": False}, {"OMP_NUM_THREADS": "2"}, ("bf16", 2)),
+    ({"avx512_bf16": False}, {"OMP_NUM_THREADS": "2,1"}, ("no", 1)),
 ])
-def test_a_trial_finds_the_fastest_precision_and_number_of_threads(costs, precision, threads, monkeypatch, capsys):
-    now, tries = [0.0], []
-    monkeypatch.setattr(trial, "time", changed(time, monotonic=lambda: now[0]))
-
-    def step(precision):
-        setting = precision, torch.get_num_threads()
-        tries.append(setting)
-        now[0] += costs[setting]
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        assert fastest_setting(step) == precision
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    slow = [setting for setting, cost in costs.items() if cost > 4]
-    assert all(tries.count(setting) == 1 for setting in slow)  # the slow ones are given up after a step
-    assert all(tries.count(setting) > 2 for setting in costs if setting not in slow)
-    assert f"{min(costs.values()):.2g} s per step; others: " in capsys.readouterr().err
-
-
-def test_a_run_tries_the_precisions_once_without_a_trace_in_its_weights(tmp_path, monkeypatch):
-    tried = []
-
-    def choose(step, most):
-        assert most == math.inf
-        for precision in ("no", "bf16"):
-            step(precision)
-        tried.append(precision)
-        return "no"
-
-    monkeypatch.setattr(training, "fastest_setting", choose)
-    automatic = replace(SETTINGS, precision="auto")
-    run = trainer(tmp_path / "auto", automatic)
-    assert not run.run(stop=lambda: run.step >= 3)
-    again = trainer(tmp_path / "auto", automatic)
+def test_a_run_has_one_thread_and_the_precision_of_the_processor_and_keeps_both(
+    known, environment, expected, tmp_path, monkeypatch, capsys,
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    monkeypatch.setattr(construction, "usable_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    used = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    automatic = replace(SETTINGS, precision="auto", threads=None)
+    run = begun(tmp_path, 2, automatic)
+    assert (run.settings.precision, run.settings.threads) == expected
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # another machine resumes it
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert begun(tmp_path, 3, automatic).settings == run.settings
+    again = trainer(tmp_path, replace(automatic, threads=3))
     assert again.run()
-    assert tried == ["bf16"]
-    known = trainer(tmp_path / "known")
-    assert known.run()
-    assert_same(weights(again), weights(known))
-    assert read_training(tmp_path / "auto" / "checkpoint")[0]["settings"]["precision"] == "no"
+    assert used == [expected[1], expected[1], 3]
+    recorded = read_training(tmp_path / "checkpoint")[0]["settings"]
+    assert (recorded["precision"], recorded["threads"]) == (expected[0], 3)
+    name = {"no": "float32"}.get(expected[0], expected[0])
+    assert f"training in {name} on {expected[1]} of " in capsys.readouterr().err
+
+
+def test_more_threads_than_cores_are_refused(monkeypatch):
+    monkeypatch.setattr(recipes, "usable_cores", lambda: 3)
+    assert stage_of({"steps": 1, "device": "cpu", "threads": 3}).threads == 3
+    with pytest.raises(ConfigError, match="threads must be at most 3, the usable cores, not 4"):
+        stage_of({"steps": 1, "device": "cpu", "threads": 4})
 
 
 @pytest.mark.parametrize(("before", "steps"), [(100, 20), (20, 36), (201, 0)])
@@ -353,7 +340,8 @@ def test_a_finished_run_says_what_it_gained(tmp_path, capsys):
     assert run.run(stop=lambda: run.step >= 3) is False
     assert trainer(tmp_path, settings, replace(TINY, dropout=0.0), evaluate=lambda model: {"bits_per_dim": 3.5},
                    start="0123").run()
-    compared, short, worse = capsys.readouterr().err.splitlines()
+    *begun_and_resumed, compared, short, worse = capsys.readouterr().err.splitlines()
+    assert len(begun_and_resumed) == 2
     assert f"{tmp_path}: start and result: bits/dim 3.5 and 3.5, loss of p1 " in compared
     assert "warning: 6 steps are fewer than the 200 of the warm-up" in short
     assert "warning: the result is no better than its start" in worse

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from web_demo import HTTP, running, toy
 
-import app
+from superres.cli import app
 from superres.tasks.image_files import read_origin
 from superres.tasks.metadata import DRAWN
 from superres.web.card import MOST_OTHERS, SIZE, card

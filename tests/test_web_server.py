@@ -23,7 +23,7 @@ from survey_tools import add_study
 from textual import write_checkpoint
 from web_demo import FACES, FAST, FILE, HTTP, ROOT, Blocked, events, running, start, toy, wait
 
-import app
+from superres.cli import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store

@@ -75,5 +75,5 @@ def test_the_page_runs_from_the_folder_and_the_hub_may_show_it(wheel, tmp_path):
 def test_an_origin_is_checked_before_anything_is_loaded():
     command = [sys.executable, "app.py", "--embed-in", "https://a.example; script-src *"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--embed-in must be http(s)://HOST, not" in done.stderr

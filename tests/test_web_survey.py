@@ -8,7 +8,7 @@ import typer
 from survey_tools import SIGHT, add_study
 from web_demo import HTTP, running
 
-import app
+from superres.cli import app
 from superres.errors import ConfigError, StoreError
 from superres.survey.records import read_votes
 from superres.survey.server import study_app
@@ -86,6 +86,6 @@ def test_a_study_or_store_that_is_missing_is_told_in_one_line(tmp_path, kept):
 
 def test_a_store_without_a_study_is_refused():
     command = typer.Typer()
-    command.command()(app.main)
+    command.command()(app.serve_demo)
     with pytest.raises(ConfigError, match=r"--store mine\.db needs a survey; name its study with --survey"):
         command(["--store", "mine.db"], standalone_mode=False)

@@ -17,7 +17,7 @@ from gradio_client import Client
 from textual import codec, learned, sentences, write_checkpoint
 from web_demo import HTTP, running
 
-import app
+from superres.cli import app
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError

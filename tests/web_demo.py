@@ -20,7 +20,7 @@ import torch
 import uvicorn
 from fakes import TINY, random_model
 
-import app
+from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
 from superres.web.content import NAMES, examples_of, label_of
 from superres.web.crops import subjects
@@ -89,7 +89,7 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         if example:
-            first, *_ = examples_of(app.FOLDER, upscaler.face_task).values()
+            first, *_ = examples_of(app.page_folder(), upscaler.face_task).values()
             decoder.warm_up(subjects(first, upscaler.face_task)[0].source)
         page = app.build_app(decoder, max_queue, survey is not None, root_path)
         pictured = app.pictured(upscaler.face_task)

@@ -47,9 +47,12 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
 
     require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
             f"{folder} exists and is not an empty folder; choose another one")
+    say(f"loading {checkpoint}")
     upscaler = Upscaler.load(checkpoint, "cpu", "native-int8")
     task = upscaler.face_task
     with replaced_folder(folder) as fresh:
+        say("packing the weights, and compiling the engine for browsers unless the installation has it")
         size = write_engine(fresh, upscaler)
+        say("writing the page and its examples")
         write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint), examples_of(page_folder(), task))
     say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

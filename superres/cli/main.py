@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from superres import __version__
+from superres.cli.app import serve_demo
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import calibrate, evaluate_app, tune
 from superres.cli.export import export_app
@@ -36,7 +37,11 @@ from superres.system.terminal import PrintableFormatter, StandardOutputError, ec
 
 INTERRUPTED = 128 + signal.SIGINT  # exit code after Ctrl-C, as shells use it
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
-SURVEY_PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
+EXTRAS = {
+    "survey": ("survey", "fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn"),
+    "train": ("train", "accelerate", "matplotlib"), "app": ("ui", "fastapi", "gradio", "uvicorn"),
+}
+"""The extra that a command needs, and packages of it."""
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -65,6 +70,7 @@ app.command(cls=HelpfulCommand)(tune)
 app.command(cls=HelpfulCommand)(calibrate)
 app.command(cls=HelpfulCommand)(info)
 app.command(cls=HelpfulCommand)(space)
+app.command("app", cls=HelpfulCommand)(serve_demo)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):
     app.add_typer(group, name=name)
@@ -105,8 +111,9 @@ def _explain(error: SuperresError | ModuleNotFoundError, words: Sequence[str]) -
     """Return the message of an error; raise it again if a module is missing that every installation has."""
     if isinstance(error, SuperresError):
         return str(error)
-    if words[:1] == ["survey"] and error.name in SURVEY_PACKAGES:
-        return f"superres survey needs {error.name}: pip install 'superres[survey]'"
+    extra, *packages = EXTRAS.get("".join(words[:1]), ("",))
+    if error.name in packages:
+        return f"superres {words[0]} needs {error.name}: pip install 'superres[{extra}]'"
     if error.name not in ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision"):
         raise error
     return f"decoding needs {error.name}: pip install superres"  # the installation is for surveys alone

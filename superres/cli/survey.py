@@ -99,6 +99,9 @@ Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.
 Reason = Annotated[str, Option(metavar="TEXT", help="Reason, stored with the rule.")]
 Revoke = Annotated[int | None, Option(metavar="N", help="Revoke rule N.")]
 RaterId = Annotated[str | None, Option(metavar="ID", help="Exclude the rater with this participant id.")]
+Prolific = Annotated[Path | None, Option(metavar="FILE", help="Prolific's CSV of submissions: exclude raters who "
+                                         "returned their submission or timed out, and print the ids of those to "
+                                         "approve.")]
 Precision = Annotated[float, Option(metavar="POINTS", help="Half the interval's width, percentage points.")]
 PlanImages = Annotated[int, Option(min=1, metavar="N", help="Images in the comparison.")]
 PerRater = Annotated[int, Option(min=1, metavar="N", help="Votes per rater.")]
@@ -353,15 +356,16 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def exclude(
-    study: StudyName, rule: Rule = None, rater_id: RaterId = None, reason: Reason = "", revoke: Revoke = None,
-    store: StoreLocation = DEFAULT_STORE,
+    study: StudyName, rule: Rule = None, rater_id: RaterId = None, prolific: Prolific = None, reason: Reason = "",
+    revoke: Revoke = None, store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Exclude raters from every report by a rule, or revoke a rule.
 
     No vote is deleted; superres survey withdraw does that.
     """
-    require(sum(given is not None for given in (rule, rater_id, revoke)) == 1,
-            "give a rule such as gold<0.8, or --rater-id, or --revoke")
+    require(sum(given is not None for given in (rule, rater_id, revoke, prolific)) == 1,
+            "give a rule such as gold<0.8, or --rater-id, or --prolific, or --revoke")
+    reason = reason or ("returned or timed out at Prolific" if prolific is not None else "")
     require(bool(reason.strip()), "give a --reason; it is stored with the rule")
     from superres.survey import exclusions
     from superres.survey.credentials import pseudonym
@@ -370,6 +374,8 @@ def exclude(
     opened, found = _open_study(store, study)
     if revoke is not None:
         exclusions.revoke(opened, found, revoke, reason)
+    elif prolific is not None:
+        _review(opened, found, prolific, reason)
     else:
         text = rule if rule is not None else f"rater={pseudonym(found.salt, rater_id or '')}"
         exclusions.exclude(opened, found, text, reason, called=rater_id)
@@ -378,6 +384,23 @@ def exclude(
     standing = [f"{entry.number}: {entry.rule}" for entry in rules if not entry.revoked]
     count = f"{counted(len(out), 'rater')} {'is' if len(out) == 1 else 'are'}"
     say(f"{study}: {count} excluded now, by {'; '.join(standing) or 'no rule'}")
+
+
+def _review(opened: Store, found: Study, file: Path, reason: str) -> None:
+    """Exclude those who gave up at Prolific, and print the participant ids of those to approve, one per line."""
+    from superres.survey.panel import review
+
+    done = review(opened, found, file, reason)
+    for participant in done.approve:
+        echo(participant)
+    say(f"{file}: {len(done.left_out)} returned or timed out, and are left out; {len(done.approve)} to approve, "
+        "printed for Prolific's bulk approval")
+    for names, text in ((done.unfinished, "await review, but have not finished here"),
+                        (done.excluded, "await review and have finished, but are excluded by a rule")):
+        if names:
+            say(f"{len(names)} {text}: {', '.join(names)}")
+    if done.unknown:
+        say(f"{counted(done.unknown, 'participant')} of {file} did not enrol in {found.name}")
 
 
 @survey_app.command(cls=opt.HelpfulCommand)

@@ -30,8 +30,8 @@ from superres.training.stage import Stage
 BEAM = BeamConfig()
 # Settings of training that get an option: in all stages, and in those that train heads.
 STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size", "learning_rate",
-         "optimizer", "precision", "device", "compiled", "seed", "gradient_checkpointing", "crop_share", "input_noise",
-         "warmup_steps", "schedule")
+         "optimizer", "precision", "threads", "device", "compiled", "seed", "gradient_checkpointing", "crop_share",
+         "input_noise", "warmup_steps", "schedule")
 HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
 REQUIRED = ("data", "own", "output")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
@@ -57,6 +57,9 @@ NgramFile = Annotated[Path, Option(metavar="FILE", help="File for the counts. ng
 Order = Annotated[int, Option(metavar="N", help="Largest number of tokens in an n-gram.")]
 Least = Annotated[int, Option(metavar="N", help="Leave out contexts with fewer occurrences.")]
 Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent contexts.")]
+
+Stages = Annotated[list[str], Argument(metavar="NAME|DIR...", help="Checkpoints, the first stage first.")]
+CascadeFolder = Annotated[Path, Option(metavar="DIR", help="New folder for the cascade.")]
 
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
@@ -192,7 +195,18 @@ def shortlist(
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
-@training_command("data", "output", "dev", "more", "start", "crops", "drawn", "device", "compiled")
+@train_app.command(cls=opt.HelpfulCommand)
+def join(stages: Stages, output: CascadeFolder) -> None:
+    """Join checkpoints to a cascade, each of which enlarges the pictures of the one before.
+
+    Bundled checkpoints are named in the cascade's config.json; others are copied into DIR, so that it can be moved.
+    """
+    from superres.training.derived import join as join_stages
+
+    join_stages(stages, output)
+
+
+@training_command("data", "output", "dev", "more", "start", "crops", "drawn", "threads", "device", "compiled")
 def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinutes = None) -> None:
     """Train all stages of a recipe.
 

@@ -18,6 +18,7 @@ the uncertainty t are wrong, so the bound holds as far as larger uncertainties h
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,15 @@ def threshold_of(uncertainty: np.ndarray, is_wrong: np.ndarray, coverage: float 
     last = np.append(values[1:] != values[:-1], True)  # pixels of the same uncertainty are in the mask together
     within = np.flatnonzero(last & (loss + coverage <= 0))  # the condition of the module's docstring, times n + 1
     return float(values[within[-1]]) if faces and len(within) else -1.0
+
+
+def least_faces(coverage: float) -> int:
+    """Return the smallest number of faces for a calibration.
+
+    With n faces, coverage / n of the share 1 - coverage of wrong pixels is lost to the correction for the number of
+    faces. With this number, half of the share is left on each half of the faces.
+    """
+    return math.ceil(4 * coverage / (1 - coverage) - 1e-9)
 
 
 def mask_scores(reliable: np.ndarray, is_wrong: np.ndarray) -> dict[str, float | None]:
@@ -80,9 +90,12 @@ def calibrate_mask(
     """Find the mask on all faces, and report its scores on every other face by the mask of the rest.
 
     Raises:
-        ConfigError: there are fewer than two faces, or no pixel can be relied on as often as `coverage` asks.
+        ConfigError: there are fewer than `least_faces`, or no pixel can be relied on as often as `coverage` asks.
     """
-    require(len(pairs) > 1, f"a calibration needs at least two faces, not {len(pairs)}; give more --data")
+    require(coverage < 1, "no number of faces shows a coverage of 1; give a smaller --coverage")
+    least = least_faces(coverage)
+    require(len(pairs) >= least,
+            f"{len(pairs)} faces are too few for a coverage of {coverage:g}; give at least {least}")
     uncertainty, error = judged_faces(upscaler, pairs)
     is_wrong = error > tolerance
     half = threshold_of(uncertainty[::2], is_wrong[::2], coverage)

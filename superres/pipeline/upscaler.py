@@ -93,8 +93,8 @@ class Upscaler(Pipeline):
     def after(self, first: Upscaler, name: str) -> Upscaler:
         """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
         if first.face_task.target != self.face_task.source:
-            raise CheckpointError(f"the stages of {name} do not fit: {first.name} draws {first.face_task.target_size}"
-                                  f", {self.name} enlarges {self.face_task.source_size}")
+            raise CheckpointError(f"the stages of {name} do not fit: {(first.last or first).name} draws "
+                                  f"{first.face_task.target_size}, {self.name} enlarges {self.face_task.source_size}")
         cascade = copy.copy(self)
         vars(cascade).pop("limits", None)  # those of a cascade are narrower
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None

@@ -74,7 +74,8 @@ def about_votes(result: Report) -> list[dict[str, str]]:
             "(superres survey export): the answers may need examples."))
     if repeats and repeats["interval"][1] < CAREFUL:
         found.append(as_warning(
-            f"Pictures that raters saw twice got the same answer {hundredths(repeats['share'])} times in 100.",
+            f"Pictures that raters saw twice got the same answer in {hundredths(repeats['share'])} of 100 cases; "
+            "guessing among three answers gives 33.",
             "Raters are unsure, or do not look: show the pictures larger (--scale), or ask others."))
     return found
 

@@ -75,7 +75,7 @@ def findings(report: Report, store: str) -> dict[str, Any]:
     if report["settings"]["judge"]:
         return {"sentences": judged.sentences(report), "warnings": [*warnings, *judged.about_votes(result)]}
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
-    return {"sentences": sentences, "warnings": [*warnings, *_about_votes(result)]}
+    return {"sentences": sentences, "warnings": [*warnings, *_about_votes(result, report["settings"]["allow_unsure"])]}
 
 
 def sentence(comparison: dict[str, Any], level: float) -> str:
@@ -115,8 +115,8 @@ def _rest(known: dict[str, Any]) -> str:
     return text + (f" {counted(flip, 'vote')} the other way would turn it round." if flip else "")
 
 
-def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
-    """Return warnings about all votes together."""
+def _about_votes(result: dict[str, Any], unsure: bool) -> list[dict[str, str]]:
+    """Return warnings about all votes together; `unsure` says whether "can't tell" was an answer."""
     found = []
     sides, repeats = result["sides"], result["repeats"]
     if sides and sides["p_binomial"] is not None and sides["p_binomial"] < UNRELIABLE:
@@ -128,8 +128,8 @@ def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
             "answer that does not depend on the order, or collect more votes."))
     if repeats and repeats["interval"][1] < CAREFUL:
         found.append(as_warning(
-            f"Pairs that raters saw twice got the same answer {hundredths(repeats['share'])} times in 100; guessing "
-            "gives 50.",
+            f"Pairs that raters saw twice got the same answer in {hundredths(repeats['share'])} of 100 cases; guessing "
+            f"among {'three answers gives 33' if unsure else 'two answers gives 50'}.",
             "The difference may be too small to see, or the question unclear: show the pictures larger (--scale), or "
             "make a new study with a plainer question."))
     counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]

@@ -140,16 +140,15 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time left as text, from a budget or from the speed; empty if unknown."""
+        """The time left as text, from a budget or from the speed, whichever is shorter; empty if unknown."""
         made, left = self.done - self.first, None
         if self.total and self.unit == "s":
             left = self.total - self.done
         elif self.total and made > 0:
             left = (self.total - self.done) * (self.clock() - self.started) / made
-        texts = [] if left is None else [f"{tqdm.format_interval(max(left, 0))} left"]
-        if _budgets:
-            texts.append(f"{tqdm.format_interval(_budgets[-1].left)} left of {_budgets[-1].name}")
-        return "; ".join(texts)
+        if _budgets and (left is None or left > _budgets[-1].left):
+            return f"{tqdm.format_interval(_budgets[-1].left)} left of {_budgets[-1].name}"
+        return "" if left is None else f"{tqdm.format_interval(max(left, 0))} left"
 
     def _draw(self, bar: ProgressBar) -> None:
         bar.total = self.total

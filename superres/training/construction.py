@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,15 +17,35 @@ from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.pipeline.pipeline import pick_device
-from superres.system.machine import free_bytes
+from superres.system.machine import free_bytes, usable_cores
 from superres.training.muon import Muon
 from superres.training.stage import Stage
+
+BF16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "bf16")
+"""Names of bf16 arithmetic among torch's capabilities of a processor, of x86-64 and of ARM."""
 
 
 def training_device(settings: Stage) -> torch.device:
     """Return the device of this process, one of several GPUs maybe; raise ConfigError if it is not available."""
     device: torch.device = PartialState(cpu=pick_device(settings.device).type == "cpu").device
     return device
+
+
+def resolved(settings: Stage, saved: Stage | None = None) -> Stage:
+    """Return `settings` with a precision and a number of threads: by default those of `saved`, the run to resume.
+
+    A new run is in bf16 on a GPU and on a processor with bf16 arithmetic, which others would emulate. It has one
+    thread, or as many as OMP_NUM_THREADS says: threads wait for one another at every operation, so that a core that
+    another process uses makes a step on two threads many times slower than one on one thread.
+    """
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older releases
+    native = training_device(settings).type != "cpu" or any(map(known.get, BF16_ARITHMETIC))
+    precision = saved.precision if saved is not None else "bf16" if native else "no"
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = (saved.threads if saved is not None else int(given) if given.isdecimal() else None) or 1
+    return dataclasses.replace(
+        settings, precision=precision if settings.precision == "auto" else settings.precision,
+        threads=settings.threads or min(threads, usable_cores()))
 
 
 def build_model(config: ModelConfig, settings: Stage, start: str | Path | None = None) -> EncoderDecoder:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from superres.checkpoint import find_checkpoint, read_config
+from superres.checkpoint import find_checkpoint, read_config, read_stages
 from superres.config import PRESETS, ModelConfig, require
 from superres.errors import InvalidInputError
 from superres.evaluation.text import bleu
@@ -92,8 +92,21 @@ def _new_network(stage: Stage) -> ModelConfig:
 
 
 def checkpoint_of(stage: Stage, name: str) -> Path:
-    """Return the folder of an earlier stage's checkpoint, or of another one; raise CheckpointError if there is none."""
-    return stage.earlier.get(name) or find_checkpoint(name)
+    """Return the folder of an earlier stage's checkpoint, or of another one; errors as for `find_network`."""
+    return stage.earlier.get(name) or find_network(name)
+
+
+def find_network(name: str) -> Path:
+    """Return the folder of the checkpoint of one network, which can be trained or teach.
+
+    Raises:
+        CheckpointError: there is no checkpoint `name`.
+        ConfigError: it is a cascade of several networks.
+    """
+    folder = find_checkpoint(name)
+    stages = [stage.name for stage in read_stages(folder)]
+    require(not stages, f"{name} has {len(stages)} stages, which are trained one at a time; name {' or '.join(stages)}")
+    return folder
 
 
 def check_paths(stage: Stage, network: ModelConfig) -> None:

@@ -13,7 +13,6 @@ from accelerate import PartialState
 
 from superres.checkpoint import (
     TRAINING,
-    find_checkpoint,
     load_checkpoint,
     read_task_files,
     read_training,
@@ -26,6 +25,7 @@ from superres.pipeline.pipeline import fastest_exact, pick_device
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
+from superres.system.machine import usable_cores
 from superres.system.output import check_folder, write_result
 from superres.system.progress import Budget, budget
 from superres.tasks import translation
@@ -38,8 +38,10 @@ from superres.training.corpora import (
     check_data,
     check_paths,
     checkpoint_of,
+    find_network,
     network_of,
 )
+from superres.training.derived import model_card, source_name
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
@@ -56,7 +58,10 @@ Recipe = tuple[Stage, ...]
 def stage_of(settings: Mapping[str, Any]) -> Stage:
     """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting that is not valid."""
     on_gpu = pick_device(settings.get("device", Stage.device)).type == "cuda"
-    return Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
+    stage = Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
+    require((stage.threads or 1) <= usable_cores(), f"threads must be at most {usable_cores()}, the usable cores, not "
+            f"{stage.threads}")
+    return stage
 
 
 def read_recipe(path: Path, **common: Any) -> Recipe:  # noqa: ANN401 -- settings of stages
@@ -94,7 +99,7 @@ def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
     changed_preset(stage.preset, {**stage.network, "prediction_heads": stage.prediction_heads or 1})
     for name in (stage.start, stage.teacher):
         if name is not None and name not in earlier:
-            find_checkpoint(name)  # a missing one is refused now, not after hours of training
+            find_network(name)  # a missing one is refused now, not after hours of training
     names = {name.casefold() for name in (TRAINING, *earlier)}  # some systems ignore the case of names
     require(stage.name.casefold() not in names, f"{where}: another stage or file is called {stage.name!r}; rename it")
     require((stage.stage == "distil") == (stage.own_images > 0),
@@ -144,8 +149,9 @@ def train_recipe(
         changes: dict[str, Any] = {
             "output": stage.output / stage.name, "more": stage.more if stage.reads_more else (), "earlier": trained,
             "reverse": stage.reverse != (stage.start in backward)}
-        if rows and stage.precision == "auto":  # the stages of a recipe differ in nothing that it does not say
-            changes["precision"] = rows[0]["settings"]["precision"]
+        for name, unset in (("precision", "auto"), ("threads", None)):
+            if rows and getattr(stage, name) == unset:  # stages of a recipe differ in nothing that it does not say
+                changes[name] = rows[0]["settings"].get(name, unset)
         if rows and network.task == translation.name:  # all stages have the vocabulary of the first
             changes["vocabulary"] = next(iter(trained.values())) / translation.VOCABULARY_FILE
         own_report = functools.partial(report, stage.name)
@@ -194,8 +200,9 @@ def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     start = None if stage.start is None else checkpoint_of(stage, stage.start)
     model = build_model(corpus.network, stage, start)
     earlier, digest = ([], None) if start is None else (read_training(start), weights_digest(start))
-    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier, files=corpus.files,
-                   teacher=teacher, start=digest, limit=limit)
+    card = model_card({source_name(name): checkpoint_of(stage, name) for name in (stage.start, stage.teacher) if name})
+    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
+                   files={**corpus.files, **card}, teacher=teacher, start=digest, limit=limit)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

@@ -73,8 +73,11 @@ class Stage(Config):
     optimizer: str = setting(
         "adamw", "AdamW; Adam, as in the paper; or Muon for the matrices of the layers and AdamW for all else.",
         choices=OPTIMIZERS)
-    precision: str = setting("auto", "Autocast to bf16, or no autocast; auto tries both before the first step of a run "
-                             "on a CPU, with one thread and with all, and is bf16 on a GPU.", choices=PRECISIONS)
+    precision: str = setting("auto", "Autocast to bf16, or no autocast; auto is bf16 on a GPU and on a processor with "
+                             "bf16 arithmetic.", choices=PRECISIONS)
+    threads: int | None = setting(None, "Threads of training on a CPU, at most the usable cores. Leave this at 1 where "
+                                  "other processes compute.", "N", unset="those of the run that is resumed, or 1",
+                                  least=1)
     seed: int = setting(0, "Seed of the weights, the order of the data and every random choice, 0 to 2**63 - 1.", "S",
                         least=0, most=2**63 - 1)
     gradient_checkpointing: bool = setting(False, "Use less memory and more computation.")

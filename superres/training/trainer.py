@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import json
 import math
@@ -23,12 +22,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from superres.checkpoint import recover_folder, save_checkpoint
 from superres.errors import BudgetError, CheckpointError
 from superres.nn.model import EncoderDecoder
+from superres.system.machine import usable_cores
 from superres.system.progress import Budget, Progress, budget, check_budget, say
 from superres.system.signals import deferred
 from superres.training.construction import (
     build_optimizers,
     compile_layers,
     learning_rate_factor,
+    resolved,
     schedule_share,
     training_device,
 )
@@ -37,7 +38,6 @@ from superres.training.losses import TeacherForcingLoss
 from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
 from superres.training.saved_state import SavedState, load_tensors, write_state
 from superres.training.stage import Stage
-from superres.training.trial import fastest_setting
 
 SAVE_SECONDS = 45.0
 """Seconds between two resumable states, so that a killed run loses less than a minute."""
@@ -48,8 +48,6 @@ REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 HISTORY = 4000
 """Number of records at which the history is thinned out."""
-TRIAL_SHARE = 0.1
-"""Largest share of the minutes of a run for the trial of precisions and threads."""
 SCORE_SHARE = 0.1
 """Largest share of the minutes of a run for its first score; a longer one is left out."""
 
@@ -84,7 +82,7 @@ class Trainer:
             CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
         """
         self.origin = {"start_digest": start, "data_digest": batches.digest()}
-        self.settings, self.batches, self.folder, self.evaluate = settings, batches, Path(folder), evaluate
+        self.batches, self.folder, self.evaluate = batches, Path(folder), evaluate
         self.report_steps, self.earlier, self.files, self.clock = report_steps, earlier, files or {}, clock
         self.began, self.limit = None if limit is None else limit.started, limit
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
@@ -99,8 +97,10 @@ class Trainer:
         self.averaged = copy.deepcopy(self.model)
         self.optimizers = build_optimizers(self.model, settings)
         recover_folder(self.folder / "state")
-        if (self.folder / "state").is_dir():
-            self._resume()
+        saved = SavedState.read(self.folder / "state") if (self.folder / "state").is_dir() else None
+        self.settings = resolved(settings, None if saved is None else saved.settings)
+        if saved is not None:
+            self._resume(saved)
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         for network in (self.model, self.averaged, teacher):
@@ -116,8 +116,7 @@ class Trainer:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
         `stop` is called after every step. `report` is called with each new record of the history and, about once per
-        second, with a record of the latest step, its losses and its learning "rate". In the precision "auto", a new
-        run begins with a trial, and a resumed one keeps its choice. `settings.minutes` include the trial and all
+        second, with a record of the latest step, its losses and its learning "rate". `settings.minutes` include all
         scores, which are cut short in one process. A signal ends a run between two steps.
 
         Returns:
@@ -142,8 +141,12 @@ class Trainer:
         self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float, before: float,
     ) -> bool:
         """Train from the clock's time `started`, with `before` seconds of training so far: see `run`."""
-        self._choose_precision()
-        if self.settings.compiled:  # for one precision, the one that is chosen
+        torch.set_num_threads(self.settings.threads or 1)
+        if self.accelerator.device.type == "cpu" and self.accelerator.is_main_process:
+            precision = {"no": "float32"}.get(self.settings.precision, self.settings.precision)
+            say(f"{self.folder}: training in {precision} on {self.settings.threads} of {usable_cores()} cores; "
+                "--precision and --threads choose")
+        if self.settings.compiled:
             compile_layers(self.model)
         if not self.step and not self.settings.endless:
             scoring = self.clock()
@@ -311,22 +314,6 @@ class Trainer:
         self.accelerator.backward(losses["total"])
         return {name: value.detach() for name, value in losses.items()}
 
-    def _choose_precision(self) -> None:
-        """Replace the precision "auto" by the fastest one."""
-        def step(precision: str) -> None:
-            try:
-                self._gradients(precision)
-            finally:
-                for optimizer in self.prepared:
-                    optimizer.zero_grad()
-
-        if self.settings.precision == "auto":
-            alone = self.accelerator.device.type == "cpu" and self.accelerator.num_processes == 1
-            seconds = TRIAL_SHARE * 60 * (self.settings.minutes or math.inf)
-            with Progress("measuring precision and threads"):
-                precision = self._within(seconds, lambda: fastest_setting(step, seconds)) if alone else "bf16"
-            self.settings = dataclasses.replace(self.settings, precision=precision or "no")
-
     def _measure_losses(self) -> bool:
         """Add the losses of the averaged weights to `losses`; the batches are the same at every call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
@@ -379,15 +366,12 @@ class Trainer:
         with torch.inference_mode(), Progress("scoring"):
             return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None else {})
 
-    def _resume(self) -> None:
-        """Continue the run whose state is in the folder."""
-        saved = SavedState.read(self.folder / "state")
-        if self.settings.precision == "auto":
-            self.settings = dataclasses.replace(self.settings, precision=saved.settings.precision)
+    def _resume(self, saved: SavedState) -> None:
+        """Continue the run whose state is in the folder; its number of threads may change."""
         for before, now in ((saved.model.to_dict(), self.model.config.to_dict()),
                             (saved.settings.to_dict(), self.settings.to_dict())):
             different = [f"{name} {before[name]!r} there, {value!r} now" for name, value in now.items()
-                         if before[name] != value]
+                         if before[name] != value and name != "threads"]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")

@@ -1,0 +1,182 @@
+"""The command `superres app`: the web demo, a page that shows the decoding of faces block by block."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import socket
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from superres.cli.options import Checkpoint, Device, is_given
+from superres.cli.space import page_folder
+from superres.cli.survey import StoreLocation, results_line
+from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
+from superres.errors import ConfigError
+from superres.survey.commands import DEFAULT_STORE
+from superres.system.asgi import how_to_leave, local_address
+from superres.system.progress import say
+from superres.system.signals import will_keep
+from superres.system.terminal import echo
+
+if TYPE_CHECKING:
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from superres.pipeline.translator import Translator
+    from superres.survey.store import Store
+    from superres.tasks.faces import FaceTask
+    from superres.tasks.pictures import Pixels
+    from superres.web.decoding import Decoder
+
+PICTURED = "black-hair-drawn"
+"""The example on the card of link previews."""
+
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 chooses a free port.")]
+Auth = Annotated[list[str] | None, typer.Option(
+    metavar="USER:PASSWORD", envvar="SUPERRES_AUTH", show_envvar=True,
+    help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]
+RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy serves the page.")]
+MaxQueue = Annotated[int, typer.Option(
+    metavar="N", min=1, help="Requests that may wait; further requests are refused.")]
+EmbedIn = Annotated[list[str] | None, typer.Option(
+    metavar="ORIGIN", help="Site that may show the page in a frame, such as https://example.org; repeat the option for "
+    "several sites.")]
+TimeLimit = Annotated[float, typer.Option(
+    metavar="S", min=1, help="Seconds that a request may take, besides waiting for its turn.")]
+TranslationCheckpoint = Annotated[str | None, typer.Option(
+    metavar="NAME|DIR", help="Checkpoint of the Translate tab. The page has no such tab if the default is not "
+    f"available. [default: {DEFAULT_TRANSLATOR}]")]
+Survey = Annotated[str | None, typer.Option(
+    metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. Raters can also use "
+    "/survey/, which needs no password.")]
+
+
+def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, root_path: str = "") -> gr.Blocks:
+    """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
+    from PIL import Image
+
+    from superres.web.content import examples_of
+    from superres.web.files import new_folder
+    from superres.web.serving import build_page
+
+    folder = new_folder()  # the page may serve temporary files only
+    found = examples_of(page_folder(), decoder.upscaler.face_task)
+    examples = {folder / f"{name}.png": picture for name, picture in found.items()}
+    for path, picture in examples.items():
+        Image.fromarray(picture).save(path)
+    return build_page(decoder, [*examples], max_queue, with_survey, root_path)
+
+
+def pictured(task: FaceTask) -> Pixels:
+    """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large enough."""
+    from superres.web.content import examples_of
+    from superres.web.crops import subjects
+
+    examples = examples_of(page_folder(), task)
+    return subjects(examples.get(PICTURED, next(iter(examples.values()))), task)[0].source
+
+
+def load_translator(checkpoint: str | None, device: str) -> Translator | None:
+    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not available."""
+    from superres.checkpoint import bundled_checkpoints
+    from superres.pipeline.translator import Translator
+
+    present = DEFAULT_TRANSLATOR in bundled_checkpoints() and importlib.util.find_spec("sentencepiece") is not None
+    return None if checkpoint is None and not present else Translator.load(checkpoint, device)
+
+
+def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
+    """Open the store of a survey, and return it with the application of the study `name`; StoreError if one lacks."""
+    try:
+        from superres.survey.server import study_app
+        from superres.survey.store import Store
+    except ImportError as error:
+        raise ConfigError(f"--survey needs {error.name}: pip install 'superres[survey]'") from error
+    opened = Store(store)
+    return opened, study_app(opened, opened.study(name))
+
+
+def announce(host: str, port: int, root_path: str, survey: str | None, store: str) -> None:
+    """Print where to open the page and the pages of a survey, a study in a store, on standard output."""
+    address = local_address(host, port, root_path)
+    lines = [f"open {address} ({how_to_leave(host)})"]
+    if survey is not None:
+        raters = f"{address}survey/"
+        lines += [f"raters vote at {raters}", results_line(raters, survey, store)]
+    with suppress(OSError):  # nobody reads it
+        echo("\n".join(f"superres: {line}" for line in lines))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; ConfigError if the address cannot be used, before anything is loaded."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                                    backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host") from error
+
+
+def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
+    """Return names and passwords from pairs "name:password", None without pairs; ConfigError if a part is missing."""
+    for name, colon, password in (parts := [pair.partition(":") for pair in pairs]):
+        require(bool(name and password), f"--auth must be USER:PASSWORD, not {name!r} and "
+                                         f"{'an empty' if colon else 'no'} password")
+    return [(name, password) for name, _, password in parts] or None
+
+
+def serve_demo(
+    context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
+    max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CASCADE,
+    device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
+    store: StoreLocation = DEFAULT_STORE, embed_in: EmbedIn = None,
+) -> None:
+    """Serve the web demo until Ctrl-C or SIGTERM.
+
+    It needs the ui extra.
+    """
+    require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
+    require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
+    for origin in embed_in or ():
+        require(re.fullmatch(r"https?://[\w.-]+(:\d+)?", origin, re.ASCII) is not None,
+                f"--embed-in must be http(s)://HOST, not {origin!r}")
+    require(survey is not None or not is_given(context, "store"),
+            f"--store {store} needs a survey; name its study with --survey")
+    visitors = parse_auth(auth or [])
+    will_keep("the page was not open yet")
+    # Gradio reads these variables at its import. By default it records the last 10,000 requests.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1", GRADIO_VIBE_MODE="")
+    # torch reads this variable at its import. Its threads wait for each other at each step, so one core is left free
+    # for the page.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    from superres.web.files import temporary_files
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("superres.web").setLevel(logging.INFO)
+    with listen(host, port) as listening, temporary_files() as folder, ExitStack() as stack:
+        pages, location = None, store
+        if survey is not None:
+            opened, pages = open_survey(survey, store)
+            location = opened.location
+            stack.enter_context(closing(opened))
+        from superres.pipeline.upscaler import Upscaler
+        from superres.web.content import examples_of
+        from superres.web.crops import subjects
+        from superres.web.decoding import Decoder
+        from superres.web.serving import build_server, serve
+
+        say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
+        translator = load_translator(translation_checkpoint, device)
+        decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
+        first, *_ = examples_of(page_folder(), decoder.upscaler.face_task).values()
+        decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
+        page = build_app(decoder, max_queue, pages is not None, root_path)
+        server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors, root_path, pages,
+                              embed_in or ())
+        announce(host, listening.getsockname()[1], root_path, survey, location)
+        serve(server, decoder, listening, folder)
