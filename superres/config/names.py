@@ -9,6 +9,8 @@ from superres.errors import shown
 
 MOST_NAME = 100
 """Largest number of bytes in the name of a file; most file systems hold 255, and suffixes are added."""
+REFUSED = frozenset('<>:"/\\|?*')
+"""Characters that Windows refuses in names."""
 DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that Windows keeps for devices, also with a suffix."""
 
@@ -20,7 +22,7 @@ def file_name(name: str, what: str = "the name") -> str:
     underscore (so neither "." nor an option), ends with no dot or space, has at most `MOST_NAME` bytes in UTF-8, and is
     not the name of a device of Windows. Use it for every name from a file that becomes part of a path.
     """
-    characters = name.isprintable() and name == name.strip(" ") and not set(name) & set('<>:"/\\|?*')
+    characters = name.isprintable() and name == name.strip(" ") and not REFUSED & set(name)
     require(characters and name[:1].strip(".-") != "" and not name.endswith(".") and not DEVICE.fullmatch(name)
             and len(name.encode("utf-8", "replace")) <= MOST_NAME,
             f"{what} {shown(name)} is not fit for a file; use letters, digits, hyphens and underscores, at most "

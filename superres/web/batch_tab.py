@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
+import unicodedata
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ from superres.batch.record import Output, Request, RunSettings
 from superres.batch.rows import Row
 from superres.batch.run_options import MANIFEST, BatchOptions
 from superres.config import FACES
+from superres.config.names import DEVICE, MOST_NAME, REFUSED
 from superres.errors import InvalidInputError, SuperresError
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.folders import MEMBER, Tally
@@ -276,11 +278,18 @@ def open_files(files: Sequence[File]) -> Iterator[Any]:
 
 
 def unique_name(stem: str, taken: set[str]) -> str:
-    """Return the name of an output without folders, with a number if it is in `taken`, which it joins."""
-    stem = "".join(letter if letter.isprintable() else "_" for letter in stem.replace("\\", "/").rpartition("/")[2])
-    numbered = itertools.chain([stem[:100]], (f"{stem[:100]}-{number}" for number in itertools.count(2)))
-    output = next(name for one in numbered if (name := f"{one}.png") not in taken)
-    taken.add(output)
+    """Return the name of an output that any system can unpack, without folders, and with a number if it is taken.
+
+    It joins the names `taken`, in which case and the composition of accents do not count.
+    """
+    letters = stem.replace("\\", "/").rpartition("/")[2]
+    stem = "".join("_" if letter in REFUSED or not letter.isprintable() else letter for letter in letters)
+    stem = stem.encode()[:MOST_NAME].decode(errors="ignore")
+    stem = f"_{stem}" if DEVICE.fullmatch(stem) else stem
+    for output in itertools.chain([f"{stem}.png"], (f"{stem}-{number}.png" for number in itertools.count(2))):
+        if (key := unicodedata.normalize("NFC", unicodedata.normalize("NFC", output).casefold())) not in taken:
+            break
+    taken.add(key)
     return output
 
 
