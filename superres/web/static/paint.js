@@ -281,7 +281,6 @@
       clearTimeout(this.pause);
       this.clear();
       this.asked = {};
-      this.bars.replaceChildren();
       this.state("reading", `Reading ${name}…`);
     }
 
