@@ -38,6 +38,17 @@ def upload(page, path):
     chooser.value.set_files(path)
 
 
+def give(page, how, name, content, kind=""):
+    """Paste a file into the paint box, or drop it there; `kind` is its type, if the browser knows one."""
+    page.evaluate("""([how, name, content, type]) => {
+        const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0)), files = new DataTransfer();
+        files.items.add(new File([bytes], name, {type}));
+        const box = document.querySelector("superres-paint"), options = {bubbles: true, cancelable: true};
+        box.dispatchEvent(how === "paste" ? new ClipboardEvent(how, {...options, clipboardData: files})
+            : new DragEvent(how, {...options, dataTransfer: files}));
+    }""", [how, name, base64.b64encode(content).decode(), kind])
+
+
 def choose_face(page, number):
     """Choose the example of a face, from 0, and wait until the paint box has its pixels."""
     page.get_by_role("button", name=LABELS[number]).click()

@@ -14,7 +14,7 @@ from PIL import Image
 import native_kernels
 import superres
 from superres.cli.main import run
-from superres.config import DecodeConfig
+from superres.config import EXACT_BLOCK, DecodeConfig
 from superres.errors import ConfigError
 from superres.native import abi
 from superres.native.image import offset_of, size_and_alignment
@@ -71,7 +71,7 @@ def asked(folder, questions, variant=""):
 def expected(upscaler, source, way):
     """Return the digest and the steps of each stage of the picture that the compiled engine draws."""
     accept = way.get("accept", "exact")
-    size = way.get("blockSize") or (4 if accept == "exact" else 24)
+    size = way.get("blockSize") or (EXACT_BLOCK if accept == "exact" else 24)
     options = DecodeConfig(
         block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2), consistent=True,
         temperature=way.get("temperature", 0.0), seed=way.get("seed", 0), nucleus=upscaler.default.nucleus)
@@ -160,8 +160,8 @@ def test_a_browser_that_computes_other_numbers_is_refused(folder, tmp_path):
 
 
 def test_files_of_different_releases_are_refused(folder, tmp_path):
-    other = changed(folder, tmp_path / "other", b'"format": 1', b'"format": 2')
-    assert "weights.bin has format 2, and superres.js knows 1; export the folder again" in asked(other, [])["error"]
+    other = changed(folder, tmp_path / "other", b'"format": 2', b'"format": 3')
+    assert "weights.bin has format 3, and superres.js knows 2; export the folder again" in asked(other, [])["error"]
 
 
 def test_a_module_of_another_release_is_refused(folder, tmp_path):
@@ -171,7 +171,7 @@ def test_a_module_of_another_release_is_refused(folder, tmp_path):
 
 
 def test_a_damaged_file_is_refused(folder, tmp_path):
-    other = changed(folder, tmp_path / "other", b'"format": 1', b'"format": 1')
+    other = changed(folder, tmp_path / "other", b'"format": 2', b'"format": 2')
     content = bytearray((other / "weights.bin").read_bytes())
     content[len(content) // 2] ^= 1
     (other / "weights.bin").write_bytes(content)

@@ -15,7 +15,7 @@ from PIL import Image
 from skimage import data
 from stress_demo import encoded, zipped
 
-from superres.config import DecodeConfig
+from superres.config import EXACT_BLOCK, DecodeConfig
 from superres.decoding.block_size import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
@@ -27,9 +27,8 @@ from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
 from superres.web.crops import reduce_picture, subjects, take
-from superres.web.decoding import Deadline, Decoder, StoppedError
+from superres.web.decoding import Deadline, Decoder, StoppedError, fixed_blocks
 from superres.web.files import files_below, new_folder, sweep, temporary_files
-from superres.web.race import with_blocks
 
 TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
@@ -90,15 +89,13 @@ def test_source_and_truth_are_reduced_from_the_same_square(photo):
     assert subject.truth is None
 
 
-@pytest.mark.parametrize(("tokens", "options", "block_size"), [
-    (1, {"adaptive": True}, 4), (2, {"adaptive": True}, None), (1, {}, None),
-    (1, {"adaptive": True, "accept": "distance"}, None)])
-def test_a_race_shows_blocks_where_one_token_per_step_is_the_fastest(tokens, options, block_size):
-    decoder, options = Decoder(FakeStream()), DecodeConfig(**options)
-    assert with_blocks(decoder, options) == options  # nothing is known yet
-    decoder.example = Upscaled(np.zeros((1, 32, 32, 3), np.uint8), [trace(8 * tokens, tokens)], 1.0)
-    shown = with_blocks(decoder, options)
-    assert (shown.block_size, shown.adaptive) == (block_size, options.adaptive and block_size is None)
+@pytest.mark.parametrize(("heads", "options", "block_size"), [
+    (10, {"adaptive": True}, EXACT_BLOCK), (10, {}, EXACT_BLOCK), (2, {"temperature": 0.7}, 2),
+    (10, {"adaptive": True, "accept": "distance"}, None), (10, {"accept": "top-k", "block_size": 6}, 6),
+    (10, {"adaptive": True, "proposer": "draft"}, None)])
+def test_the_page_decodes_in_blocks_that_no_measured_time_chooses(heads, options, block_size):
+    shown = fixed_blocks(DecodeConfig(**options), heads)
+    assert shown == DecodeConfig(**{**options, "adaptive": False, "block_size": block_size})
 
 
 # Drawing
@@ -146,6 +143,11 @@ def test_settings_come_from_controls_and_the_others_from_the_checkpoint():
             wanted, temperature=1, later_temperature=read)
     with pytest.raises(ConfigError, match="later_temperature must be a number, or several with commas"):
         options_of(DecodeConfig(), {**VALUES, "later_temperature": "warm"}.values())
+    unset = {**VALUES, "block_size": 0, "accept": "exact"}.values()
+    for default in (DecodeConfig(), DecodeConfig(adaptive=True)):
+        assert options_of(default, unset, heads=10) == replace(default, block_size=EXACT_BLOCK, adaptive=False,
+                                                               consistent=True)
+        assert options_of(default, VALUES.values(), heads=10) == wanted  # as the visitor chose
     tuned = DecodeConfig(min_block=3, proposer="jacobi", accept="top-k")
     values = {**VALUES, "block_size": 2, "accept": "top-k", "consistent": False}
     assert options_of(tuned, values.values()) == replace(tuned, block_size=2, min_block=2)
@@ -222,6 +224,10 @@ def test_every_file_has_a_row_and_a_bad_one_costs_only_itself(photo, tmp_path):
     (["x/a.png", "x/a.jpg", "y/a.png", "y/a.jpg"], ["a.png", "a-2.png", "a-3.png", "a-4.png"]),
     (["../../../evil.png", "/absolute.png", "C:\\windows.png", "x\\up.png", "a/", "__MACOSX/._a.png"],
      ["evil.png", "absolute.png", "windows.png", "up.png"]),
+    (["Anna.png", "anna.png", "e\u0301t\u00e9.png", "\u00c9t\u00e9.jpg"],
+     ["Anna.png", "anna-2.png", "e\u0301t\u00e9.png", "\u00c9t\u00e9-2.png"]),
+    (["con.png", "aux.x.png", 'a:b<c>|d*"?.png', "\U0001f600" * 60 + ".png"],
+     ["_con.png", "_aux.x.png", "a_b_c__d___.png", "\U0001f600" * 25 + ".png"]),
 ])
 def test_names_in_a_zip_are_made_different_and_never_become_paths(photo, tmp_path, names, outputs):
     progress = batch([write_zip(tmp_path / "more.zip", dict.fromkeys(names, png(photo)))])

@@ -6,13 +6,16 @@ import json
 import re
 import threading
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pytest
 from web_demo import toy
 
+from superres.config import EXACT_BLOCK
 from superres.errors import InvalidInputError
+from superres.tasks.faces import image_key
 from superres.web import paint
 from superres.web.decoding import Decoder
 from superres.web.paint import MOST_INSIDE, Latest, answer_of, pixels_of
@@ -58,6 +61,20 @@ def test_a_bad_question_has_an_answer(decoder, asked):
 def test_bad_numbers_are_named(decoder, source, change):
     (name,) = change
     assert view(decoder, "others", question(source, **change))["error"].startswith({"t": "temperature"}.get(name, name))
+
+
+def test_a_face_has_the_same_steps_alone_and_among_others_whatever_the_machine_measures(decoder, source, monkeypatch):
+    monkeypatch.setattr(decoder.upscaler, "default", replace(decoder.upscaler.default, adaptive=True))
+    options = replace(decoder.upscaler.default, block_size=EXACT_BLOCK, adaptive=False)
+    others = view(decoder, "others", question(source))["faces"]
+    for number in (0, 1, 3):
+        (alone,) = view(decoder, "large", question(source, n=number))["faces"]
+        drawn = replace(options, temperature=0.7) if number else options
+        result = decoder.upscaler(source[None], drawn, keys=[image_key(source, max(number, 1))])
+        assert alone["steps"] == result.traces[0].iterations < alone["tokens"]
+        assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
+        if number:
+            assert [(one["digest"], one["steps"]) for one in others][number - 1] == (alone["digest"], alone["steps"])
 
 
 def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone(decoder, source, monkeypatch):

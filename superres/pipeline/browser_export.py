@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import EXACT_BLOCK, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.proposers import PROPOSERS
@@ -38,7 +38,7 @@ from superres.nn.torch_model import SOURCE_MULTIPLE
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 
-FORMAT = 1
+FORMAT = 2
 ITERATIONS = 64
 """Largest number of iterations of one call of the engine; their record has its room in the image."""
 FIELDS = {"session": ("size.width",), "sampler": ("seed",),
@@ -118,7 +118,8 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     places = list(map(image.at, computed))
     data, size = image.finished()
     convolutions = convolutions_of(cast(AlignedConditioning, model.model.conditioning))
-    about = {"source": task.source, "target": task.target, "heads": config.prediction_heads, "width": config.width,
+    about = {"source": task.source, "target": task.target, "heads": config.prediction_heads,
+             "block": min(EXACT_BLOCK, config.prediction_heads), "width": config.width,
              "at": {name: image.place(place) for name, place in at.items()},
              "computed": list(map(image.place, places)), "convolutions": [weight.shape[:2] for weight in convolutions],
              "links": image.links, "bytes": len(data), "memory": size}

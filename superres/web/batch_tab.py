@@ -25,7 +25,8 @@ from superres.batch.opening import open_members
 from superres.batch.record import Output, Request, RunSettings
 from superres.batch.rows import Row
 from superres.batch.run_options import MANIFEST, BatchOptions
-from superres.config import FACES
+from superres.config import FACES, portable_name, without_case
+from superres.config.names import MOST_NAME
 from superres.errors import InvalidInputError, SuperresError
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.folders import MEMBER, Tally
@@ -276,11 +277,17 @@ def open_files(files: Sequence[File]) -> Iterator[Any]:
 
 
 def unique_name(stem: str, taken: set[str]) -> str:
-    """Return the name of an output without folders, with a number if it is in `taken`, which it joins."""
-    stem = "".join(letter if letter.isprintable() else "_" for letter in stem.replace("\\", "/").rpartition("/")[2])
-    numbered = itertools.chain([stem[:100]], (f"{stem[:100]}-{number}" for number in itertools.count(2)))
-    output = next(name for one in numbered if (name := f"{one}.png") not in taken)
-    taken.add(output)
+    """Return the name of an output that any system can unpack, without folders, and with a number if it is taken.
+
+    It joins the names `taken`, in which case and the composition of accents do not count.
+    """
+    letters = stem.replace("\\", "/").rpartition("/")[2]
+    printable = "".join(letter if letter.isprintable() else "_" for letter in letters)
+    stem = portable_name(printable.encode()[:MOST_NAME].decode(errors="ignore"))
+    for output in itertools.chain([f"{stem}.png"], (f"{stem}-{number}.png" for number in itertools.count(2))):
+        if without_case(output) not in taken:
+            break
+    taken.add(without_case(output))
     return output
 
 

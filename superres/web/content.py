@@ -10,6 +10,7 @@ from PIL import Image
 
 from superres.evaluation.examples import photographs
 from superres.tasks.faces import FaceTask
+from superres.tasks.picture_files import IMAGE_SUFFIXES
 from superres.tasks.pictures import Pixels, read_image
 from superres.web import drawing
 
@@ -55,7 +56,7 @@ def box_view(
 ) -> dict[str, Any]:
     """Return the data of the paint box: its sizes, examples, and the kinds of `files` that it can save."""
     return {"side": task.source, "target": task.target, "stages": stages, "others": OTHERS, "temperature": TEMPERATURE,
-            "files": files,
+            "files": files, "suffixes": sorted(IMAGE_SUFFIXES),
             "examples": [{"name": label_of(name), "icon": icon_of(image)} for name, image in examples.items()]}
 
 

@@ -17,7 +17,7 @@ from gradio.events import Dependency
 from PIL import Image
 
 from superres.errors import InvalidInputError, SuperresError
-from superres.tasks.faces import FaceTask
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import DEFAULT_CROP, FACE, Crop, choose_crops, largest
 from superres.tasks.pictures import Pixels
 from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
@@ -150,7 +150,7 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
     """
     def offer(image: Pixels) -> tuple[str, str, str, bool]:
         if task.is_source(image):
-            return "", preview_html(Subject(image), task), "", False
+            return "", preview_html(Subject(image), task, image), "", False
         crops = choose_crops(image, task)
         chosen = largest(crops)
         data = json.dumps({
@@ -161,7 +161,7 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
         shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
         photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(take(image, started(task, start, chosen), chosen), task), setting_of(chosen),
+                preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
                 has_choice(task, chosen))
 
     notes: list[str] = []
@@ -176,7 +176,7 @@ def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, s
         if upload is not None:
             element, preview, square, is_visible = crop_of(path_of(upload), task, start)
     except SuperresError as error:
-        preview = drawing.message(str(error))
+        preview = refusal(error)
     return element, preview, square, gr.update(visible=controls.visibility(is_visible))
 
 
@@ -184,14 +184,14 @@ def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tup
     """Return the view of an upload's input with another square or start, and the choice of the start."""
     def show(image: Pixels) -> tuple[str, bool]:
         subject = chosen(square, start, task, image)
-        return preview_html(subject, task), subject.crop is not None and has_choice(task, subject.crop)
+        return preview_html(subject, task, image), subject.crop is not None and has_choice(task, subject.crop)
 
     preview, is_visible = "", False
     try:
         if upload is not None:
             preview, is_visible = reduce_picture(path_of(upload), show, task.source)
     except SuperresError as error:
-        preview = drawing.message(str(error))
+        preview = refusal(error)
     return preview, gr.update(visible=controls.visibility(is_visible))
 
 
@@ -224,17 +224,27 @@ def names_of(crop: Crop) -> dict[str, str]:
     return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre", "button": "Centre"}
 
 
-def preview_html(subject: Subject, task: FaceTask) -> str:
-    """Return the model's input, and of a photo its crop and the truth.
+def refusal(error: SuperresError) -> str:
+    """Return what tells the paint box why there is no input; the box says it."""
+    return f'<div class="sr-input" data-turn="{secrets.token_hex(4)}" data-refused="{escape(str(error))}" hidden></div>'
 
-    The paint box takes an input of its size from here, and shows it itself.
+
+def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
+    """Return the model's input from a picture, uint8 [H, W, 3], and of a photo its crop and the truth.
+
+    The paint box takes an input of its size from here, and shows it itself. Of a larger input, it takes the picture
+    reduced to its own size.
     """
     size = f"{len(subject.source)}x{len(subject.source)}"
     alone = "; only the last stage draws" if len(subject.source) > task.source else ""
     caption = f"{size}: the model's input" + (f", all that it sees{alone}" if subject.crop is not None else alone)
     square = "" if subject.crop is None else f' data-square="{setting_of(subject.crop)}"'
     truth = "" if subject.truth is None else f' data-truth="{drawing.data_uri(subject.truth, None)}"'
-    in_box = " hidden" if len(subject.source) == task.source else ""
+    in_box, cells = " hidden", ""
+    if len(subject.source) != task.source:
+        whole = image if subject.crop is None else subject.crop.take(image)
+        in_box = ""
+        cells = f' data-cells="{drawing.data_uri(area_reduce(whole, task.source, task.source), None)}"'
     figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged", None)
     turn = secrets.token_hex(4)  # the box hears of a picture that is chosen again
-    return f'<div class="sr-input" data-turn="{turn}"{square}{truth}{in_box}>{figure}</div>'
+    return f'<div class="sr-input" data-turn="{turn}"{square}{truth}{cells}{in_box}>{figure}</div>'

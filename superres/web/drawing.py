@@ -109,7 +109,8 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
     if steps[few] == steps[many]:
         return f"{note} <b>Both took {steps[few]:,} steps, so their times differ by other work on the machine.</b>"
-    timed = f"{fast} was {ratio:.1f} times as fast" if ratio >= CLEAR else "their times do not differ clearly"
+    timed = f"{fast} was {ratio:.1f} times as fast" if ratio >= CLEAR else \
+        "both took about as long, since each of the fewer steps takes longer"
     return f"{note} <b>{few} took {steps[few]:,} steps, {many} {steps[many]:,}; {timed}.</b>"
 
 

@@ -37,7 +37,7 @@ from superres.web.card import card
 from superres.web.content import OTHERS, TEMPERATURE, box_view
 from superres.web.controls import Value
 from superres.web.decoding import Decoder
-from superres.web.files import path_of
+from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
 FILES = "card", "film"
@@ -66,17 +66,17 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
     """
     task = decoder.upscaler.face_task
     view = box_view(task, decoder.upscaler.stages, {path.stem: read_image(path) for path in examples}, FILES)
+    view["most_bytes"] = MAX_FILE_BYTES
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>', elem_id="paint", padding=False)
-    painted, example = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
-                        for name in ("painted", "example"))
-    choose = gr.UploadButton("Photo", file_types=["image"], visible="hidden", elem_id="choose")
+    painted, example, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
+                               for name in ("painted", "example", "given"))
     upload = gr.File(str(examples[0]), visible="hidden", elem_id="photo")
     def take_example(number: Value) -> tuple[str, str]:
         return str(examples[controls.whole_number("example", number, 0, len(examples) - 1)]), ""
 
     # Nothing is painted until the box has the new picture's pixels.
     raw = {**controls.INSTANT, **controls.RAW}
-    chosen = [choose.upload(lambda value: (path_of(value), ""), choose, [upload, painted], **raw),
+    chosen = [given.input(lambda value: (path_of(value), ""), given, [upload, painted], **raw),
               example.input(take_example, example, [upload, painted], **raw)]
     for kind in KINDS:
         asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
@@ -156,7 +156,7 @@ def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what the box asks for, and return it for the page's script.
 
     A question has the pixels `x` (see `pixels_of`), the temperature `t` and the seed `s` of samples, and the number `n`
-    of the chosen one, 0 for the likeliest face; that of a card also the `link` to write on it.
+    of the sample that is shown large, 0 for the likeliest face; that of a card also the `link` to write on it.
     """
     pixels = pixels_of(asked["x"], decoder.upscaler.face_task)
     with LATEST.question(asked["x"]) as check:
@@ -167,36 +167,37 @@ def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
 def _drawn(
     decoder: Decoder, draw: Callable[..., Upscaled], kind: str, asked: dict[str, Any],
 ) -> dict[str, Any]:
-    task, default = decoder.upscaler.face_task, decoder.upscaler.default
+    task, default = decoder.upscaler.face_task, decoder.default
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
     samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0), "temperature": asked["t"]}))
+    options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1, OTHERS + 1)
     if kind == "small":
-        return faces_of(decoder, default, draw(default, size=(*task.between, task.target)[0]))
+        return faces_of(decoder, options, draw(options, numbers, size=(*task.between, task.target)[0]), numbers)
     if kind == "large":
-        return faces_of(decoder, default, draw(default))
+        return faces_of(decoder, options, draw(options, numbers), numbers)
     if kind == "others":
-        return faces_of(decoder, samples, draw(samples, OTHERS))
+        return faces_of(decoder, samples, draw(samples, everyone), everyone)
     if kind == "film":
-        return file_of("face.webp", film(draw(samples, OTHERS) if chosen else draw(default), max(chosen - 1, 0)))
-    return file_of("card.png", card_of(draw(default), draw(samples, OTHERS), chosen, str(asked["link"])))
+        return file_of("face.webp", film(draw(options, numbers)))
+    return file_of("card.png", card_of(draw(default), draw(samples, everyone), chosen, str(asked["link"])))
 
 
-def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled) -> dict[str, Any]:
-    """Return pictures for the page's script, with digests of their pixels, and their steps and tokens."""
+def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and tokens."""
     faces = []
-    for row, image in enumerate(result.images):
+    for row, (number, image) in enumerate(zip(numbers, result.images, strict=True)):
         counts = drawing.counts_of(result.stage_traces(row))
-        uri = drawing.data_uri(image, drawing.record_of(decoder.upscaler, options, row + 1))
+        uri = drawing.data_uri(image, drawing.record_of(decoder.upscaler, options, number))
         faces.append({"uri": uri, "digest": short_digest(image.tobytes()), "steps": counts["iterations"],
                       "tokens": counts["tokens"]})
     return {"faces": faces}
 
 
-def film(result: Upscaled, row: int) -> bytes:
+def film(result: Upscaled) -> bytes:
     """Return a face while it is decoded, as a moving WebP."""
-    steps = np.linspace(0, len(result.ends(row)), FRAMES).round().astype(int)
+    steps = np.linspace(0, len(result.ends(0)), FRAMES).round().astype(int)
     factor = -(-FILM // result.images.shape[1])
-    first, *others = (Image.fromarray(result.after(row, int(step)).repeat(factor, axis=0).repeat(factor, axis=1))
+    first, *others = (Image.fromarray(result.after(0, int(step)).repeat(factor, axis=0).repeat(factor, axis=1))
                       for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0, xmp=marked(None),

@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from html import escape
 
-from superres.config import DecodeConfig
-from superres.decoding.trace import mean_accepted_block_size
-from superres.pipeline.resolved_options import resolve_options
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.decoding import Decoder
-
-FEW_TOKENS, SHOWN_BLOCK = 1.5, 4
-"""Tokens per step below which a race shows blocks of a fixed size, and that size."""
-
-
-def with_blocks(decoder: Decoder, options: DecodeConfig) -> DecodeConfig:
-    """Return settings whose steps have blocks to show, and that make the same picture.
-
-    They are `options`, unless these choose the block size and the decoder's example took about one token per step: on
-    some processors, smaller blocks are faster.
-    """
-    example = decoder.example
-    if not options.adaptive or options.accept != "exact" or example is None:
-        return options
-    mean = mean_accepted_block_size([trace for stage in example.stages for trace in stage.traces])
-    shown = options.changed({"adaptive": False, "block_size": SHOWN_BLOCK})
-    return options if mean >= FEW_TOKENS else resolve_options(shown, decoder.upscaler)
 
 
 def race_html(decoder: Decoder, truth: Pixels | None) -> str:
@@ -37,13 +16,10 @@ def race_html(decoder: Decoder, truth: Pixels | None) -> str:
     `truth` is what the example's input was reduced from, uint8 [target, target, 3].
     Exact blocks and single steps make the same picture, so one decode tells the steps of both.
     """
-    example, default = decoder.example, decoder.upscaler.default
-    if example is None or example.sources is None or not default.is_exact:
+    example = decoder.example
+    if example is None or example.sources is None or not decoder.default.is_exact:
         return ""
-    source, blocks = example.sources[0], with_blocks(decoder, default)
-    if blocks != default:
-        (frames,) = deque(decoder.upscale("warm-up", example.sources, {"": blocks}), 1)
-        example = frames[""]
+    source = example.sources[0]
     stages = [{"uri": drawing.data_uri(stage.images[0]), "side": stage.images.shape[1], "tokens": trace.tokens,
                "accepted": trace.accepted} for stage in example.stages for trace in stage.traces[:1]]
     view = {"input": drawing.data_uri(source, None), "side": example.images.shape[1],

@@ -74,13 +74,13 @@ def two_faces(tmp_path_factory):
 
 
 def open_photo(page, path):
-    """Upload a photo, and wait until the server shows its square, and the paint box its pixels: nothing moves then."""
+    """Upload a photo, and wait until the server shows its square, and the paint box its faces: nothing moves then."""
     photo = "(document.querySelector('superres-crop')?.dataset.photo ?? null)"
     before = page.evaluate(photo)
     upload(page, path)
     page.wait_for_function(f"before => {photo} !== before", arg=before)
     settle(page)
-    page.wait_for_selector(".sr-others.sr-quiz", state="attached")
+    page.wait_for_selector(".sr-others.sr-quiz img", state="attached")
 
 
 def by_keyboard_and_numbers(page, astronaut):

@@ -7,15 +7,18 @@ import re
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, decode, picture, upload
+from browser_tools import check_wcag, decode, give, picture, upload
 from PIL import Image
 from skimage import data
+from stress_demo import encoded, huge_png, zipped
 from web_demo import FACES
 
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
+from superres.tasks.picture_files import formats
 from superres.tasks.pictures import read_image
 from superres.web.crops import subjects
+from superres.web.files import MAX_FILE_BYTES
 from superres.web.paint import OTHERS, sampled
 
 SIDE = 8
@@ -130,16 +133,37 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     }""")
     np.testing.assert_array_equal(np.asarray(picture(copied).convert("RGB")), chosen)
     other = visit(link.removeprefix(demo.url), permissions=["clipboard-read", "clipboard-write"])
-    drawn(other)
-    other.get_by_text("The same picture as that of the link.").wait_for()
     np.testing.assert_array_equal(drawn(other), chosen)
-    other.goto(link.replace("&n=2", ""))  # the digest is another picture's
+    told = other.get_by_text("Person 2: sample 2 of seed 0. The same picture as that of the link.")
+    assert told.is_visible()
+    other.goto(foreign := link.replace("&t=0.7&s=0&n=2", ""))  # the digest is another picture's
     other.reload()
     np.testing.assert_array_equal(drawn(other), face)
+    assert other.get_by_text("Not the same picture as that of the link: another version or engine").is_visible()
+    assert other.url == foreign
+    cell(other, 0, 0).click()
+    other.wait_for_function("address => location.href !== address", arg=foreign)
+    drawn(other)
     assert "of the link" not in other.inner_text(".sr-told")
     warmer = visit(link.removeprefix(demo.url).replace("t=0.7", "t=1.3"))
     options = demo.decoder.upscaler.default.changed({"temperature": 1.3})
     np.testing.assert_array_equal(drawn(warmer), demo.decoder.upscaler(source[None], options, samples=OTHERS).images[1])
+
+
+def test_the_person_of_a_link_is_drawn_before_all_others(visit, demo, rng):
+    page = visit()
+    drawn(page)
+    page.evaluate("""() => {
+        window.answers = [];
+        document.addEventListener("superres-answer", ({detail: {kind, question, faces}}) => answers.push(
+            [kind, JSON.parse(question).n, faces.length, document.querySelector("img.sr-drawn").src === faces[0].uri]));
+    }""")
+    source = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    page.evaluate("hash => { location.hash = hash; }", f"x={text_of(source)}&n=3")
+    page.wait_for_function("answers.some(([kind]) => kind === 'others')")
+    answers = [one for one in page.evaluate("answers") if one[0] != "small"]
+    assert answers == [["large", 3, 1, True], ["large", 0, 1, False], ["others", 3, OTHERS, False]]
+    assert page.get_by_text("Person 3: sample 3 of seed 0.").is_visible()
 
 
 def test_what_was_painted_is_there_after_a_reload_and_a_photo_is_never_in_the_address(visit, tmp_path):
@@ -192,25 +216,13 @@ def test_a_visitor_looks_for_the_photo_among_the_faces_that_were_drawn(visit):
         assert "Which one" not in page.inner_text(".sr-strangers")
 
 
-def give(page, name):
-    """Paste or drop an 8x8 picture, and return its pixels."""
-    content = base64.b64encode(FACES[2].read_bytes()).decode()
-    page.evaluate("""([name, content]) => {
-        const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0)), files = new DataTransfer();
-        files.items.add(new File([bytes], "face.png", {type: "image/png"}));
-        const box = document.querySelector("superres-paint"), options = {bubbles: true, cancelable: true};
-        box.dispatchEvent(name === "paste" ? new ClipboardEvent(name, {...options, clipboardData: files})
-            : new DragEvent(name, {...options, dataTransfer: files}));
-    }""", [name, content])
-    return read_image(FACES[2])
-
-
 @pytest.mark.parametrize("how", ["paste", "drop"])
 def test_a_picture_that_is_pasted_or_dropped_fills_the_box(visit, demo, how):
     page = visit()
     drawn(page)
     for _ in range(2):
-        source = give(page, how)
+        give(page, how, "face.png", FACES[2].read_bytes(), "image/png")
+        source = read_image(FACES[2])
         page.wait_for_selector(f".sr-cells [aria-label$='#{source[0, 0].tobytes().hex()}']")
         np.testing.assert_array_equal(drawn(page), face_for(demo, source))
         page.get_by_role("button", name="Smiley").click()
@@ -274,6 +286,66 @@ def test_a_photo_fills_the_box_and_painted_pixels_are_what_the_buttons_take(visi
     np.testing.assert_array_equal(np.asarray(face), face_for(demo, painted))
     cell(page, 0, 0).click()
     page.get_by_text("The input or a setting has changed since this result.").wait_for()
+
+
+def wrong_files():
+    """Return contents by name of files that are no picture, or one that is refused."""
+    photo = Image.fromarray(data.astronaut())
+    jpeg, gif = encoded(photo, "JPEG"), encoded(photo, "GIF")
+    return {
+        "empty.png": b"", "text.png": b"no picture" * 50, "cut.jpg": jpeg[: len(jpeg) // 3],
+        "notes.PDF": encoded(photo, "PDF"), "dot.png": encoded(photo.crop((0, 0, 1, 1)), "PNG"),
+        "drawing.svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64"><circle r="9"/></svg>',
+        "bomb.png": huge_png(50_000), "more.zip": zipped({"a.png": encoded(photo, "PNG")}),
+        "film.mp4": b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(2000),
+        "nosuffix": b"\x7fELF" + bytes(500), "broken.gif": gif[:40] + bytes(60) + gif[200:],
+        "large.jpg": jpeg + bytes(MAX_FILE_BYTES)}
+
+
+def test_a_file_that_cannot_be_read_is_named_where_the_old_face_was_and_every_picture_is_taken(visit, demo):
+    """Of no file, the browser tells a type, as Windows does of a HEIC file."""
+    page, told = visit(), ".sr-told"
+    for name, content in wrong_files().items():
+        drawn(page)
+        assert page.is_visible("img.sr-drawn")
+        give(page, "drop", name, content)
+        page.get_by_text(f"{name}: the file ").wait_for()
+        assert page.inner_text(told).startswith(f"{name}: the file ")
+        assert page.is_visible(told)
+        assert not page.is_visible("img.sr-drawn")
+        assert page.locator(".sr-others img").count() == 0
+        page.get_by_role("button", name="Smiley").click()
+    photo = Image.fromarray(data.astronaut())
+    pictures = {"icon.png": encoded(photo.resize((32, 32)), "PNG"), "upright.jfif": encoded(photo, "JPEG")}
+    if "HEIF" in formats():
+        pictures["photo.HEIC"] = encoded(photo, "HEIF")
+    for name, content in pictures.items():
+        drawn(page)
+        before = pixels_of(page)
+        give(page, "drop", name, content)
+        page.wait_for_function("before => document.querySelector('.sr-cells').innerHTML !== before",
+                               arg=page.inner_html(".sr-cells"))
+        np.testing.assert_array_equal(drawn(page), face_for(demo, pixels_of(page)))
+        assert (pixels_of(page) != before).any()
+        page.get_by_role("button", name="Smiley").click()
+
+
+def test_while_a_photo_is_read_the_box_says_so_and_the_old_face_is_pale(visit):
+    page, held = visit(), []
+    drawn(page)
+    page.route("**/gradio_api/upload", lambda route: held.append(route))
+    give(page, "drop", "photo.png", FACES[1].read_bytes())
+    page.wait_for_selector(".sr-paint[data-state=reading]")
+    assert page.get_by_text("Reading photo.png").is_visible()
+    assert float(page.locator(".sr-canvas").evaluate("face => getComputedStyle(face).opacity")) < 0.5
+    assert not page.is_visible(".sr-bars")
+    check_wcag(page, "reading", "superres-paint")
+    page.get_by_role("button", name="Smiley").click()  # strokes go on meanwhile
+    face = drawn(page)
+    for route in held:
+        route.abort()
+    page.get_by_text("photo.png: the file could not be sent to the server").wait_for()
+    np.testing.assert_array_equal(drawn(page), face)
 
 
 def test_what_goes_wrong_is_said_where_the_face_would_be(visit, demo, monkeypatch):

@@ -12,13 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from browser_tools import PATIENCE, check_wcag, is_failure, picture, upload
+from browser_tools import PATIENCE, check_wcag, give, is_failure, picture, upload
 from PIL import Image
 from skimage import data
+from stress_demo import encoded, huge_png
 from web_demo import FACES
 
 import superres
 from superres.cli.main import run
+from superres.config import EXACT_BLOCK
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
 from superres.tasks.image_files import XMP_KEYWORD, encode_png
@@ -109,7 +111,7 @@ def shown(page):
 
 def drawn_in_python(upscaler, x, sample=1, **changes):
     """Return the number of steps of each stage, and the digest."""
-    source, options = pixels_of(x, upscaler.face_task), {"adaptive": False, "block_size": 4, **changes}
+    source, options = pixels_of(x, upscaler.face_task), {"adaptive": False, "block_size": EXACT_BLOCK, **changes}
     result = upscaler(source[None], upscaler.default.changed(options), keys=[image_key(source, sample)])
     steps = [trace.iterations for stage in result.stages for trace in stage.traces]
     return steps, short_digest(result.images[0].tobytes())
@@ -134,6 +136,24 @@ def test_painting_starts_the_engine_and_draws_the_faces_of_the_engine_in_python(
     page.wait_for_url("**&n=2&d=*")
     assert shown(page)[1] == drawn_in_python(upscaler, x, 2, temperature=TEMPERATURE)[1]
     check_wcag(page, "a face")
+
+
+def test_the_person_of_a_link_is_drawn_first_and_a_foreign_digest_stays_in_the_address(visit, upscaler):
+    x, foreign = "gICA" * 64, "0123456789ab"
+    page = visit(link := f"#x={x}&t={TEMPERATURE}&s=0&n=3&d={foreign}")
+    page.evaluate("""() => {
+        window.answers = [];
+        document.addEventListener("superres-answer", ({detail: {kind, question, faces, partial}}) => {
+            if (faces && !partial) window.answers.push([kind, JSON.parse(question).n, faces[0].digest]);
+        });
+    }""")
+    page.get_by_role("button", name="Start").click()
+    drawn(page)
+    assert page.get_by_text("Person 3: sample 3 of seed 0. Not the same picture as that of the link").is_visible()
+    assert page.url.endswith(link)
+    answers = [one for one in page.evaluate("answers") if one[0] != "small"]
+    assert [one[:2] for one in answers] == [["large", 3], ["large", 0], ["others", 3]]
+    assert answers[0][2] == drawn_in_python(upscaler, x, 3, temperature=TEMPERATURE)[1]
 
 
 def test_a_link_opens_to_the_same_picture_without_a_network(visit):
@@ -189,9 +209,13 @@ def test_a_photo_is_cropped_and_hides_among_the_drawn_faces(visit, tmp_path):
             np.testing.assert_array_equal(area_reduce(one[:, :, :3], 8, 8, is_reduced=True), cells)
     assert "#" not in page.url  # a photo is never in the address
     check_wcag(page, "a photo")
-    (tmp_path / "text.png").write_text("no picture")
-    upload(page, tmp_path / "text.png")
-    page.get_by_text("cannot read the file as a picture").wait_for()
+    for name, content in (("text.png", b"no picture"), ("notes.pdf", encoded(Image.fromarray(photo), "PDF")),
+                          ("photo.heic", b""), ("bomb.png", huge_png(50_000)), ("dot.png", encoded(
+                              Image.fromarray(photo[:1, :1]), "PNG"))):
+        give(page, "drop", name, content)  # without a type, as Windows has none for a HEIC file
+        page.locator(".sr-told").get_by_text(f"{name}: th").wait_for()
+        assert page.is_visible(".sr-told")
+        assert not page.is_visible("img.sr-drawn")
 
 
 def test_the_camera_s_picture_fills_the_box(visit):

@@ -4,7 +4,6 @@
 export const CHANNELS = 3;
 const INTENSITIES = 256, UNLIMITED = 2n ** 22n;
 const PANEL = 32, GROUP = 4, POINTS = 6;  // of cpp/abi.h and kernels/convolution.h
-const EXACT_BLOCK = 4;  // block size for exact acceptance: larger ones take clearly more time, for hardly fewer steps
 
 /** Return the SHA-256 (FIPS 180-4) of bytes, as bytes. The browser's own exists only in pages from https. */
 function sha256(bytes) {
@@ -167,7 +166,7 @@ export class StageMemory {
 
   /** Encode a source, and begin a sequence. */
   begin(source, key, way, rules) {
-    const {at, heads} = this.about, size = Math.min(way.blockSize || (way.accept === "exact" ? EXACT_BLOCK : heads), heads);
+    const {at, heads, block} = this.about, size = Math.min(way.blockSize || (way.accept === "exact" ? block : heads), heads);
     this.numbers(BigInt64Array, at.source, source.length).set(Array.from(source, BigInt));
     this.code.superres_encode(this.base + at.encoder, this.base + at.encoded, 1n, 1n, this.base + at.source);
     const bound = {exact: 0, distance: way.epsilon, "top-k": way.topK}[way.accept];

@@ -6,7 +6,7 @@
  * @property {"exact"|"distance"|"top-k"} [accept] - exact gives the picture of one token per step
  * @property {number} [epsilon] - largest accepted difference in grey levels, for "distance"; 2 by default
  * @property {number} [topK] - rank within which "top-k" accepts; 2 by default
- * @property {number} [blockSize] - tokens proposed per step; 0 stands for 4 with exact acceptance, else all heads
+ * @property {number} [blockSize] - tokens proposed per step; 0 stands for EXACT_BLOCK of superres.config with exact acceptance, else all heads
  * @property {number} [temperature] - 0 draws the likeliest picture
  * @property {number} [seed] - of the noise of samples
  * @property {number} [sample] - 1, 2, ...: the number of the sample
@@ -34,7 +34,7 @@
 
 import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
-const FORMAT = 1;
+const FORMAT = 2;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
 const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1};

@@ -9,12 +9,12 @@ export async function readPhoto(file, least) {
   try {
     photo = await createImageBitmap(file);
   } catch {
-    throw new Error("This browser cannot read the file as a picture. Choose a JPEG, PNG or WebP.");
+    throw new Error("this browser cannot read the file as a picture. Choose a JPEG, PNG or WebP.");
   }
   const {width, height} = photo;
   if (Math.min(width, height) < least || width * height > MOST) {
     photo.close();
-    throw new Error(`The picture has ${width}x${height} pixels. Choose one of at least ${least}x${least}, and at most ${MOST / 1e6} megapixels.`);
+    throw new Error(`the picture has ${width}x${height} pixels. Choose one of at least ${least}x${least}, and at most ${MOST / 1e6} megapixels.`);
   }
   return photo;
 }

@@ -105,6 +105,7 @@ function faceOf({pixels, side, digest, seconds, stages}, way) {
 }
 
 const sampled = ({t, s}, sample) => ({temperature: t, seed: s, sample});
+const wayOf = question => question.n ? sampled(question, question.n) : {};  // of the face that is shown large
 
 async function others(question, signal, partial = () => {}) {
   const faces = [];
@@ -116,13 +117,13 @@ async function others(question, signal, partial = () => {}) {
 }
 
 const ANSWERS = {
-  small: async ({x}, signal, partial) => {
+  small: async (question, signal, partial) => {
     const size = engine.info.stages[0].target;
-    return {faces: [await drawn(x, {size}, signal, face => partial({faces: [face]}))]};
+    return {faces: [await drawn(question.x, {...wayOf(question), size}, signal, face => partial({faces: [face]}))]};
   },
-  large: async ({x}, signal, partial) => {
-    const face = await drawn(x, {}, signal, one => partial({faces: [one]}));
-    show(x, face);
+  large: async (question, signal, partial) => {
+    const face = await drawn(question.x, wayOf(question), signal, one => partial({faces: [one]}));
+    if (!question.n) show(question.x, face);
     return {faces: [face]};
   },
   others: async (question, signal, partial) => {
@@ -174,7 +175,6 @@ let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are 
 
 // Take a photo, unless the visitor has painted or chosen another one before it is there.
 async function take(file, square, choice = ++choices) {
-  element("photo-told").textContent = "";
   try {
     const read = await readPhoto(await file, view.side);
     if (choice !== choices) return;
@@ -182,7 +182,7 @@ async function take(file, square, choice = ++choices) {
     URL.revokeObjectURL(photo?.uri);
     photo = {bitmap: read, uri: URL.createObjectURL(await file)};
   } catch (error) {
-    if (choice === choices) element("photo-told").textContent = error.message;
+    if (choice === choices) tell("refused", error.message);
     return;
   }
   const {width, height} = photo.bitmap, side = Math.min(width, height);
@@ -214,7 +214,7 @@ async function example(at) {
   const {file, square} = view.examples[at], choice = ++choices, answer = await fetch(new URL(file, BASE)).catch(() => null);
   if (choice !== choices) return;
   if (answer?.ok) await take(answer.blob(), square);
-  else element("photo-told").textContent = "The example could not be loaded. Check the connection, and choose it again.";
+  else tell("refused", "the example could not be loaded. Check the connection, and choose it again.");
 }
 
 // What is known of the face: pictures to compare, a race, and its steps; each is made when its part is opened.
@@ -291,7 +291,7 @@ function replay(x, names, faces) {
     ({uri: canvasOf(pixels, side).toDataURL(), side, tokens, accepted}))}));
   const data = {input: sourceOf(x).toDataURL(), size: `${view.side}x${view.side}`, side: view.target, truth: null, decodes};
   const ratio = slow.seconds / fast.seconds;
-  const words = ratio >= CLEAR ? `Blocks were ${ratio.toFixed(1)} times as fast. ` : ratio > 1 / CLEAR ? "The times do not differ clearly: on one thread, a step costs about as much as what it proposes. "
+  const words = ratio >= CLEAR ? `Blocks were ${ratio.toFixed(1)} times as fast. ` : ratio > 1 / CLEAR ? "Both took about as long: on one thread, a step costs about as much as what it proposes. "
     : "Single steps were faster: on one thread, a step costs about as much as what it proposes. ";
   return [make("p", {role: "status"}, make("b", {}, `${number(slow.steps)} steps in ${slow.seconds.toFixed(2)} s, and ${number(fast.steps)} in ${fast.seconds.toFixed(2)} s. `),
     words, "Below, both have made the same number of steps at any time."),

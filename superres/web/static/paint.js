@@ -8,6 +8,7 @@
   const LATE = 400;  // milliseconds after which the page says that it waits
   const STEPS_BACK = 100;  // strokes that can be undone
   const TEMPERATURES = [0.01, 9];  // the lowest and the highest of links
+  const NOT_THE_SAME = "Not the same picture as that of the link: another version or engine drew that one, or the link was changed. The address keeps the link.";
   const PALETTE = {black: "#1b1512", "dark brown": "#4a2f20", brown: "#8a5a3c", tan: "#c68f68", skin: "#e8b894", light: "#f7dcc6",
     white: "#f8f8f5", grey: "#8d8d8d", red: "#c8322b", orange: "#e88a2d", yellow: "#f3cf3f", green: "#4f9d45", blue: "#3d6fc4", purple: "#7c4fa3"};
   const LETTERS = {k: PALETTE.black, b: PALETTE["dark brown"], n: PALETTE.brown, s: PALETTE.skin, t: PALETTE.tan, w: PALETTE.white, r: PALETTE.red, y: PALETTE.yellow,
@@ -81,8 +82,10 @@
       this.seed = 0;
       this.temperature = view.temperature;
       this.score = {right: 0, asked: 0};  // of the question which picture is real
+      superres.photo.accept(view.suffixes);
       this.painted = "";
       this.asked = {};  // the latest question of each kind
+      this.turn = 0;  // of a question: Gradio tells nothing of an answer that is the same as the one before
       this.chosen = 0;  // 0 is the likeliest face, others are samples
       this.colour = PALETTE.skin;
       this.grid = this.gridOf();
@@ -93,7 +96,7 @@
       this.bars = make("div", {class: "sr-bars"});
       this.question = make("p", {role: "status"});
       const left = make("div", {class: "sr-box"}, this.grid, this.tools(), this.chips());
-      const right = make("div", {class: "sr-portrait"}, this.frame, this.bars, this.status, this.actions());
+      const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.bars, this.actions());
       const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.button("Other people", () => this.reseed()));
       this.body = make("div", {class: "sr-paint"}, left, right, more);
       this.append(this.body);
@@ -114,8 +117,9 @@
       const on = (target, name, handle) => target.addEventListener(name, handle, {signal: this.listening.signal});
       on(document, "superres-answer", event => this.answer(event.detail));
       on(window, "hashchange", () => this.open());
-      on(document, "superres-photo", () => this.forget());
+      on(document, "superres-photo", event => this.read(event.detail.name));
       on(document, "superres-input", event => this.take(event.detail));
+      on(document, "superres-refused", event => this.refuse(event.detail));
       superres.photo.receive(this, this.listening.signal);
       on(document, "superres-asking", () => this.repeat());  // those that take questions may come later than the box
     }
@@ -250,6 +254,7 @@
         return button;
       };
       const link = copies("Copy link", "Copy it from the address bar", () => {
+        this.promised = null;  // the copy is of the picture that is shown
         history.replaceState(null, "", this.link());
         return navigator.clipboard.writeText(location.href);
       });
@@ -265,20 +270,44 @@
 
     // Begin with an example.
     begin(example) {
-      this.forget();
+      this.read(this.view.examples[example].name);
       ask("example", example);
     }
 
-    // A photo or example takes the place of painted pixels, also in the address, which never has a photo's.
-    forget() {
-      this.kept = false;
-      history.replaceState(null, "", location.pathname + location.search);
+    // A photo or example is being read: the face that is shown is not its face, and earlier questions have no answer.
+    read(name) {
+      this.given = name;
+      this.reading = true;
+      clearTimeout(this.pause);
+      this.clear();
+      this.asked = {};
+      this.state("reading", `Reading ${name}…`);
+    }
+
+    // Say why the photo cannot be read. What the visitor has painted since then stays.
+    refuse(text) {
+      this.refused = `${this.given ? `${this.given}: ` : ""}${text}`;
+      this.example = this.truth = "";
+      if (this.reading) {
+        this.reading = false;
+        this.painted = "";
+        this.clearOthers();
+        this.fail(this.refused);
+      } else {
+        if (this.painted) ask("painted", this.painted);
+        this.status.textContent = this.refused;
+      }
+    }
+
+    // The digest of the link that was opened, if what is shown is its person; a link of today's picture would lose it.
+    linkDigest() {
+      return this.promised?.chosen === this.chosen ? this.promised.digest : null;
     }
 
     // The address of what is shown: pixels, and of a sample its temperature, seed and number, with the digest of its picture.
     link() {
-      const sample = this.chosen ? `&t=${this.temperature}&s=${this.seed}&n=${this.chosen}` : "";
-      return `#x=${textOf(this.pixels.values)}${sample}${this.shown ? `&d=${this.shown.digest}` : ""}`;
+      const sample = this.chosen ? `&t=${this.temperature}&s=${this.seed}&n=${this.chosen}` : "", digest = this.linkDigest() ?? this.shown?.digest;
+      return `#x=${textOf(this.pixels.values)}${sample}${digest ? `&d=${digest}` : ""}`;
     }
 
     // Show what the address holds; return whether it holds pixels.
@@ -290,22 +319,27 @@
       const temperature = Number(given.get("t"));
       this.temperature = temperature >= TEMPERATURES[0] && temperature <= TEMPERATURES[1] ? temperature : this.view.temperature;
       this.kept = true;
-      this.promised = {digest: given.get("d"), chosen: number("n", this.view.others)};
-      this.set(pixels, this.promised.chosen);
+      const promised = {digest: given.get("d"), chosen: number("n", this.view.others)};
+      this.set(pixels, promised.chosen);
+      this.promised = promised;
       return true;
     }
 
-    // Take the pixels of a photo or example, `uri`, if they have the input's size; `truth` is the larger picture, if known.
+    // Take the pixels of a photo or example, `uri`; `truth` is the larger picture, if known. They are not in the address.
     take({uri, truth}) {
       const image = this.input = make("img", {src: uri});
       image.decode().then(() => {
-        if (image !== this.input || image.naturalWidth !== this.view.side) return;
+        if (image !== this.input) return;
         const context = make("canvas", {width: this.view.side, height: this.view.side}).getContext("2d", {colorSpace: "srgb"});
         context.drawImage(image, 0, 0);
         const values = context.getImageData(0, 0, this.view.side, this.view.side).data.filter((_, at) => at % 4 !== 3);
         this.example = textOf(values);
         this.truth = truth;
-        if (!this.linked) this.set(Uint8Array.from(values));
+        if (!this.linked) {
+          this.kept = false;
+          history.replaceState(null, "", location.pathname + location.search);
+          this.set(Uint8Array.from(values));
+        }
         this.linked = false;
       }, () => {});
     }
@@ -331,6 +365,8 @@
 
     reseed() {
       this.seed++;
+      if (!this.first) return this.changed();
+      this.promised = null;
       this.chosen = 0;
       this.clearOthers();
       this.show(this.first);
@@ -340,11 +376,9 @@
     // The pixels are new: draw the small picture at once, and the others when the visitor pauses.
     changed(chosen = 0) {
       this.chosen = chosen;
-      this.first = null;
-      for (const [kind, file] of Object.entries(this.files)) {  // a file of earlier pixels is not saved
-        delete this.asked[kind];
-        file.disabled = false;
-      }
+      this.reading = false;
+      this.refused = "";
+      this.clear();
       this.cells.forEach((cell, at) => {
         const colour = this.pixels.colour(at);
         cell.style.background = colour;
@@ -359,18 +393,28 @@
       this.pause = setTimeout(() => this.ask("large"), this.view.stages > 1 ? PAUSE : 0);
     }
 
-    ask(kind) {
-      const question = {x: textOf(this.pixels.values), t: this.temperature, s: this.seed, n: this.chosen};
+    // Forget what was drawn; a file of it is not saved.
+    clear() {
+      this.first = this.shown = this.promised = null;
+      for (const [kind, file] of Object.entries(this.files)) {
+        delete this.asked[kind];
+        file.disabled = false;
+      }
+    }
+
+    // Ask for a kind of picture; `number` is that of the sample that becomes the large face, or 0 for the likeliest.
+    ask(kind, number = this.chosen) {
+      const question = {x: textOf(this.pixels.values), t: this.temperature, s: this.seed, n: number, turn: ++this.turn};
       this.asked[kind] = JSON.stringify(kind === "card" ? {...question, link: location.host + location.pathname} : question);
       if (kind in this.files) this.files[kind].disabled = true;
-      else if (kind !== "others") this.state("drawing");
+      else if (kind !== "others" && number === this.chosen) this.state("drawing");
       ask(`ask-${kind}`, this.asked[kind]);
     }
 
     state(name, text = "") {
       this.body.dataset.state = name;
       clearTimeout(this.late);
-      if (name === "drawing") this.late = setTimeout(() => { this.status.textContent = "Drawing…"; }, LATE);
+      if (name === "drawing") this.late = setTimeout(() => { this.status.textContent = this.chosen ? `Drawing person ${this.chosen}…` : "Drawing…"; }, LATE);
       else this.status.textContent = text;
     }
 
@@ -378,25 +422,35 @@
     // or, if it is `partial`, what is drawn so far.
     answer({kind, question, error, wait, partial, faces, file, uri}) {
       if (kind in this.files && question === this.asked[kind]) return this.keep(kind, error ?? wait, file, uri);
-      if (question !== this.asked[kind] || JSON.parse(question).x !== textOf(this.pixels.values)) return;
+      if (question !== this.asked[kind]) return;
+      const {x, n} = JSON.parse(question);
+      if (x !== textOf(this.pixels.values)) return;
       if (wait) this.state("waiting", wait);
-      else if (partial) this.preview(kind, faces);
-      else if (error) {
-        this.shown = null;
-        this.face.removeAttribute("src");
-        this.bars.replaceChildren();
-        this.state("failed", error);
-      } else if (kind === "others") this.showOthers(faces);
-      else if (kind === "large") {
+      else if (error) this.fail(error);
+      else if (partial || kind === "small") this.preview(kind, faces, n);
+      else if (kind === "others") this.showOthers(faces);
+      else if (n) {  // the person of a link comes first, and then the likeliest face and all others
+        this.show(faces[0]);
+        this.ask("large", 0);
+      } else {
         this.first = faces[0];
-        this.show(this.first);
+        if (!this.chosen) this.show(this.first);
         this.ask("others");
-      } else if (!this.first) this.face.src = faces[0].uri;
+      }
     }
 
-    preview(kind, faces) {
+    // Show no face, but why there is none.
+    fail(text) {
+      this.shown = null;
+      this.face.removeAttribute("src");
+      this.save.removeAttribute("href");
+      this.bars.replaceChildren();
+      this.state("failed", text);
+    }
+
+    preview(kind, faces, number) {
       if (kind !== "others") {
-        if (!this.first) this.face.src = faces[0].uri;
+        if (number === this.chosen && !this.shown) this.face.src = faces[0].uri;
       } else if (!this.asks && !this.samples.length) this.others.children[faces.length - 1].replaceChildren(make("img", {src: faces.at(-1).uri, alt: ""}));
     }
 
@@ -418,11 +472,11 @@
       if (this.kept) history.replaceState(null, "", this.link());
     }
 
-    // Say whether the picture is that of the link which was opened.
+    // Say who is shown, and whether the picture is that of the link which was opened.
     told(face) {
-      const {digest, chosen} = this.promised ?? {};
-      if (!digest || chosen !== this.chosen || face !== (this.chosen ? this.samples[this.chosen - 1] : this.first)) return "";
-      return face.digest === digest ? "The same picture as that of the link." : "";
+      const digest = this.linkDigest();
+      return [this.refused, this.chosen ? `Person ${this.chosen}: sample ${this.chosen} of seed ${this.seed}.` : "",
+        !digest ? "" : face.digest === digest ? "The same picture as that of the link." : NOT_THE_SAME].filter(Boolean).join(" ");
     }
 
     // Show the number of steps beside that of one pixel value per step.

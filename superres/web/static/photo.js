@@ -2,7 +2,8 @@
 "use strict";
 (() => {
   const {make} = superres;
-  const input = make("input", {type: "file", accept: "image/*"});
+  const input = make("input", {type: "file"});
+  let suffixes = [];  // of pictures: a browser knows no type of some of them
   input.addEventListener("change", () => {
     give(input.files);
     input.value = "";  // the same file can be chosen again
@@ -11,9 +12,17 @@
   // Let the visitor choose a file.
   const choose = () => input.click();
 
-  // Tell the first picture of a list of files; return whether there is one.
+  // Take files with these suffixes for pictures, too.
+  function accept(known) {
+    suffixes = known;
+    input.accept = ["image/*", ...known].join();
+  }
+
+  const isPicture = ({type, name}) => type.startsWith("image/") || suffixes.some(suffix => name.toLowerCase().endsWith(suffix));
+
+  // Tell the first picture of a list of files, or else the first file: whoever reads it says what is wrong. Return whether there is one.
   function give(files) {
-    const photo = [...files ?? []].find(({type}) => type.startsWith("image/"));
+    const all = [...files ?? []], photo = all.find(isPicture) ?? all[0];
     if (photo) document.dispatchEvent(new CustomEvent("superres-photo", {detail: photo}));
     return Boolean(photo);
   }
@@ -52,5 +61,5 @@
     dialog.showModal();
   }
 
-  Object.assign(superres, {photo: {choose, receive, photograph, hasCamera: Boolean(navigator.mediaDevices?.getUserMedia)}});
+  Object.assign(superres, {photo: {accept, choose, receive, photograph, hasCamera: Boolean(navigator.mediaDevices?.getUserMedia)}});
 })();
