@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
 from superres.config import DecodeConfig
@@ -62,7 +64,8 @@ class BlockwiseLoop:
     def run(self, count: int) -> None:
         """Do `count` iterations; fewer if a decoder ends with the last row."""
         plain = self.plain
-        with self.torch_threads, float32_products():
+        # A model's own decoder computes no products with torch, and its iterations are short beside this context.
+        with self.torch_threads, nullcontext() if self.is_native else float32_products():
             while count > 0:
                 size = plain.state.block_size
                 trace = self.decoder.advance(count)
