@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-TEST_SECONDS = 1800.0
+TEST_SECONDS = 900.0
 """Longest time of a test, or of its fixtures, on a busy machine."""
 PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
 """Signals that a process inherits as ignored: `nohup` ignores the first, and a shell the second for background jobs."""
