@@ -246,8 +246,8 @@ def test_no_member_of_an_archive_that_is_replaced_has_the_name_of_another(tree, 
     os.replace("new.zip", "old.zip")
     left = [str(content) for _, content in found]
     assert contents == [b"old"] * when
-    assert left == [f"old.zip/old{number}.png is not used: old.zip was changed or removed after it was listed; give the "
-                    "same command again" for number in range(when, 3)]
+    assert left == [f"old.zip/old{number}.png is not used: old.zip was changed or removed after it was listed; give "
+                    "the same command again" for number in range(when, 3)]
 
 
 @pytest.mark.parametrize(("name", "inside"), [
