@@ -229,9 +229,25 @@ def test_messages_about_members_are_short_and_printable_whatever_their_names(tre
 
 def test_a_member_that_would_unpack_to_too_much_is_refused(tree):
     make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})
-    (_, first), (_, second) = open_members("bomb.zip", "bomb.zip", iter(jobs("bomb.zip")), most_bytes=1000)
-    assert str(first) == "bomb.zip/a.png is over 0.001 MB once unpacked; reduce it first"
-    assert second.getvalue() == png(1)
+    found = open_members("bomb.zip", "bomb.zip", iter(jobs("bomb.zip")), most_bytes=1000)
+    first, second = (str(one) if isinstance(one, InvalidInputError) else one.read() for _, one in found)
+    assert first == "bomb.zip/a.png is over 0.001 MB once unpacked; reduce it first"
+    assert second == png(1)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_no_member_of_an_archive_that_is_replaced_has_the_name_of_another(tree, when):
+    for name in ("old", "new"):
+        with zipfile.ZipFile(f"{name}.zip", "w") as archive:
+            for number in range(3):
+                archive.writestr(f"{name}{number}.png", name)
+    found = open_inputs(jobs("old.zip"))
+    contents = [next(found)[1].read() for _ in range(when)]
+    os.replace("new.zip", "old.zip")
+    left = [str(content) for _, content in found]
+    assert contents == [b"old"] * when
+    assert left == [f"old.zip/old{number}.png is not used: old.zip was changed or removed after it was listed; give "
+                    "the same command again" for number in range(when, 3)]
 
 
 @pytest.mark.parametrize(("name", "inside"), [

@@ -275,6 +275,11 @@ def test_a_gate_lets_through_what_a_size_justifies_and_no_more(packed):
             Gate(packed).let(**more)
     with pytest.raises(ValueError, match="names have over"):
         Gate(packed).let(names=names + 1)
+    gate = Gate(packed)
+    assert gate.seconds == 60 + packed // 100_000
+    gate.end -= gate.seconds + 1
+    with pytest.raises(ValueError, match=rf"it takes over {gate.seconds} seconds of processor time"):
+        gate.let()
 
 
 def many(path, count, content=b"x"):
@@ -381,10 +386,22 @@ def test_content_of_any_size_comes_whole_and_a_reader_that_is_given_up_ends_its_
         assert read(path) == (["0.png", "1.png", "2.png"], pictures, None)
     assert len(READER._idle) == 1
     reader = read_members(str(tmp_path / "a.tar"), "a.tar", [1, 1, 2])
-    assert [next(reader).read(), next(reader).read()] == [pictures[1]] * 2
+    first, found = next(reader), next(reader)
+    assert (first.closed, found.read()) == (True, pictures[1])
     (child,) = READER._busy
     reader.close()
     assert child.process.returncode == -signal.SIGKILL
+
+
+def test_members_are_read_on_when_the_reader_is_killed(tmp_path):
+    rows = written(tmp_path / "a.parquet", 40)
+    contents = []
+    for content in read_members(str(tmp_path / "a.parquet"), "a.parquet", range(41)):  # the last one is not there
+        contents.append(content.read())
+        if len(contents) in (1, 20, 40):
+            (child,) = READER._busy
+            child.process.kill()
+    assert contents == [content for _, content in rows]
 
 
 def pax(*records, size=None):
@@ -399,6 +416,7 @@ def pax(*records, size=None):
     (pax(b"2 " * 4000 + b"a=b\n"), "an extended header is damaged"), (pax(b"9 a=b\n"), "an extended header is damaged"),
     (pax(b"10 size=-5\n"), "an extended header is damaged"), (pax(b"0 a=b\n"), "an extended header is damaged"),
     (pax(bytes(10_001)), "an extended header claims 10,001 bytes"),
+    (pax(b"30 size=%021d\n" % 3), "an extended header is damaged"),
     *((pax(record), "it has sparse members") for record in (
         b"22 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"24 GNU.sparse.map=0,100\n")),
     (tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(1024), "it has sparse members"),
@@ -410,6 +428,10 @@ def test_extended_headers_of_tar_files_are_short_and_sound(content, told, tmp_pa
     assert error == told
     if told is None:
         assert (names, contents) == (["b.png" if b"b.png" in content else "a.png"], [b"abc"])
+
+
+def test_records_of_extended_headers_that_do_not_count_take_no_memory():
+    assert unpacking._records(b"8 abc=d\n14 path=b.png\n7 e=fg\n11 size=42\n") == {"path": "b.png", "size": "42"}
 
 
 def test_members_of_long_names_are_left_out_by_name(tmp_path):

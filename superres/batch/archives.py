@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from superres.batch.containers import PIECE, SECONDS
 from superres.errors import InvalidInputError, SuperresError, plain
-from superres.system.confined import Confined, Values
+from superres.system.confined import Confined, KilledError, Values
 from superres.system.folders import Tally
 from superres.system.json_files import require_regular
 from superres.tasks.picture_files import IMAGE_SUFFIXES
@@ -57,21 +57,33 @@ def read_members(
 ) -> Iterator[Content | SuperresError]:
     """Yield the content of members of an archive by their numbers, which must not decrease.
 
-    Ends early where a number is not there; raises one of `DAMAGED` where the archive is damaged.
+    The content must be read before the next is asked for, as it is closed then. Ends early where a number is not there;
+    raises one of `DAMAGED` where the archive is damaged.
     """
-    with closing(_reader(path, label, most_bytes)) as reader:
-        next(reader)
-        content: bytes | np.ndarray[Any, Any] | SuperresError = b""
+    with ExitStack() as stack:
+        def start() -> Generator[Values, Values | None, None]:
+            reader = stack.enter_context(closing(_reader(path, label, most_bytes)))
+            next(reader)
+            return reader
+
+        reader = start()
+        content: bytes | np.ndarray[Any, Any] | SuperresError | None = None
         last = -1
         for number in wanted:
             if number != last:
-                content, last = b"", number  # frees its memory
+                content, last = None, number  # frees its memory
                 try:
                     content = _content(reader, number)
-                except StopIteration:
-                    return
-            # Links share the content of their target, but not the position in it.
-            yield io.BytesIO(content) if isinstance(content, bytes) else content
+                except KilledError:
+                    reader = start()
+                    content = _content(reader, number)
+            if content is None:
+                return
+            if isinstance(content, bytes):  # links share the content of their target, but not the position in it
+                with io.BytesIO(content) as file:
+                    yield file  # closing it frees the memory, whoever has it still
+            else:
+                yield content
         with suppress(StopIteration):
             reader.send({"number": None})  # otherwise closing it would end its process
 
@@ -83,9 +95,12 @@ def _reader(path: str, label: str, most_bytes: int | None = None) -> Generator[V
 
 def _content(
     reader: Generator[Values, Values | None, None], number: int,
-) -> bytes | np.ndarray[Any, Any] | InvalidInputError:
-    """Return the content of a member, which comes in pieces; raise StopIteration if it is not there."""
-    whole, piece = io.BytesIO(), reader.send({"number": number})
+) -> bytes | np.ndarray[Any, Any] | InvalidInputError | None:
+    """Return the content of a member, which comes in pieces; None if it is not there."""
+    try:
+        whole, piece = io.BytesIO(), reader.send({"number": number})
+    except StopIteration:
+        return None
     while "refused" not in piece:
         whole.write(piece["content"])
         if piece["is_last"]:  # `getvalue` copies nothing

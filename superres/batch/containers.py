@@ -102,6 +102,7 @@ def _scan(path: str, label: str, suffixes: Collection[str], gate: Gate) -> Itera
         {".npz": _npz_members, ".zip": _zip_members}.get(suffix, _tar_members)(path, gate))
     for member in members:
         limit_time(SECONDS)
+        gate.let()  # counts the time
         yield member
 
 

@@ -14,7 +14,7 @@ from superres.batch.inputs import Input, display_path
 from superres.batch.parts import Part
 from superres.batch.reading import Opened
 from superres.errors import InvalidInputError, SuperresError
-from superres.system.places import fetched, is_url, read_place
+from superres.system.places import fetched, is_url, read_place, version_of
 
 READERS = 8  # threads that read from stores
 READ_AHEAD = 32  # pictures that are requested from a store before they are needed
@@ -86,12 +86,21 @@ def open_members(
     try:
         for content in read_members(path, archive, numbers(), most_bytes):
             entry = asked.popleft()
-            yield entry, content if entry.error is None else InvalidInputError(entry.error)
+            error = _problem(entry, archive)
+            yield entry, content if error is None else InvalidInputError(error)
     except DAMAGED as error:
         problem = reason_of(error)
     for left in itertools.chain(asked, entries):
-        yield left, InvalidInputError(left.error or (
+        yield left, InvalidInputError(_problem(left, archive) or (
             f"{display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again"))
+
+
+def _problem(entry: Input, archive: str) -> str | None:
+    """Return why a member is not used: listing has found it, or the archive's file is another one since then."""
+    if entry.error is not None or entry.version is None or is_url(archive) or version_of(archive) == entry.version:
+        return entry.error
+    return (f"{display_path(entry.input, archive)} is not used: {archive} was changed or removed after it was listed; "
+            "give the same command again")
 
 
 def open_parts(parts: Iterable[Part]) -> Iterator[tuple[Part, Opened | None]]:

@@ -36,12 +36,17 @@ WALL, LEAST_WALL = 12, 60  # seconds that an answer may take per second of its l
 _END = "end"  # of a call: names the error, or None, in its last answer
 _OUT_OF_PROCESSOR, _OUT_OF_TIME = (
     (-signal.SIGPROF, -signal.SIGALRM) if hasattr(signal, "setitimer") else (None, 1))  # statuses of a process
+_KILLED = -9  # the status of a process
 _START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); from superres.system.confined import main; "
           "main(sys.argv[1])")
 _LENGTH = struct.Struct("<I")  # of the JSON text that begins a message
 # Further threads and heaps would reserve address space, which the limit of memory counts. Large blocks are mapped, so
 # that a child that waits keeps none.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+class KilledError(ValueError):
+    """A child was killed by another process, such as for lack of memory: the next one may succeed."""
 
 
 class Confined:
@@ -141,7 +146,7 @@ class _Child:
             reason = f"it takes over {seconds:g} seconds of processor time"
         elif status == _OUT_OF_TIME and seconds < math.inf:
             reason = f"no answer for {wall_of(seconds):g} seconds; the machine is too busy"
-        raise ValueError(reason)
+        raise (KilledError if status == _KILLED else ValueError)(reason)
 
     def end(self, patience: float = 0.0) -> int:
         """Kill the process, unless it ends within `patience` seconds; return its status, negative after a signal."""

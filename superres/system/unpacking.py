@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -30,10 +31,14 @@ FREE_MEMBERS = 10_000  # members that every archive may have
 BYTES_PER_MEMBER = 50  # packed bytes of each further member; the smallest picture has more
 FREE_NAMES = 20_000_000  # bytes of names that every archive may have
 NAMES_PER_BYTE = 4  # further bytes of names per packed byte: 200 per member
+FREE_SECONDS = 60  # of processor time that reading any container may take
+BYTES_PER_SECOND = 100_000  # packed bytes of each further second; the slowest compressions have 50 times as many
 _CHUNK = 1 << 16
 _BLOCK = tarfile.BLOCKSIZE
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
+_SPARSE = "it has sparse members"
+_USED = (b"path", b"linkpath", b"size")  # records of extended headers
 
 
 class Gate:
@@ -44,11 +49,13 @@ class Gate:
         self.members = self.members_left = FREE_MEMBERS + packed // BYTES_PER_MEMBER
         self.bytes = self.unpacked_left = self.content_left = FREE_BYTES + MOST_RATIO * packed
         self.names = self.names_left = FREE_NAMES + NAMES_PER_BYTE * packed
+        self.seconds = FREE_SECONDS + packed // BYTES_PER_SECOND
+        self.end = time.process_time() + self.seconds
 
     def let(self, members: int = 0, unpacked: int = 0, names: int = 0, content: int = 0) -> None:
         """Count further members, unpacked bytes, bytes of names, and bytes of the content that is handed on.
 
-        Raises ValueError if they are too many.
+        Raises ValueError if they are too many, or took too much processor time.
         """
         self.members_left, self.names_left = self.members_left - members, self.names_left - names
         self.unpacked_left, self.content_left = self.unpacked_left - unpacked, self.content_left - content
@@ -58,6 +65,8 @@ class Gate:
             raise ValueError(f"its members' names have over {self.names // 1_000_000:,} MB, too much for its size")
         if min(self.unpacked_left, self.content_left) < 0:
             raise ValueError(f"it unpacks to over {self.bytes // 1_000_000:,} MB, too much for its size")
+        if time.process_time() > self.end:
+            raise ValueError(f"it takes over {self.seconds:,} seconds of processor time, too much for its size")
 
 
 class Stream(Protocol):
@@ -130,7 +139,7 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _records(content: bytes) -> dict[str, str]:
-    """Return the records of an extended header; ValueError unless one follows the other."""
+    """Return the records of an extended header that count; ValueError unless one follows the other."""
     found, place = dict[str, str](), 0
     while place < len(content) and content[place]:
         digits = content[place : place + 6].partition(b" ")[0]
@@ -138,7 +147,11 @@ def _records(content: bytes) -> dict[str, str]:
         name, equals, value = content[place + len(digits) + 1 : end - 1].partition(b"=")
         if not name or not equals or content[end - 1 : end] != b"\n":
             raise ValueError("an extended header is damaged")
-        found[_text(name)], place = _text(value), end
+        if name.startswith(b"GNU.sparse."):
+            raise ValueError(_SPARSE)
+        if name in _USED:  # each member copies those of global headers, which may have millions of others
+            found[_text(name)] = _text(value)
+        place = end
     return found
 
 
@@ -148,10 +161,10 @@ def _text(content: bytes) -> str:
 
 def _amend(info: tarfile.TarInfo, said: dict[str, str]) -> None:
     """Give a member what its extended headers say of it; ValueError if it is sparse, or has no such size."""
-    if info.type == tarfile.GNUTYPE_SPARSE or any(name.startswith("GNU.sparse.") for name in said):
-        raise ValueError("it has sparse members")
+    if info.type == tarfile.GNUTYPE_SPARSE:
+        raise ValueError(_SPARSE)
     size = said.get("size", str(info.size))
-    if not size.isdecimal():
+    if not size.isdecimal() or len(size) > 20:
         raise ValueError("an extended header is damaged")
     info.name, info.linkname = said.get("path", info.name), said.get("linkpath", info.linkname)
     info.size = int(size)
