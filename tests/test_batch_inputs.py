@@ -15,6 +15,7 @@ from batch_tools import made_from, plan
 from PIL import Image
 
 from superres.batch import parts
+from superres.batch.archives import READER
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs, open_members
 from superres.batch.record import Request, RunSettings
@@ -210,6 +211,14 @@ def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
     results = sources(found)
     assert [isinstance(result, str) and "cut.tar" in result for result in results] == [True] * 3
     assert "cut.tar is damaged" in jobs("cut.tar")[-1].error
+
+
+def test_an_archive_whose_reader_is_killed_is_not_called_damaged(tree, monkeypatch):
+    make_zip(tree / "faces.zip", {"a.png": png(1)})
+    READER.close()
+    monkeypatch.setattr("superres.system.confined._START", "import os; os.kill(os.getpid(), 9)")
+    (entry,) = jobs("faces.zip")
+    assert entry.error == "faces.zip was not listed (its process ended with signal 9); give the same command again"
 
 
 def test_messages_about_members_are_short_and_printable_whatever_their_names(tree):

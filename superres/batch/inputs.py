@@ -19,6 +19,7 @@ from typing import IO
 
 from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
 from superres.errors import ConfigError, InvalidInputError, PlaceError, SuperresError, plain
+from superres.system.confined import KilledError
 from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
 from superres.system.places import (
     READ_ONLY,
@@ -285,8 +286,11 @@ def _count_literal(parts: Sequence[str], exist: Callable[[Sequence[str]], bool])
 
 def damage_of(path: str, error: Exception) -> str:
     """Return why an archive cannot be read."""
-    return str(error) if isinstance(error, SuperresError) else (
-        f"{path} is damaged or not an archive ({reason_of(error)}); pack it again")
+    if isinstance(error, SuperresError):
+        return str(error)
+    if isinstance(error, KilledError):
+        return f"{path} was not listed ({reason_of(error)}); give the same command again"
+    return f"{path} is damaged or not an archive ({reason_of(error)}); pack it again"
 
 
 def member_input(
