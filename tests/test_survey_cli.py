@@ -186,7 +186,8 @@ def test_prolifics_submissions_leave_out_who_gave_up_and_name_whom_to_approve(he
         assert survey("exclude", "study", "--prolific", "p.csv") == 0
         shown = capsys.readouterr()
         assert shown.out == "done\n"
-        for text in ("2 returned or timed out", "have not finished here: begun", "excluded by a rule: barred",
+        for text in ("2 returned or timed out", "1 submission awaiting review, but not finished here: begun",
+                     "1 submission awaiting review, but excluded by a rule: barred",
                      "1 participant of p.csv did not enrol in study", "3 raters are excluded now"):
             assert text in shown.err
     rules = read_exclusions(store, study)
