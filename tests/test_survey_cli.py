@@ -367,6 +367,8 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     refused = superres_without(("accelerate", "gradio"), training, ["app", "--port", "0"])
     assert refused.stderr.splitlines() == ["superres: superres train needs accelerate: pip install 'superres[train]'",
                                            "superres: superres app needs gradio: pip install 'superres[ui]'"]
+    refused = superres_without(("matplotlib",), training)  # named before the data, which does not exist
+    assert refused.stderr == "superres: superres train needs matplotlib: pip install 'superres[train]'\n"
 
 
 @pytest.mark.parametrize(("words", "message"), [
