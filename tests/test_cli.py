@@ -139,7 +139,9 @@ def test_a_picture_alone_is_written_to_the_current_folder(loaded, data, capsys, 
     assert run(["upscale", "in/a.png", "--on-existing", "overwrite", "--suffix", "-x"]) == 0
     assert (data / "a-x.png").exists()
     capsys.readouterr()
-    assert "nosuch.jpg: no such file" in refusal(capsys, "upscale", "in/a.png", "nosuch.jpg")
+    assert "nosuch.jpg: no such file" in refusal(capsys, "upscale", "nosuch.jpg")
+    assert run(["upscale", "nosuch.jpg", "in/a.png", "--on-existing", "overwrite"]) == 1
+    assert "superres: 1 done, 0 skipped, 1 failed" in capsys.readouterr().err
     assert "give --output DIR" in refusal(capsys, "upscale", "in")
     assert "give --output DIR" in refusal(capsys, "upscale", "nosuch*.jpg")
     assert "give --output DIR" in refusal(capsys, "upscale", *["in/a.png"] * 21)

@@ -184,7 +184,7 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     *((lambda d, name=name: d["stages"][0].update(name=name), "the name of a stage .* is not fit for a file")
       for name in ("../../evil", "/evil", "a\\b", "..", ".hidden", "NUL", "a\0", "a\n", "x" * 300, "", "\ud800")),
     (lambda d: d["stages"][0].update(name="training.jsonl"), "another stage or file is called"),
-    (lambda d: d["stages"][0].update(batch_size="4"), "stage 'base': batch-size must be at least 1, not '4'"),
+    (lambda d: d["stages"][0].update(batch_size="4"), "stage 'base': batch-size must be a whole number, not '4'"),
     (lambda d: d["stages"][1].update(start="nowhere"), "no checkpoint 'nowhere'"),
     (lambda d: d["stages"][1].update(name="BASE"), "another stage or file is called 'BASE'"),
     (lambda d: d["stages"][2].update(teacher="nobody"), "no checkpoint 'nobody'"),

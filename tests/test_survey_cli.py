@@ -186,7 +186,8 @@ def test_prolifics_submissions_leave_out_who_gave_up_and_name_whom_to_approve(he
         assert survey("exclude", "study", "--prolific", "p.csv") == 0
         shown = capsys.readouterr()
         assert shown.out == "done\n"
-        for text in ("2 returned or timed out", "have not finished here: begun", "excluded by a rule: barred",
+        for text in ("2 returned or timed out", "1 submission awaiting review, but not finished here: begun",
+                     "1 submission awaiting review, but excluded by a rule: barred",
                      "1 participant of p.csv did not enrol in study", "3 raters are excluded now"):
             assert text in shown.err
     rules = read_exclusions(store, study)
@@ -366,6 +367,8 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     refused = superres_without(("accelerate", "gradio"), training, ["app", "--port", "0"])
     assert refused.stderr.splitlines() == ["superres: superres train needs accelerate: pip install 'superres[train]'",
                                            "superres: superres app needs gradio: pip install 'superres[ui]'"]
+    refused = superres_without(("matplotlib",), training)  # named before the data, which does not exist
+    assert refused.stderr == "superres: superres train needs matplotlib: pip install 'superres[train]'\n"
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -364,7 +364,7 @@ def exclude(
     No vote is deleted; superres survey withdraw does that.
     """
     require(sum(given is not None for given in (rule, rater_id, revoke, prolific)) == 1,
-            "give a rule such as gold<0.8, or --rater-id, or --prolific, or --revoke")
+            "give one of a rule such as gold<0.8, --rater-id, --prolific and --revoke")
     reason = reason or ("returned or timed out at Prolific" if prolific is not None else "")
     require(bool(reason.strip()), "give a --reason; it is stored with the rule")
     from superres.survey import exclusions
@@ -395,10 +395,9 @@ def _review(opened: Store, found: Study, file: Path, reason: str) -> None:
         echo(participant)
     say(f"{file}: {len(done.left_out)} returned or timed out, and are left out; {len(done.approve)} to approve, "
         "printed for Prolific's bulk approval")
-    for names, text in ((done.unfinished, "await review, but have not finished here"),
-                        (done.excluded, "await review and have finished, but are excluded by a rule")):
+    for names, text in ((done.unfinished, "not finished here"), (done.excluded, "excluded by a rule")):
         if names:
-            say(f"{len(names)} {text}: {', '.join(names)}")
+            say(f"{counted(len(names), 'submission')} awaiting review, but {text}: {', '.join(names)}")
     if done.unknown:
         say(f"{counted(done.unknown, 'participant')} of {file} did not enrol in {found.name}")
 

@@ -235,6 +235,8 @@ def _train_recipe(
     end: float = math.inf,
 ) -> None:
     """Train stages until the time `end`, and show their progress."""
+    import matplotlib  # noqa: F401 -- draws the curves; without it, nothing is read
+
     from superres.training.recipes import train_recipe
 
     output = stages[0].output

@@ -220,11 +220,14 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
 
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:
-    """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder."""
-    for name in inputs:
-        require(is_url(name) or glob.has_magic(name) or os.path.exists(name), f"{name}: no such file; check its name")
-    require(listed is None and len(inputs) <= FEW
-            and all((is_url(name) and not name.endswith("/")) or Path(name).is_file() for name in inputs),
+    """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder.
+
+    A file that is missing among others is left to the run, which names it and continues.
+    """
+    missing = [name for name in inputs if not (is_url(name) or glob.has_magic(name) or os.path.exists(name))]
+    require(not missing or len(missing) < len(inputs), f"{', '.join(missing[:3])}: no such file; check the name")
+    require(listed is None and len(inputs) <= FEW and all(
+        not name.endswith("/") if is_url(name) else name in missing or Path(name).is_file() for name in inputs),
             f"folders, patterns, lists and more than {FEW} files need a folder for their results; give --output DIR")
 
 

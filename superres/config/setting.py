@@ -69,8 +69,8 @@ def require_probability(name: str, value: object) -> None:
 
 def require_whole(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:  # noqa: ANN401 -- checked
     """Return the value of the setting `name`; raise ConfigError unless it is a whole number from `least` to `most`."""
-    require(is_whole(value) and value >= least, f"{name} must be at least {least}, not {shown(value)}; give a whole "
-                                                f"number up to {most}")
+    require(is_whole(value), f"{name} must be a whole number, not {shown(value)}; give one from {least} to {most}")
+    require(value >= least, f"{name} must be at least {least}, not {shown(value)}; give a whole number up to {most}")
     require(value <= most, f"{name} must be at most {most}, not {shown(value)}")
     return int(value)
 
