@@ -141,8 +141,9 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     np.testing.assert_array_equal(drawn(other), face)
     assert other.get_by_text("Not the same picture as that of the link: another version or engine").is_visible()
     assert other.url == foreign
+    # The address is that of this picture now.
     other.get_by_role("button", name="Copy link").click()
-    other.wait_for_function("document.querySelector('.sr-told').textContent === ''")  # the address is that of this picture
+    other.wait_for_function("document.querySelector('.sr-told').textContent === ''")
     other.goto(foreign)
     drawn(other)
     cell(other, 0, 0).click()
