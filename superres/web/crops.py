@@ -138,7 +138,7 @@ def crop_controls(
     # Until the server has seen the picture, a decode takes its default crop, not the last picture's square.
     chosen.success(None, None, square, js="() => ''", **controls.INSTANT)
     offered = chosen.success(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
-                             api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+                             trigger_mode="always_last", api_name="offer_crop", **controls.INSTANT, **controls.RAW)
     for event in (chosen, offered):
         event.failure(None, None, None, js=UNREAD, **controls.INSTANT)
     gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start], [shown, start],
