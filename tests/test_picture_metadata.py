@@ -15,6 +15,7 @@ from batch_tools import upscale
 from picture_files import chunk, exif, read, saved, segment, tiff
 from PIL import Image
 from skimage.data import astronaut
+from stress_demo import huge_png
 
 from superres.errors import InvalidInputError
 from superres.tasks import pictures
@@ -181,6 +182,12 @@ def test_a_picture_that_would_need_too_much_memory_is_refused_with_the_limit_and
     with pytest.raises(InvalidInputError, match="too large: 601x445 pixels of its kind take 2,674,450 bytes of "
                                                 "memory, over 1,000,000; reduce it first, or save it as JPEG"):
         read(saved(Image.new("RGB", (601, 445)), "JPEG", progressive=True, subsampling=0))
+
+
+@pytest.mark.parametrize(("side", "size"), [(12_000, "12000x12000"), (50_000, "2,500,000,000 pixels")])
+def test_a_picture_of_too_many_pixels_is_refused_with_their_number_and_the_limit(side, size):
+    with pytest.raises(InvalidInputError, match=f"too large: {size}, over 50,000,000(?: pixels)?; reduce it first$"):
+        read(huge_png(side))
 
 
 def exif_of(orientation):

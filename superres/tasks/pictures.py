@@ -6,6 +6,7 @@ A file that is missing, damaged, not a picture, too small or too large raises In
 from __future__ import annotations
 
 import os
+import re
 import stat
 import warnings
 from contextlib import nullcontext
@@ -153,7 +154,8 @@ def _unidentified(file: IO[bytes], label: str) -> str:
 def _explain(label: str, error: Exception, max_pixels: int) -> str:
     reason = " ".join(str(error).split())
     if isinstance(error, Image.DecompressionBombError):
-        return f"{label} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
+        count, *_ = re.findall(r"\d+", reason)  # Pillow speaks of limits of its own
+        return f"{label} is too large: {int(count):,} pixels, over {max_pixels:,}; reduce it first"
     if isinstance(error, NotImplementedError):
         return f"{label} is a {reason}, which cannot be read; save it with 8 bits per colour as PNG or TIFF"
     if isinstance(error, OSError) and error.errno is not None:

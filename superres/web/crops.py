@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -36,6 +36,10 @@ ON_LOAD = """document.addEventListener("superres-square", event => {
     trigger("input");
 });"""
 """Script of the component that has the chosen square: takes the square that the element sends."""
+
+
+UNREAD = """() => { document.dispatchEvent(new CustomEvent("superres-unread")); }"""
+"""Script of the events that read a picture, for when the server has not answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +123,9 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
 
 
 def crop_controls(
-    upload: gr.File, chosen: Sequence[Dependency], first: Path, task: FaceTask,
+    upload: gr.File, chosen: Dependency, first: Path, task: FaceTask,
 ) -> tuple[gr.HTML, gr.Radio]:
-    """Lay out the crop of an upload, which is `first` initially and then that of the events `chosen`, and the input.
+    """Lay out the crop of an upload, which is `first` initially and then that of the event `chosen`, and the input.
 
     Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels, where "" is the default crop, and the
     choice of the start, which is visible where the crop allows several.
@@ -131,11 +135,12 @@ def crop_controls(
     start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
     square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
-    for event in chosen:
-        # Until the server has seen the picture, a decode takes its default crop, not the last picture's square.
-        event.success(None, None, square, js="() => ''", **controls.INSTANT)
-        event.success(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
-                      api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+    # Until the server has seen the picture, a decode takes its default crop, not the last picture's square.
+    chosen.success(None, None, square, js="() => ''", **controls.INSTANT)
+    offered = chosen.success(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
+                             trigger_mode="always_last", api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+    for event in (chosen, offered):
+        event.failure(None, None, None, js=UNREAD, **controls.INSTANT)
     gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start], [shown, start],
           trigger_mode="always_last", api_name="show_crop", **controls.INSTANT, **controls.RAW)
     return square, start
@@ -173,8 +178,7 @@ def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, s
     """Return the element of a new upload, the view of its input, its first square, and the choice of the start."""
     element, preview, square, is_visible = "", "", "", False
     try:
-        if upload is not None:
-            element, preview, square, is_visible = crop_of(path_of(upload), task, start)
+        element, preview, square, is_visible = crop_of(path_of(upload), task, start)
     except SuperresError as error:
         preview = refusal(error)
     return element, preview, square, gr.update(visible=controls.visibility(is_visible))

@@ -57,27 +57,30 @@ document.dispatchEvent(new CustomEvent("superres-asking"));"""
 """Script of a hidden component that has what the box says last: a question, or what the buttons below it take."""
 
 
-def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File, list[Dependency]]:
+def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File, Dependency]:
     """Lay out the box, and return the hidden components of the painted pixels and of the chosen picture.
 
     The first has a value of `pixels_of`, "" where the pixels are those of the chosen picture, whose decodes have their
-    truth. The chosen picture is a visitor's photo or an example, initially the first one; the third value are the
-    events that choose one.
+    truth. The chosen picture is a visitor's photo or an example, initially the first one; the third value is the
+    event that chooses one, or none.
     """
     task = decoder.upscaler.face_task
     view = box_view(task, decoder.upscaler.stages, {path.stem: read_image(path) for path in examples}, FILES)
     view["most_bytes"] = MAX_FILE_BYTES
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>', elem_id="paint", padding=False)
-    painted, example, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
-                               for name in ("painted", "example", "given"))
+    painted, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
+                      for name in ("painted", "given"))
     upload = gr.File(str(examples[0]), visible="hidden", elem_id="photo")
-    def take_example(number: Value) -> tuple[str, str]:
-        return str(examples[controls.whole_number("example", number, 0, len(examples) - 1)]), ""
+    def take_given(value: Value) -> tuple[str | None, str]:
+        if value == {}:
+            return None, ""
+        if isinstance(value, dict) and "example" in value:
+            return str(examples[controls.whole_number("example", value["example"], 0, len(examples) - 1)]), ""
+        return path_of(value), ""
 
-    # Nothing is painted until the box has the new picture's pixels.
-    raw = {**controls.INSTANT, **controls.RAW}
-    chosen = [given.input(lambda value: (path_of(value), ""), given, [upload, painted], **raw),
-              example.input(take_example, example, [upload, painted], **raw)]
+    # Nothing is painted until the box has the new picture's pixels. Gradio would drop an event during another one.
+    chosen = given.input(take_given, given, [upload, painted], trigger_mode="always_last",
+                         **controls.INSTANT, **controls.RAW)
     for kind in KINDS:
         asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
         answer = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")

@@ -11,7 +11,7 @@ from browser_tools import check_wcag, decode, give, picture, upload
 from PIL import Image
 from skimage import data
 from stress_demo import encoded, huge_png, zipped
-from web_demo import FACES
+from web_demo import FACES, LABELS
 
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
@@ -141,6 +141,11 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     np.testing.assert_array_equal(drawn(other), face)
     assert other.get_by_text("Not the same picture as that of the link: another version or engine").is_visible()
     assert other.url == foreign
+    # The address is that of this picture now.
+    other.get_by_role("button", name="Copy link").click()
+    other.wait_for_function("document.querySelector('.sr-told').textContent === ''")
+    other.goto(foreign)
+    drawn(other)
     cell(other, 0, 0).click()
     other.wait_for_function("address => location.href !== address", arg=foreign)
     drawn(other)
@@ -328,6 +333,41 @@ def test_a_file_that_cannot_be_read_is_named_where_the_old_face_was_and_every_pi
         np.testing.assert_array_equal(drawn(page), face_for(demo, pixels_of(page)))
         assert (pixels_of(page) != before).any()
         page.get_by_role("button", name="Smiley").click()
+
+
+def test_of_files_that_are_chosen_while_another_is_read_the_last_one_counts(visit, demo):
+    page, photo = visit(), encoded(Image.fromarray(data.astronaut()), "JPEG")
+    drawn(page)
+    for _ in range(2):
+        give(page, "drop", "text.png", b"no picture")
+        give(page, "drop", "photo.jpg", photo)
+        page.wait_for_selector(".sr-others.sr-quiz")
+        np.testing.assert_array_equal(drawn(page), face_for(demo, pixels_of(page)))
+        give(page, "drop", "photo.jpg", photo)
+        page.get_by_role("button", name=LABELS[0]).click()
+        give(page, "drop", "text.png", b"no picture")
+        page.get_by_text("text.png: the file is not an image").wait_for()
+        page.wait_for_function("!document.querySelector('superres-crop')")
+        assert not page.is_visible("img.sr-drawn")
+    large = photo + bytes(MAX_FILE_BYTES)
+    page.get_by_role("button", name=LABELS[0]).click()
+    drawn(page)
+    give(page, "drop", "large.jpg", large)
+    page.get_by_text("large.jpg: the file has").wait_for()
+    page.click("#run")  # draws no picture that was chosen before
+    page.locator("#results").get_by_text("There is no image yet").wait_for()
+
+
+def test_a_photo_that_the_server_does_not_answer_is_told(visit):
+    page = visit()
+    drawn(page)
+    page.route("**/gradio_api/run/**", lambda route: route.fulfill(status=500, json={"error": None}))
+    give(page, "drop", "photo.png", FACES[1].read_bytes())
+    page.get_by_text("photo.png: the server did not answer; check the connection").wait_for()
+    assert not page.is_visible("img.sr-drawn")
+    page.unroute("**/gradio_api/run/**")
+    give(page, "drop", "photo.png", FACES[1].read_bytes())
+    drawn(page)
 
 
 def test_while_a_photo_is_read_the_box_says_so_and_the_old_face_is_pale(visit):

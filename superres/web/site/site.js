@@ -176,13 +176,13 @@ let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are 
 // Take a photo, unless the visitor has painted or chosen another one before it is there.
 async function take(file, square, choice = ++choices) {
   try {
-    const read = await readPhoto(await file, view.side);
+    const given = await file, read = await readPhoto(given, view.side);
     if (choice !== choices) return;
     photo?.bitmap.close();
     URL.revokeObjectURL(photo?.uri);
-    photo = {bitmap: read, uri: URL.createObjectURL(await file)};
+    photo = {bitmap: read, uri: URL.createObjectURL(given)};
   } catch (error) {
-    if (choice === choices) tell("refused", error.message);
+    if (choice === choices) refuse(error.message);
     return;
   }
   const {width, height} = photo.bitmap, side = Math.min(width, height);
@@ -194,6 +194,11 @@ async function take(file, square, choice = ++choices) {
     [make("p", {class: "sr-hint"}, "This page looks for no faces: move the frame to the face. The photo stays on this device."),
       make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
   reduce(crops[0].square);
+}
+
+function refuse(text) {
+  element("crop").replaceChildren();
+  tell("refused", text);
 }
 
 function reduce(square) {
@@ -214,7 +219,7 @@ async function example(at) {
   const {file, square} = view.examples[at], choice = ++choices, answer = await fetch(new URL(file, BASE)).catch(() => null);
   if (choice !== choices) return;
   if (answer?.ok) await take(answer.blob(), square);
-  else tell("refused", "the example could not be loaded. Check the connection, and choose it again.");
+  else refuse("the example could not be loaded. Check the connection, and choose it again.");
 }
 
 // What is known of the face: pictures to compare, a race, and its steps; each is made when its part is opened.

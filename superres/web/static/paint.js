@@ -255,6 +255,7 @@
       };
       const link = copies("Copy link", "Copy it from the address bar", () => {
         this.promised = null;  // the copy is of the picture that is shown
+        if (this.shown) this.status.textContent = this.told(this.shown);
         history.replaceState(null, "", this.link());
         return navigator.clipboard.writeText(location.href);
       });
@@ -278,6 +279,7 @@
     read(name) {
       this.given = name;
       this.reading = true;
+      this.input = null;
       clearTimeout(this.pause);
       this.clear();
       this.asked = {};
@@ -286,6 +288,7 @@
 
     // Say why the photo cannot be read. What the visitor has painted since then stays.
     refuse(text) {
+      this.input = null;
       this.refused = `${this.given ? `${this.given}: ` : ""}${text}`;
       this.example = this.truth = "";
       if (this.reading) {
