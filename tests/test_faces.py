@@ -141,7 +141,7 @@ BAD_FILES = {
     "float.tif": (lambda path: Image.new("F", (8, 8), 0.5).save(path), "floating-point"),
     "large.png": (png_that_claims(8_000, 8_000), "8000x8000"),
     "warned.png": (png_that_claims(11_000, 11_000), "11000x11000"),
-    "bomb.png": (png_that_claims(20_000, 20_000), "400000000 pixels"),
+    "bomb.png": (png_that_claims(20_000, 20_000), "400,000,000 pixels"),
     "garbage.png": (png_that_claims(8, 8), "damaged"),
     "short.jpg": (cut_short, "truncated"), "short.png": (cut_short, "truncated"),
     "drawing.png": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image"),

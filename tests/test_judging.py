@@ -198,7 +198,7 @@ def test_a_temperature_of_later_stages_samples_where_the_first_is_greedy(two, so
 @pytest.mark.parametrize(("name", "options", "message"), [
     ("from-2", ["--later-temperature", "0"], "--later-temperature 0.0 has no effect where a single stage draws"),
     ("two", ["--later-temperature", "0", "--start", "4"], "has no effect where a single stage draws; leave it out"),
-    ("two", ["--later-temperature", "-1"], "later-temperature must be 0 (greedy) or at least 1e-09"),
+    ("two", ["--later-temperature", "-1"], "later-temperature must be 0 (greedy) or from 1e-09 to 1e+09"),
     ("two", ["--later-temperature", "warm"], "later_temperature must be a number, or several with commas between"),
 ])
 def test_a_later_temperature_without_effect_or_out_of_range_is_refused(
