@@ -59,8 +59,9 @@
       const stage = make("div", {class: "sr-photo"}, make("div", {class: "sr-picture"}, this.photo, this.shade, ...found),
         this.frame);
       stage.classList.toggle("sr-turns", Boolean(turns));
-      for (const [name, value] of Object.entries({ratio: width / height, above: -this.low[1] / width, below: (this.high[1] - height) / width}))
-        stage.style.setProperty(`--${name}`, value);
+      const shares = {left: -this.low[0], across: this.high[0] - this.low[0], above: -this.low[1], below: this.high[1] - height};
+      for (const [name, value] of Object.entries(shares)) stage.style.setProperty(`--${name}`, value / width);
+      stage.style.setProperty("--ratio", width / height);
       this.where = make("p", {class: "sr-where"});
       this.question = make("p", {class: "sr-question"}, `Is this a face? If it is not, the model still draws one: move ${turns ? "and turn " : ""}the frame, or choose another photo.`);
       this.buttons = crops.map(({button, square}) => {
