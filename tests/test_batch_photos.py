@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from superres.batch.run_options import BatchOptions
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
-from superres.tasks.faces import FaceTask
+from superres.tasks.crops import parse_crop
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
 
 TASK = FaceTask(8, 32)
@@ -52,13 +54,14 @@ def test_every_face_is_an_output_with_a_row_a_record_and_one_line(photos, out, c
     photo, rows = group_photo()[0], rows_of(out)
     for row, crop in zip(rows[3:], choose_crops(photo, TASK), strict=True):
         assert row["crop"] == {"left": crop.left, "top": crop.top, "size": crop.size, "kind": "face",
-                               "face": crop.face, "faces": 3, "windows": crop.windows}
+                               "face": crop.face, "faces": 3, "turn": crop.turn, "doubt": crop.doubt}
         with Image.open(row["output"]) as image:
             assert json.loads(image.text["superres"])["crop"] == row["crop"]
             source = TASK.source_of(crop.take(photo))
             np.testing.assert_array_equal(np.asarray(image), TASK.enlarge(source[None], "nearest")[0])
     assert rows[0]["crop"] is None
-    assert rows[1]["crop"] == {"left": 50, "top": 0, "size": 200, "kind": "centre", "face": 0, "faces": 0, "windows": 0}
+    assert rows[1]["crop"] == {"left": 50, "top": 0, "size": 200, "kind": "centre", "face": 0, "faces": 0,
+                               "turn": 0.0, "doubt": 0.0}
     lines = [line for line in capsys.readouterr().err.splitlines() if "the model sees only 8x8" in line]
     assert [re.search(r"(.)\.png \(\d+x\d+\): crop (.*);", line).groups() for line in lines] == [
         ("b", "centre, no face found"), ("c", "face, one face found"), ("d", "face, 3 faces found")]
@@ -155,7 +158,7 @@ def test_a_given_square_fails_the_pictures_that_it_leaves_and_lines_are_few(phot
     summary = upscale(photos, out, crop="50,40,160")
     assert (summary.done, summary.failed) == (3, 1)
     err = capsys.readouterr().err
-    assert "a.png: the crop 50,40,160 does not lie inside the picture of 8x8; give X + SIZE up to 8" in err
+    assert "a.png: the crop 50,40,160 has its centre at (130, 120) and a side of 160, and the picture has 8x8" in err
     assert err.count("crop as given; 160x160 pixels at (50, 40) are used, and the model sees only 8x8") == 1
     assert f"superres: the crops of further photos are in {out / 'manifest.jsonl'}\n" in err
 
@@ -170,6 +173,29 @@ def test_transparent_photos_keep_the_transparency_of_their_faces(photos, out):
         assert np.asarray(made.getchannel("A"))[16].mean() == pytest.approx((crop.top + crop.size / 2) / 2, abs=4)
 
 
+def test_a_run_goes_on_after_one_of_a_release_whose_crops_were_upright(photos, out):
+    upscale(photos, out)
+    rows = rows_of(out)
+    for crop in (row["crop"] for row in rows if row["crop"] is not None):
+        del crop["turn"], crop["doubt"]
+        crop["windows"] = 20
+    (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert upscale(photos, out).skipped == 6
+    assert rows_of(out) == rows
+
+
+def test_a_turned_square_beyond_the_edge_is_given_found_in_the_manifest_and_drawn(photos, out, capsys):
+    words = ["upscale", photos / "c.png", "--output", out, "--accept", "distance", "--epsilon", 255, "--device", "cpu"]
+    assert run(map(str, [*words, "--crop", "-12,30,150,-7.5"])) == 0
+    (row,), pixels = rows_of(out), np.asarray(astronaut())
+    crop = parse_crop("-12,30,150,-7.5")
+    assert row["crop"] == asdict(crop)
+    assert "(-12, 30) turned by -7.5 degrees, partly beyond the picture, whose edges are" in capsys.readouterr().err
+    small = FaceTask(8, 64).source_of(crop.take(pixels))
+    with Image.open(row["output"]) as image:
+        np.testing.assert_array_equal(area_reduce(np.asarray(image), 8, 8, is_reduced=True), small)
+
+
 def test_the_command_upscales_the_faces_of_a_photo(photos, out, capsys):
     words = ["upscale", photos / "d.png", photos / "c.png", "--output", out, "--accept", "distance", "--epsilon", 255]
     assert run(map(str, [*words, "--device", "cpu"])) == 0
@@ -180,7 +206,7 @@ def test_the_command_upscales_the_faces_of_a_photo(photos, out, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--crop", "left"], "superres: --crop must be face, centre or X,Y,SIZE in pixels from the top left corner"),
+    (["--crop", "left"], "superres: --crop must be face, centre, X,Y,SIZE in pixels from the top left corner"),
     (["--crop", "0,0,4"], "superres: --crop 0,0,4 has a SIZE of 4; the model needs at least 8 pixels"),
     (["--crop", "face", "--source", "lowres"], "superres: --crop face has no effect with --source lowres"),
 ])

@@ -199,7 +199,8 @@ def test_the_line_about_a_photo_names_the_latest_start_that_its_crops_allow():
 
 
 def test_a_face_with_fewer_pixels_than_the_start_is_refused(monkeypatch):
-    monkeypatch.setattr("superres.tasks.photos.find_faces", lambda _: np.array([[50.0, 40, 20, 9], [90, 90, 40, 4]]))
+    faces = np.array([[50.0, 40, 20, 9, 0], [90, 90, 40, 4, 0]])
+    monkeypatch.setattr("superres.tasks.photos.find_faces", lambda _: faces)
     assert len(choose_crops(data.astronaut(), FaceTask(8, 64, (32,)))) == 2
     with pytest.raises(InvalidInputError, match=r"found at \(40, 30\) has 20x20 pixels, fewer than .* 32x32; give"):
         choose_crops(data.astronaut(), FaceTask(32, 64))

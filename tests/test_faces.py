@@ -260,6 +260,17 @@ def test_photos_are_cropped_at_every_face_that_is_found(tmp_path, capsys):
     np.testing.assert_array_equal(pairs.lr, expected)  # as superres upscale has them
 
 
+def test_uncertain_faces_are_counted_and_the_taken_pixels_decide_what_is_too_small(tmp_path, monkeypatch, capsys, rng):
+    Image.fromarray(rng.integers(0, 256, (1200, 1300, 3), np.uint8)).save(tmp_path / "1.png")
+    found = np.array([[600.0, 600, 40, 0, 0.8], [500, 500, 40, 5, 0.1], [640, 600, 1100, 5, 0.1]])
+    monkeypatch.setattr(face_data.KnownFaces, "search", lambda *_: found)
+    assert len(read_faces(tmp_path, TASK)) == 3
+    assert "1 of 3 faces are uncertain, so their squares are not turned" in capsys.readouterr().err
+    with pytest.raises(InvalidInputError, match="at least 560x560"):  # the square of 1100 pixels is reduced by 2
+        read_faces(tmp_path, TASK, size=560)
+    assert "1.png is too small: 550 pixels of it are used" in capsys.readouterr().err
+
+
 def celeba_root(root: Path) -> None:
     """Lay out six grey pictures as torchvision expects CelebA; two each for train, valid and test."""
     folder = root / "celeba"

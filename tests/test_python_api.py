@@ -64,7 +64,8 @@ def test_a_picture_of_any_kind_gives_the_same_result(upscaler, tmp_path, kind):
     assert result.inputs == [0]
     name = str(path) if kind in ("path", "text", "list") else "picture 1"
     assert result.notes == [f"{name} (512x512): crop face, one face found; {crop.size}x{crop.size} pixels at "
-                            f"({crop.left}, {crop.top}) are used, and the model sees only 8x8"]
+                            f"({crop.left}, {crop.top}) turned by {crop.turn:g} degrees are used, and the "
+                            "model sees only 8x8"]
 
 
 def test_pictures_of_the_model_s_input_size_stay_as_they_are(upscaler, rng):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +28,10 @@ from superres.tasks.faces import FaceTask, area_reduce
 from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
-from superres.web.crops import reduce_picture, subjects, take
+from superres.web.crops import crop_of, reduce_picture, subjects, take
 from superres.web.decoding import Deadline, Decoder, StoppedError, fixed_blocks
 from superres.web.files import files_below, new_folder, sweep, temporary_files
+from superres.web.site import part_of
 
 TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
@@ -83,10 +86,39 @@ def test_source_and_truth_are_reduced_from_the_same_square(photo):
     np.testing.assert_array_equal(subject.source, area_reduce(square, 8, 8))
     np.testing.assert_array_equal(subject.truth, area_reduce(square, 32, 32))
     assert take(photo, TASK, Crop(0, 0, 30)).truth is None  # under the truth's 32
+    large = np.tile(photo, (20, 20, 1))
+    subject = take(large, TASK, crop := Crop(-9, 100, 1100, turn=30.0))  # its pixels are reduced before they are taken
+    assert subject.crop == crop
+    np.testing.assert_array_equal(subject.truth, area_reduce(crop.take(large), 32, 32))
     image = photo[:8, :8]
     (subject,) = subjects(image, TASK)
     np.testing.assert_array_equal(subject.source, image)
     assert subject.truth is None
+
+
+@pytest.mark.parametrize(("doubt", "name"), [(0.1, "Found face 1 of 2 (clear)"),
+                                             (0.9, "Found face 1 of 2 (uncertain, so the frame is upright)")])
+def test_the_page_shows_how_a_face_is_turned_and_says_what_is_uncertain(tmp_path, monkeypatch, photo, doubt, name):
+    faces = np.array([[40.0, 30, 24, -8.26, doubt], [0.5, 50, 32, 3, 0]])
+    monkeypatch.setattr("superres.tasks.photos.find_faces", lambda _: faces)
+    element, preview, chosen, _ = crop_of(saved(photo, tmp_path / "photo.png"), TASK, 8)
+    shown = json.loads(unescape(re.search('data-photo="([^"]*)"', element)[1]))
+    assert [crop["square"] for crop in shown["crops"]] == [[28, 18, 24, -8.3], [-16, 34, 32, 3]]
+    assert [crop["uncertain"] for crop in shown["crops"]] == [doubt == 0.9, False]
+    assert (shown["chosen"], shown["turns"], chosen) == (1, True, "-16,34,32,3")
+    assert shown["crops"][0]["name"] == name
+    assert 'data-square="-16,34,32,3"' in preview
+
+
+def test_the_static_page_has_an_example_s_face_upright(photo, monkeypatch):
+    large = np.asarray(Image.fromarray(photo).resize((360, 240)))
+    for turn, x, margin in ((-8.0, 180.0, 15), (20.0, 42.0, 2), (20.0, 36.0, 0), (0.0, 30.0, 0)):  # to the edge
+        faces = np.array([[x, 120.0, 60, turn, 0]])
+        monkeypatch.setattr("superres.tasks.photos.find_faces", lambda _, faces=faces: faces)
+        part, (left, top, side) = part_of(large, TASK)
+        (subject,) = subjects(large, TASK)
+        assert (left, top, side) == (margin, margin, 60)
+        np.testing.assert_array_equal(area_reduce(part[top:top + side, left:left + side], 32, 32), subject.truth)
 
 
 @pytest.mark.parametrize(("heads", "options", "block_size"), [

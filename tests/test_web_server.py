@@ -28,6 +28,7 @@ from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
 from superres.system.bounded_server import MOST_CONNECTIONS
+from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
 from superres.tasks.untrusted import READER
@@ -75,6 +76,10 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
         assert DRAWN in picture.text["XML:com.adobe.xmp"]
     assert report["complete"]
     assert report["crops"] == ["4,50,40"]
+    turned = "-4,50,40,20"
+    _, other = client.predict(handle_file(tmp_path / "photo.png"), crop=turned, **FAST, api_name="/upscale")
+    assert other["crops"] == [turned]
+    assert other["samples"][0]["key"] == image_key(area_reduce(parse_crop(turned).take(photo), 8, 8), 1)
     assert [entry["key"] for entry in report["samples"]] == keys
     assert all(entry["psnr"] > 0 and -1 <= entry["ssim"] <= 1 for entry in report["samples"])
 
@@ -118,8 +123,8 @@ def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypa
     ({"samples": 2}, "add temperature 0.9"),
     ({"keep": "likeliest"}, "keep likeliest has no effect on one sample"),
     ({"keep": "best", "samples": 2, "temperature": 0.9}, "keep must be one of likeliest, not"),
-    ({"crop": "left"}, "crop must be face, centre or X,Y,SIZE"),
-    ({"crop": "0,0,999"}, "crop 0,0,999 does not lie inside the picture"),
+    ({"crop": "left"}, "crop must be face, centre, X,Y,SIZE"),
+    ({"crop": "0,0,999"}, "crop 0,0,999 has its centre at (499.5, 499.5) and a side of 999"),
     ({"image": None}, "there is no image yet; upload one"),
     ({"accept": "<b>"}, "&lt;b&gt;"),
 ])

@@ -46,7 +46,7 @@ class Row:
         options: the other options of the run that determine an output: `BatchOptions.content_options`, and as `start`
             the side of the model's input.
         sha256: digest of the picture's file.
-        crop: the square of a photo, with the attributes of `superres.tasks.photos.Crop`; None for other pictures.
+        crop: the square of a photo, with the attributes of `superres.tasks.crops.Crop`; None for other pictures.
         size: bytes of the file that holds the output: the picture, or the shard.
         version: what the input's file was then, as `Input.version`.
         shard_sha256: digest of the shard.

@@ -94,7 +94,8 @@ Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses i
                                "model's input; photo crops and reduces them; auto decides by their size.")]
 Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one output per face that "
                              "is found, and takes the centre if there is none; X,Y,SIZE are pixels from the top left "
-                             "corner. The model sees it reduced to its input's few pixels.")]
+                             "corner, and TURN turns the square clockwise by degrees. The model sees it reduced "
+                             "to its input's few pixels.")]
 OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, show_default=False,
                                    help="What to do with an output that exists; error fails its input. [default: skip; "
                                    "error without --output]")]

@@ -188,7 +188,7 @@ class Upscaler(Pipeline):
             options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
                 which `superres tune` saves, or else `superres.pipeline.pipeline.fastest_exact`.
             crop: the squares of a photo that are upscaled: "face" for every face that is found, or the centre if there
-                is none; "centre"; or "X,Y,SIZE" in pixels from the top left corner. See
+                is none; "centre"; or "X,Y,SIZE[,TURN]", pixels from the top left corner and degrees. See
                 `superres.tasks.photos.choose_crops`.
             keys: key of each image's sampling noise, in [0, 2**63); the image's number in the result if None.
             width: step width, at least the block size; see `superres.decoding.batching.RefilledDecoder`.

@@ -20,6 +20,7 @@ from superres.system.folders import folder_files, is_folder
 from superres.system.output import scratch_file
 from superres.system.progress import say, track
 from superres.system.unpacking import read_array
+from superres.tasks.crops import FACE
 from superres.tasks.face_finder import KnownFaces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
@@ -228,12 +229,12 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
             continue
         without += crops[0].faces == 0
         for crop in crops:
-            if crop.size < least:
-                say(f"skipped: {file} is too small: {crop.size} pixels of it are used, and pairs need at least "
+            square = crop.take(image)
+            if len(square) < least:
+                say(f"skipped: {file} is too small: {len(square)} pixels of it are used, and pairs need at least "
                     f"{least}x{least}")
                 continue
-            square = crop.take(image)
-            uncertain += crop.faces != 0 and crop.is_uncertain
+            uncertain += crop.kind == FACE and crop.is_uncertain
             numbers.append(file.stem)
             high.append(task.target_of(square))
             low.append(task.source_of(square))
@@ -246,7 +247,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
         say(f"no face was found in {without} of {len(files)} photos, whose central square is used; leave them out if "
             "their faces are elsewhere")
     if uncertain:
-        say(f"{uncertain} of {len(numbers)} squares are uncertain: they may hold no face, or one that is not aligned")
+        say(f"{uncertain} of {len(numbers)} faces are uncertain, so their squares are not turned; look at their photos")
     numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9 for name in numbers)
     ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
     return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))

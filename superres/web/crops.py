@@ -103,7 +103,7 @@ def take(image: Pixels, task: FaceTask, crop: Crop) -> Subject:
     if task.is_source(image):
         return Subject(image)
     square = crop.take(image)
-    return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
+    return Subject(task.source_of(square), task.target_of(square) if len(square) >= task.target else None, crop)
 
 
 def subjects(image: Pixels, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Subject]:
@@ -128,8 +128,8 @@ def crop_controls(
 ) -> tuple[gr.HTML, gr.Radio]:
     """Lay out the crop of an upload, which is `first` initially and then that of the event `chosen`, and the input.
 
-    Return the hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels, where "" is the default crop, and the
-    choice of the start, which is visible where the crop allows several.
+    Return the hidden component of the chosen square, a crop setting, where "" is the default crop, and the choice of
+    the start, which is visible where the crop allows several.
     """
     element, preview, setting, is_visible = crop_of(str(first), task, task.source)
     crop = gr.HTML(element, elem_id="crop")
@@ -160,14 +160,15 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
         crops = choose_crops(image, task)
         chosen = largest(crops)
         data = json.dumps({
-            "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
-            "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(chosen),
-            "crops": [{"square": [crop.left, crop.top, crop.size], "uncertain": crop.is_uncertain, **names_of(crop)}
-                      for crop in crops]})
+            "choice": secrets.token_hex(4),  # the page hears of a photo that is chosen again
+            "turns": True, "width": image.shape[1], "height": image.shape[0], "least": task.source,
+            "chosen": crops.index(chosen),
+            "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn], "uncertain": crop.is_uncertain,
+                       **names_of(crop)} for crop in crops]})
         shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
         photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(take(image, started(task, start, chosen), chosen), task, image), setting_of(chosen),
+                preview_html(take(image, started(task, start, chosen), chosen), task, image), chosen.setting,
                 has_choice(task, chosen))
 
     notes: list[str] = []
@@ -213,16 +214,11 @@ def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subjec
     return take(image, started(task, start, crop), crop)
 
 
-def setting_of(crop: Crop) -> str:
-    """Return the crop setting of a square."""
-    return f"{crop.left},{crop.top},{crop.size}"
-
-
 def names_of(crop: Crop) -> dict[str, str]:
     """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a button."""
     if crop.kind == FACE:
         button = f"Found face {crop.face}" if crop.face else "Found face"
-        sure = "uncertain" if crop.is_uncertain else "clear"
+        sure = "uncertain, so the frame is upright" if crop.is_uncertain else "clear"
         return {"name": f"{button}{f' of {crop.faces}' if crop.face else ''} ({sure})", "button": button}
     if crop.kind == "aligned":
         return {"name": "CelebA's crop of aligned pictures", "button": "CelebA's crop"}
@@ -243,7 +239,7 @@ def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
     size = f"{len(subject.source)}x{len(subject.source)}"
     alone = "; only the last stage draws" if len(subject.source) > task.source else ""
     caption = f"{size}: the model's input" + (f", all that it sees{alone}" if subject.crop is not None else alone)
-    square = "" if subject.crop is None else f' data-square="{setting_of(subject.crop)}"'
+    square = "" if subject.crop is None else f' data-square="{subject.crop.setting}"'
     truth = "" if subject.truth is None else f' data-truth="{drawing.data_uri(subject.truth, None)}"'
     in_box, cells = " hidden", ""
     if len(subject.source) != task.source:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from string import Template
@@ -54,17 +55,20 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path, exam
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
-    """Return the part of a photograph around its largest face, and the face's square in it: left, top and side.
+    """Return the part of a photograph around its largest face, turned as the face is, and the face's square in it.
 
-    A picture of the input's size has no square.
+    The square is left, top and side. A picture of the input's size has none.
     """
     if task.is_source(image):
         return image, None
     crop, (height, width) = largest(choose_crops(image, task)), image.shape[:2]
-    side = min(int(AROUND * crop.size), height, width)
-    left, top = (min(max(start - (side - crop.size) // 2, 0), most - side)
-                 for start, most in ((crop.left, width), (crop.top, height)))
-    return image[top:top + side, left:left + side], [crop.left - left, crop.top - top, crop.size]
+    around = (replace(crop, left=crop.left - margin, top=crop.top - margin, size=crop.size + 2 * margin)
+              for margin in range(int((AROUND - 1) / 2 * crop.size), 0, -1))
+    part = next((square for square in around if not square.beyond(height, width)), crop)
+    pixels = part.take(image)
+    scale = len(pixels) / part.size
+    margin = round((crop.left - part.left) * scale)
+    return pixels, [margin, margin, round(crop.size * scale)]
 
 
 def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any], shared: list[str]) -> str:

@@ -143,7 +143,7 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         found = crops.reduce_picture(path_of(image), lambda pixels: crops.subjects(pixels, task, crop), task.source,
                                      deadline=deadline)
         subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
-        squares = [crops.setting_of(one.crop) for one in found if one.crop is not None]
+        squares = [one.crop.setting for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         check_keep(keep or None, count)
@@ -408,7 +408,7 @@ def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConf
     if len(subject.source) != upscaler.face_task.source:
         parts.append(f"--start {len(subject.source)}")
     if subject.crop is not None:
-        parts.append(f"--crop {crops.setting_of(subject.crop)}")
+        parts.append(f"--crop {subject.crop.setting}")
     if len(result.images) > 1:
         parts.append(f"--samples {len(result.images)}")
     for name in controls.offered(default, FACES):
