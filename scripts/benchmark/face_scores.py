@@ -98,6 +98,7 @@ def draw_blind(pictures: dict[str, Pixels], folder: Path) -> None:
     orders = [rng.permutation(len(names)).tolist() for _ in pictures[names[0]]]
     rows = [np.concatenate([np.pad(pictures[names[place]][face].repeat(4, 0).repeat(4, 1), ((8, 8), (8, 8), (0, 0)))
                             for place in order], axis=1) for face, order in enumerate(orders)]
+    (folder / "blind").mkdir(parents=True, exist_ok=True)
     for first in range(0, len(rows), BLIND):
         sheet = Picture(np.concatenate(rows[first:first + BLIND]))
         write_result(folder / "blind" / f"faces-{first:03d}.png", encode_png(sheet, {}), "--output")
