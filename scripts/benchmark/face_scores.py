@@ -7,7 +7,7 @@ the name says otherwise. Differences are from exact pictures, which are those of
 
 Some ways alone, with sheets for raters who must not know which picture is which:
 
-    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --way greedy --way "finished, mean" --blind
+    python scripts/benchmark/face_scores.py --data dev64.npz --way "finished, mean" --blind --name finish
 """
 
 from __future__ import annotations
@@ -159,20 +159,21 @@ def main(
     same_person: Annotated[bool, typer.Option(help="Score recognised faces.")] = True,
     way: Annotated[list[str], typer.Option(help="Measure this way, and no others but those named.")] = [],  # noqa: B006
     blind: Annotated[bool, typer.Option(help="Draw sheets for raters, and write the order of the ways apart.")] = False,
+    name: Annotated[str, typer.Option(help="First part of the name of the tables.")] = "face-scores",
 ) -> None:
     """Draw and score the pictures."""
     recogniser = Recogniser() if same_person else None
     upscaler = Upscaler.load(checkpoint, device, engine)
     pairs, network = read_faces(data, upscaler.face_task, "valid", limit), upscaler.model_config
     default = DecodeConfig(consistent=network.consistent, nucleus=network.nucleus)
-    ways = {name: dataclasses.replace(default, **options) for name, options in WAYS.items()
-            if name in [GREEDY, *way] or not way}
+    ways = {one: dataclasses.replace(default, **options) for one, options in WAYS.items()
+            if one in [GREEDY, *way] or not way}
     table = Table("face_scores", output, {
         "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
         "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
-    }, upscaler.device, f"face-scores-{upscaler.name}")
+    }, upscaler.device, f"{name}-{upscaler.name}")
     table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output, recogniser, blind), {
-        "same_person": same_person, **{name: options.to_dict() for name, options in ways.items()}})])
+        "same_person": same_person, **{one: options.to_dict() for one, options in ways.items()}})])
     table.finish(page)
 
 

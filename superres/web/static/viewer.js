@@ -82,6 +82,7 @@
       this.link = make("span");
       this.keeps = button("Keep this face", () => keep(this.face), {class: "sr-keep"});
       this.caption = make("p", {class: "sr-chosen"});
+      this.radios = [];
       this.append(this.frame,
         make("div", {class: "sr-sides"}, make("label", {}, "Left side", this.left.select), make("label", {}, "Right side", this.right.select)),
         make("div", {class: "sr-under"},
@@ -90,9 +91,8 @@
           make("span", {class: "sr-links"}, this.link, this.keeps)),
         this.caption, make("p", {class: "sr-hint", id: `sr-zoom-${++viewers}`}, HINT));
       this.divider.setAttribute("aria-describedby", `sr-zoom-${viewers}`);
-      this.radios = [];
       if (view.faces.length > 1) this.append(this.sheet());
-      if (view.finish) this.append(this.finishing());
+      if (view.finish) this.frame.after(this.finishing());
       this.look(0, 0, 1);
       this.list();
       if (!this.closest("superres-kept")) this.take();
