@@ -90,7 +90,7 @@ Keep = Annotated[str | None, Option(metavar=opt.choices(KEEPS), help="Draw all s
 Finish = Annotated[str, Option(metavar=opt.choices(FINISHES), help="Make faces whole and crisp after decoding: mean "
                                "averages the exact pictures of the input and of its mirrored copy, sharp three samples "
                                "at temperature 0.7; both then sharpen the result. It still reduces to exactly the "
-                               "input. Takes up to two or three times as long.")]
+                               "input. mean takes 1.5 times as long as none, sharp 2.2 times.")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
                                    "folders.")]
 Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have the size of the "
