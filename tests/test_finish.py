@@ -190,6 +190,8 @@ def test_every_run_writes_what_a_call_returns_and_says_so(
     if not place:
         return
     (manifest,) = (tmp_path / "out").glob("*.jsonl")
+    assert run(["manifest", "summary", str(manifest)]) == 0
+    assert f"--finish {finish}" in capsys.readouterr().out
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     assert {row["options"]["finish"] for row in rows} == {finish}
     assert [row["tokens"] for row in rows] == [
