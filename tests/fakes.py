@@ -158,8 +158,8 @@ class FakeUpscaler:
     def fitting_rows(self, options=None):
         return 16
 
-    def refilled(self, feed, options, rows, samples=1, judged=False):
-        assert (samples, judged) == (1, False)  # tests of judging have a real network
+    def refilled(self, feed, options, rows, samples=1, judged=False, finish="none"):
+        assert (samples, judged, finish) == (1, False, "none")  # tests of these have a real network
         return FakeRefilled(self, feed, options, rows)
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):
