@@ -1,12 +1,14 @@
 """Stand-ins with scripted behaviour, for the logic around the network."""
 
+import json
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Result
@@ -156,8 +158,8 @@ class FakeUpscaler:
     def fitting_rows(self, options=None):
         return 16
 
-    def refilled(self, feed, options, rows, samples=1, judged=False):
-        assert (samples, judged) == (1, False)  # tests of judging have a real network
+    def refilled(self, feed, options, rows, samples=1, judged=False, finish="none"):
+        assert (samples, judged, finish) == (1, False, "none")  # tests of these have a real network
         return FakeRefilled(self, feed, options, rows)
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):
@@ -253,6 +255,19 @@ def random_model(config, seed=0, dtype=torch.float64):
         if name == "project.weight":
             weight.mul_(6)
     return model
+
+
+def save_cascades(folder):
+    """Save the cascades "two" and "three" of networks with random weights, from 2 to 4 to 8 to 16 pixels."""
+    names = []
+    for source, target in pairwise((2, 4, 8, 16)):
+        names.append(f"from-{source}")
+        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
+        save_checkpoint(random_model(network, dtype=torch.float32), folder / names[-1])
+    for name, stages in (("two", names[:2]), ("three", names)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
+    return folder
 
 
 def random_tokens(config, rows, seed=0):

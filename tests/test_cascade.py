@@ -33,7 +33,8 @@ from superres.tasks.faces import FaceTask, area_reduce, encode, enlarge
 from superres.tasks.photos import choose_crops, crop_note
 from superres.web.crops import Subject
 from superres.web.drawing import unfinished
-from superres.web.upscale_tab import frames_html, report_of, results_html
+from superres.web.upscale_endpoint import report_of
+from superres.web.upscale_tab import frames_html, results_html
 
 WAYS = {
     "exact": DecodeConfig(3), "greedy": DecodeConfig(1), "distance": DecodeConfig(3, accept="distance", epsilon=9),

@@ -1,5 +1,6 @@
 """The table of all scores of a checkpoint's pictures, from drawing to Markdown."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from fakes import TINY, random_model
+from PIL import Image
 
 import face_scores
 from superres.checkpoint import save_checkpoint
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
 
@@ -40,3 +43,19 @@ def test_every_way_is_scored_and_an_interrupted_run_draws_nothing_again(data, ca
     document.unlink()
     monkeypatch.setattr(face_scores, "draw_samples", None)
     assert table() == first
+
+
+def test_blind_sheets_have_every_face_in_every_way_and_their_order_stands_apart(data):
+    face_scores.main(data / "dev.npz", data / "out", checkpoint=str(data / "toy"), device="cpu", engine="plain",
+                     batch_size=3, same_person=False, way=["finished, mean"], blind=True, name="finish")
+    (document,) = (data / "out").glob("finish-*.json")
+    assert set(json.loads(document.read_text())["rows"]["scores"]["values"]["methods"]) == {
+        "greedy", "finished, mean", "lanczos", "truth"}
+    (sheet,), key = (data / "out" / "blind").iterdir(), json.loads((data / "out" / "key-of-blind.json").read_text())
+    shown = np.asarray(Image.open(sheet)).reshape(4, 64, 2, 64, 3)[:, 8:-8:4, :, 8:-8:4].swapaxes(1, 2)
+    upscaler = Upscaler.load(data / "toy", "cpu", "plain")
+    lr = np.load(data / "dev.npz")["lr"]
+    expected = {"greedy": upscaler(lr).images, "finished, mean": upscaler(lr, finish="mean").images}
+    for face, names in enumerate(key.values()):
+        assert sorted(names) == sorted(expected)
+        assert all((shown[face, place] == expected[name][face]).all() for place, name in enumerate(names))

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from fakes import TINY, random_model
+from fakes import TINY, random_model, save_cascades
 from PIL import Image
 
 from superres.checkpoint import read_config, save_checkpoint
@@ -33,16 +33,7 @@ SAMPLED = DecodeConfig(3, temperature=0.9, consistent=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A cascade of networks with random weights, from 2 to 4 to 8 to 16 pixels."""
-    folder, names = tmp_path_factory.mktemp("checkpoints"), []
-    for source, target in pairwise((2, 4, 8, 16)):
-        names.append(f"from-{source}")
-        network = replace(TINY, source_shape=(source, source, 3), target_shape=(target, target, 3))
-        save_checkpoint(random_model(network, dtype=torch.float32), folder / names[-1])
-    for name, stages in (("two", names[:2]), ("three", names)):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
-    return folder
+    return save_cascades(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="module")

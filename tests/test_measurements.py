@@ -96,6 +96,8 @@ def test_the_scores_in_the_readme_are_those_of_their_table():
     assert (f"epsilon 2 scores {psnr[0]} dB PSNR, greedy and exact decoding {psnr[1]} dB, and Lanczos {psnr[2]} dB"
             in readme)
     assert f"ST-LPIPS (less is better) says {lpips[0]}, {lpips[1]} and {lpips[2]}" in readme
+    exact, mean, *_ = (row[5] for row in cells("finish-celeba-8to64", "similarity"))
+    assert f"has {mean} for {exact} on 100 others" in readme
 
 
 @pytest.mark.parametrize("path", sorted(MEASUREMENTS.glob("*.json")), ids=lambda path: path.name)

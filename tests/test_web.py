@@ -222,7 +222,7 @@ def uploads(tmp_path, monkeypatch):
 
 def batch(paths, decoder=None):
     uploads = [{"path": str(path)} for path in paths]
-    return list(upscale_batch(decoder or Decoder(FakeStream()), uploads, 8, list(VALUES.values())))[-1]
+    return list(upscale_batch(decoder or Decoder(FakeStream()), uploads, 8, "none", list(VALUES.values())))[-1]
 
 
 def failed(progress):

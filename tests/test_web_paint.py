@@ -7,6 +7,7 @@ import re
 import threading
 from base64 import urlsafe_b64encode
 from dataclasses import replace
+from functools import partial
 from html import unescape
 
 import numpy as np
@@ -18,7 +19,7 @@ from superres.errors import InvalidInputError
 from superres.tasks.faces import image_key
 from superres.web import paint
 from superres.web.decoding import Decoder
-from superres.web.paint import MOST_INSIDE, Latest, answer_of, pixels_of
+from superres.web.paint import MOST_INSIDE, Latest, answer_of, drawn, pixels_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
 
@@ -39,7 +40,8 @@ def question(source, **more):
 
 
 def view(decoder, kind, asked):
-    return json.loads(unescape(re.search('data-view="([^"]*)"', answer_of(decoder, kind, asked))[1]))
+    answer = answer_of(partial(drawn, decoder, kind), kind, asked)
+    return json.loads(unescape(re.search('data-view="([^"]*)"', answer)[1]))
 
 
 def test_a_text_is_that_of_its_pixels_and_others_are_refused(source, decoder):

@@ -98,6 +98,24 @@ def test_upscale_keeps_the_likeliest_of_several_samples(client, upscaler, tmp_pa
     assert entry["bits_per_dim"] == pytest.approx(float(expected.bits_per_dim[0]))
 
 
+@pytest.mark.parametrize("finish", ["mean", "sharp"])
+def test_both_endpoints_finish_what_they_draw(finish, client, upscaler, tmp_path):
+    source = np.random.default_rng(6).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(source).save(tmp_path / "input.png")
+    expected = upscaler(source[None], DecodeConfig(block_size=8, accept="distance", epsilon=255), finish=finish)
+    traces = expected.all_traces(0)
+    given = {"finish": finish, "block_size": 8, **FAST}
+    (file,), report = client.predict(handle_file(tmp_path / "input.png"), **given, api_name="/upscale")
+    assert report["samples"][0]["tokens"] == sum(trace.tokens for trace in traces)
+    archive, batch = client.predict([handle_file(tmp_path / "input.png")], **given, api_name="/upscale_batch")
+    (row,) = batch["rows"]
+    assert (row["options"]["finish"], row["tokens"]) == (finish, sum(trace.tokens for trace in traces))
+    with zipfile.ZipFile(archive) as packed, packed.open("input.png") as other:
+        for opened in (Image.open(file), Image.open(other)):
+            np.testing.assert_array_equal(np.asarray(opened), expected.images[0])
+            assert json.loads(opened.text["superres"])["finish"] == finish
+
+
 def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "gradio_client" in block)
@@ -123,6 +141,9 @@ def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypa
     ({"samples": 2}, "add temperature 0.9"),
     ({"keep": "likeliest"}, "keep likeliest has no effect on one sample"),
     ({"keep": "best", "samples": 2, "temperature": 0.9}, "keep must be one of likeliest, not"),
+    ({"finish": "mean", "temperature": 0.9}, "finish mean draws at temperatures of its own"),
+    ({"finish": "mean", "keep": "likeliest", "samples": 2}, "give only one of both"),
+    ({"finish": ["x"]}, "finish must be one of none, mean, sharp, not"),
     ({"crop": "left"}, "crop must be face, centre, X,Y,SIZE"),
     ({"crop": "0,0,999"}, "crop 0,0,999 has its centre at (499.5, 499.5) and a side of 999"),
     ({"image": None}, "there is no image yet; upload one"),

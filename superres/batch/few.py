@@ -32,7 +32,7 @@ def upscale_few(plan: Plan, upscaler: Upscaler, decode: DecodeConfig) -> Summary
     Raises ConfigError if the checkpoint does not support `decode`. If the disk is full, the summary says so.
     """
     started, options = time.perf_counter(), plan.options
-    decode = resolve_options(decode, upscaler, options.samples)
+    decode = resolve_options(decode, upscaler, options.samples, options.finish)
     with Progress("upscaling", plan.count * options.per_input, "images") as progress:
         files = _Files(RunSettings.of(upscaler, decode, options), progress)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), plan.count * options.samples)

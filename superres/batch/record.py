@@ -173,10 +173,12 @@ class RunSettings:
         self, request: Request, image: Pixels, traces: Sequence[RowTrace], seconds: float,
         judged: JudgedResult | None = None,
     ) -> Output:
-        """Return the output of an image, uint8 [target, target, 3], with the traces of its stages."""
+        """Return the output of an image, uint8 [target, target, 3], with the traces of all its decodes."""
         tokens, iterations, calls = (sum(getattr(trace, name) for trace in traces)
                                      for name in ("tokens", "iterations", "model_calls"))
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
+        if (finish := self.content_options["finish"]) is not None:
+            record["finish"] = finish
         if request.crop is not None:
             record["crop"] = request.crop
         sample = bits = reliable = None

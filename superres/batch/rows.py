@@ -40,7 +40,8 @@ class Row:
         input: see `superres.batch.inputs.Input`.
         output: absolute path of the output; empty for an input that could not be listed.
         status: "ok", "skipped" (a file exists that has no row) or "failed"; `error` is the reason of a failure.
-        seconds: the image's share of the decoding time.
+        tokens, iterations, model_calls, seconds: sums over all decodes of the image. A finished image has more than its
+            stages: two or three of the stages whose pictures are averaged. `seconds` are its share of the time.
         checkpoint: name@revision.
         config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
         options: the other options of the run that determine an output: `BatchOptions.content_options`, and as `start`

@@ -73,7 +73,7 @@ def upscale(
     made with other settings.
     """
     started, options = time.perf_counter(), plan.options
-    decode = resolve_options(decode, upscaler, options.samples)
+    decode = resolve_options(decode, upscaler, options.samples, options.finish)
     settings = RunSettings.of(upscaler, decode, options)
     rows = 1 if elsewhere is not None else min(options.batch_size or upscaler.fitting_rows(decode),
                                                plan.count * options.samples)
@@ -139,8 +139,9 @@ def _decode(
 ) -> tuple[list[Request], Exception | None]:
     """Decode a feed to its end; return the items lost to an error, and the error or None."""
     options = sink.settings.options
-    is_judged = options.sheet and upscaler.reliability is not None
-    decoder = upscaler.refilled(feed, sink.settings.decode, rows, options.samples if options.keep else 1, is_judged)
+    is_judged = options.sheet and upscaler.reliability is not None  # of pictures as they are drawn
+    decoder = upscaler.refilled(feed, sink.settings.decode, rows, options.samples if options.keep else 1, is_judged,
+                                options.finish)
     try:
         for finished in decoder.run():
             for one in finished:

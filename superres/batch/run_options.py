@@ -14,7 +14,7 @@ from PIL import ImageColor
 from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
-from superres.pipeline.resolved_options import check_keep
+from superres.pipeline.resolved_options import FINISHES, check_keep
 from superres.system.places import is_url
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import SOURCES
@@ -52,6 +52,7 @@ class BatchOptions:
             single files of this machine has a manifest beside each part instead.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
         keep: "likeliest" writes only the likeliest of the samples of an input; None writes all of them.
+        finish: a way of finishing pictures: see `superres.pipeline.finish`.
         sheet: make each output a sheet of the input, its enlargement and the result, named <name>-sheet.
         verify: compare the digests of existing outputs, not only their sizes.
     """
@@ -75,12 +76,13 @@ class BatchOptions:
     crop: str = DEFAULT_CROP
     sheet: bool = False
     verify: bool = False
+    finish: str = FINISHES[0]
 
     def __post_init__(self) -> None:
         require_choice("--format", self.layout, list(LAYOUTS))
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
         require_whole("--samples", self.samples, 1, MOST_SAMPLES)
-        check_keep(self.keep, self.samples)
+        check_keep(self.keep, self.samples, self.finish)
         require_choice("--source", self.source, SOURCES)
         self.check_crop()
         require_choice("--on-existing", self.on_existing, [mode for mode in ON_EXISTING
@@ -129,7 +131,8 @@ class BatchOptions:
         # Where a part has its own manifest, an input is known by its name alone.
         names += ["layout", "samples", "suffix"] if self.in_parts else []
         keep = None if self.keep is None else f"{self.keep} of {self.samples}"
-        return {**{name: getattr(self, name) for name in names}, "keep": keep}
+        finish = None if self.finish == FINISHES[0] else self.finish
+        return {**{name: getattr(self, name) for name in names}, "keep": keep, "finish": finish}
 
     @property
     def per_input(self) -> int:

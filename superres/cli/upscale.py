@@ -29,7 +29,7 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
-from superres.pipeline.resolved_options import KEEPS, as_option, combined
+from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
 from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
@@ -88,6 +88,10 @@ Keep = Annotated[str | None, Option(metavar=opt.choices(KEEPS), help="Draw all s
                                     "the model finds likeliest, as <name>.png; the manifest has its number and "
                                     "bits/dim. Judging a sample takes about twice as long as drawing it. [default: all "
                                     "samples]")]
+Finish = Annotated[str, Option(metavar=opt.choices(FINISHES), help="Make faces whole and crisp after decoding: mean "
+                               "averages the exact pictures of the input and of its mirrored copy, sharp three samples "
+                               "at temperature 0.7; both then sharpen the result. It still reduces to exactly the "
+                               "input. mean takes 1.5 times as long as none, sharp 2.2 times.")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
                                    "folders.")]
 Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have the size of the "
@@ -120,8 +124,8 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 def upscale(
     context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, sheet: Sheet = False,
-    format_name: Format = "png",
+    size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, finish: Finish = FINISHES[0],
+    sheet: Sheet = False, format_name: Format = "png",
     alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
     recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
@@ -145,13 +149,13 @@ def upscale(
     options = BatchOptions(
         output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive, on_existing,
         parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha,
-        metadata, crop, sheet, verify)
+        metadata, crop, sheet, verify, finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
     from superres.pipeline.resolved_options import check_samples
 
-    check_samples(decode, samples)
+    check_samples(decode, samples, finish)
     plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow, listed))
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
@@ -263,6 +267,8 @@ def summary(path: OneManifest) -> None:
         counts.seconds += row.seconds or 0.0
         if row.checkpoint is not None and row.status == "ok":
             changed = {name: value for name, value in (row.config or {}).items() if usual.get(name) != value}
+            if finish := (row.options or {}).get("finish"):
+                changed["finish"] = finish
             made[" ".join([row.checkpoint, *(as_option(name, str(value)) for name, value in changed.items())])] += 1
     for line in [counts.line(), *(f"{count} by {settings}" for settings, count in made.most_common()),
                  *counts.reason_lines()]:

@@ -38,8 +38,17 @@ class StageResult(Result[Any]):
     earlier: Result[Any] | None = None  # the picture that it enlarges; None if the input itself has its size
 
 
+@dataclass(frozen=True, eq=False)
+class FinishedResult(Result[Any]):
+    """A picture that was made of others, as they were `drawn`, with the trace of the first and the seconds of all."""
+
+    drawn: Sequence[Result[Any]] = ()
+
+
 def stage_traces(result: Result[Any]) -> list[RowTrace]:
-    """Return the acceptance traces of the stages that drew a picture, in their order."""
+    """Return the acceptance traces of all decodes that a picture needed: of a cascade, of its stages in their order."""
+    if isinstance(result, FinishedResult):
+        return [trace for one in result.drawn for trace in stage_traces(one)]
     earlier = result.earlier if isinstance(result, StageResult) else None
     return [*([] if earlier is None else stage_traces(earlier)), result.trace]
 

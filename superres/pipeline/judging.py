@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +16,8 @@ from superres.config import ModelConfig, Reliability
 from superres.decoding.batching import Feed, Result
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import StageResult, StreamDecoder, stage_traces
+from superres.pipeline.cascade import StageResult, StreamDecoder
+from superres.pipeline.gathering import Drawing, GatheringDecoder
 from superres.tasks.faces import FaceTask, encode, image_key
 from superres.tasks.pictures import Pixels
 
@@ -98,20 +98,6 @@ def pictures_of(upscaler: Stages, results: Sequence[Result[Any]]) -> list[Pixels
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """A sample (from 1) of an item of a feed: a `superres.pipeline.upscaler.Face`."""
-
-    item: Any
-    number: int
-    key: int
-
-    @property
-    def source(self) -> Pixels:
-        """Pixels of the input, uint8 [source, source, 3]."""
-        return np.asarray(self.item.source)
-
-
-@dataclass(frozen=True, eq=False)
 class JudgedResult(StageResult):
     """The picture of an item, of several samples the likeliest one, whose number is `sample`; None for a single one.
 
@@ -124,68 +110,33 @@ class JudgedResult(StageResult):
     reliable: np.ndarray | None = None
 
 
-class JudgingDecoder:
+class JudgingDecoder(GatheringDecoder):
     """A `StreamDecoder` that judges pictures, and yields the likeliest of several samples of each item of a feed."""
 
     def __init__(
-        self, upscaler: Stages, feed: Feed[Any], decoder: Callable[[Feed[Sample]], StreamDecoder], count: int,
+        self, upscaler: Stages, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder], count: int,
     ) -> None:
-        """Prepare; nothing is taken from the feed yet.
+        """Prepare; see `GatheringDecoder`.
 
-        Args:
-            upscaler: judges the pictures.
-            feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`.
-            decoder: makes the decoder of the samples.
-            count: number of samples per item. A single one has the noise of the item's key, several have that of
-                `superres.tasks.faces.image_key`.
+        `upscaler` judges the pictures, `count` per item. A single one has the noise of the item's key, several have
+        that of `superres.tasks.faces.image_key`.
         """
-        self.upscaler, self.count, self._given = upscaler, count, feed
-        self._waiting = deque[Sample]()  # what the decoder has not taken yet
-        self._drawn = dict[int, list[Result[Sample]]]()  # results by the identity of their item, until all are there
-        self.decoder = decoder(self._samples)
+        self.upscaler, self.count = upscaler, count
+        super().__init__(feed, decoder)
 
-    @property
-    def under_way(self) -> list[Any]:
-        drawn = [results[0].item.item for results in self._drawn.values()]
-        items = [*drawn, *(sample.item for sample in (*self.decoder.under_way, *self._waiting))]
-        return list({id(item): item for item in items}.values())
+    def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
+        if self.count == 1:
+            return [Drawing(item, 1, item.source, item.key)]
+        return [Drawing(item, number, item.source, image_key(item.source, number))
+                for number in range(1, self.count + 1)]
 
-    @property
-    def tokens_under_way(self) -> int:
-        drawn = (trace.tokens for results in self._drawn.values() for one in results for trace in stage_traces(one))
-        return (self.decoder.tokens_under_way + sum(drawn)) // self.count
-
-    def run(self) -> Iterator[list[Result[Any]]]:
-        """See `StreamDecoder.run`; the results are of type `JudgedResult`."""
-        for finished in self.decoder.run():
-            for one in finished:
-                self._drawn.setdefault(id(one.item.item), []).append(one)
-            complete = [key for key, results in self._drawn.items() if len(results) == self.count]
-            yield [self._likeliest(key) for key in complete]
-
-    def _likeliest(self, key: int) -> JudgedResult:
+    def combined(self, results: Sequence[Result[Drawing]]) -> JudgedResult:
         """Return the likeliest of an item's results, the first sample among equals."""
-        results = sorted(self._drawn[key], key=lambda one: one.item.number)
         judged = judge(self.upscaler, pictures_of(self.upscaler, results))
         place = int(judged.bits_per_dim.argmin())
         best = results[place]
         found, uncertainty = self.upscaler.reliability, judged.uncertainty[place]
-        del self._drawn[key]  # only now, since an item whose judging fails is still under way
         return JudgedResult(
             best.item.item, best.tokens, best.trace, sum(one.seconds for one in results),
             best.earlier if isinstance(best, StageResult) else None, best.item.number if self.count > 1 else None,
             float(judged.bits_per_dim[place]), None if found is None else uncertainty <= found.threshold)
-
-    def _samples(self, limit: int, wait: bool) -> Sequence[Sample] | None:
-        """Provide samples of the items of the feed."""
-        if not self._waiting:
-            items = self._given(max(limit // self.count, 1), wait)
-            if items is None:
-                return None
-            self._waiting.extend(sample for item in items for sample in self._samples_of(item))
-        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-
-    def _samples_of(self, item: Any) -> list[Sample]:  # noqa: ANN401 -- of the feed
-        if self.count == 1:
-            return [Sample(item, 1, item.key)]
-        return [Sample(item, number, image_key(item.source, number)) for number in range(1, self.count + 1)]

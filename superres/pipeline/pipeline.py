@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,6 +17,9 @@ from superres.config import DEVICES, DecodeConfig, ModelConfig, is_number, requi
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.loop import decoding_type
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
@@ -212,6 +216,16 @@ class Pipeline:
         # Limits cost hardly any time, so costs are measured without them.
         unlimited = self.proposers.get(dataclasses.replace(options, consistent=False))
         return self.block_sizes.get(options, source, padding, unlimited)
+
+    def row_bytes(self, options: DecodeConfig) -> int:
+        """Return the bytes of a session's row with `options`."""
+        block_size, proposer = self.block_size(options), self.proposers.get(options) or PROPOSERS[options.proposer]()
+        model, kind = with_proposer_state(self.scoring_for(options), proposer), decoding_type(proposer, block_size)
+        source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            session = kind.open_session(model, source, options, block_size)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
+        return size + self.scoring.row_bytes(session.width, options.proposer == "heads")
 
     def _decoder(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],

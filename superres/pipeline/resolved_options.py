@@ -21,6 +21,8 @@ Spell = Callable[[str, str], str]  # formats a setting and its value (empty for 
 SETTINGS = settings_of(DecodeConfig)
 KEEPS = ("likeliest",)
 """Which of several samples of an input is kept, if one is: the one with the smallest bits/dim under p1."""
+FINISHES = ("none", "mean", "sharp")
+"""How pictures are finished after decoding: see `superres.pipeline.finish`."""
 
 
 class Checkpoint(Protocol):
@@ -111,21 +113,30 @@ def unused_settings(
     return reasons
 
 
-def resolve_options(decode: DecodeConfig, upscaler: Checkpoint, samples: int = 1) -> DecodeConfig:
+def resolve_options(
+    decode: DecodeConfig, upscaler: Checkpoint, samples: int = 1, finish: str = FINISHES[0],
+) -> DecodeConfig:
     """Return `decode` with the block size filled in; raise ConfigError if it cannot be used."""
     block_size = upscaler.block_size(decode)
-    check_samples(decode, samples)
+    check_samples(decode, samples, finish)
     return dataclasses.replace(decode, block_size=block_size)
 
 
-def check_samples(decode: DecodeConfig, samples: int) -> None:
-    """Raise ConfigError if several samples of an image would be equal."""
+def check_samples(decode: DecodeConfig, samples: int, finish: str = FINISHES[0]) -> None:
+    """Raise ConfigError if several samples of an image would be equal, or `finish` does not finish samples."""
     require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
+    require(finish == "none" or not decode.is_sampling, f"--finish {finish} draws at temperatures of its own; leave "
+            "out --temperature and --later-temperature, or --finish")
 
 
-def check_keep(keep: str | None, samples: int) -> None:
-    """Raise ConfigError unless `keep` is None, or one of `KEEPS` and there are several samples."""
+def check_keep(keep: str | None, samples: int, finish: str = FINISHES[0]) -> None:
+    """Raise ConfigError unless `finish` is one of `FINISHES`, `keep` None or one of `KEEPS`, and they fit `samples`."""
+    require_choice("--finish", finish, FINISHES)
+    require(finish == "none" or keep is None, f"--finish {finish} makes one picture of several, and --keep {keep} "
+            "chooses one of them; give only one of both")
+    require(finish == "none" or samples == 1, f"--finish {finish} makes one picture per input; leave out --samples "
+            f"{samples}, or --finish")
     if keep is not None:
         require_choice("--keep", keep, KEEPS)
         require(samples > 1, f"--keep {keep} has no effect on one sample; give --samples 4, or leave it out")

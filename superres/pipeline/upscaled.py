@@ -43,7 +43,12 @@ class Upscaled:
         earlier: result of the stage before, in a cascade.
         record: checkpoint and decoding settings, which files of the images hold.
         samples: number of each image among the samples of its input, from 1; empty if one sample of each was drawn.
-        scorer: the upscaler, which judges the images when that is first asked for; a pickled result has none.
+        scorer: the upscaler, which judges the images when that is first asked for; a pickled result has none, nor has a
+            finished one.
+        drawn: of finished images, those that the last network drew, to which `traces` belong, before they were averaged
+            (without an earlier stage) and sharpened; uint8 [N, target, target, 3]. None for images as they were drawn.
+        averaged: the pictures that finished images are the mean of, as they were drawn: those of each input, and then
+            those of the mirrored inputs, or of further samples. The first one is also `earlier`, in a cascade.
     """
 
     images: np.ndarray
@@ -57,11 +62,18 @@ class Upscaled:
     record: dict[str, Any] = field(default_factory=dict)
     samples: list[int] = field(default_factory=list)
     scorer: Stages | None = field(default=None, repr=False)
+    drawn: np.ndarray | None = None
+    averaged: list[Upscaled] = field(default_factory=list)
 
     @property
     def stages(self) -> list[Upscaled]:
         """The results of all stages of a cascade, the first stage first; otherwise this result alone."""
         return [*([] if self.earlier is None else self.earlier.stages), self]
+
+    @property
+    def as_drawn(self) -> np.ndarray:
+        """The images as the network drew them, before finishing."""
+        return self.images if self.drawn is None else self.drawn
 
     @property
     def filled(self) -> np.ndarray:
@@ -80,7 +92,8 @@ class Upscaled:
     @cached_property
     def _judged(self) -> Judged:
         require(self.scorer is not None and self.is_complete,
-                "p1 judges complete results, as an upscaler returns them; judge them before they are pickled")
+                "p1 judges complete results, as an upscaler draws them; judge them before they are pickled, "
+                "and without finish")
         inputs = cast(np.ndarray, self.sources)
         return judge(cast(Stages, self.scorer), [inputs, *(stage.images for stage in self.stages)])
 
@@ -120,7 +133,9 @@ class Upscaled:
             self, images=self.images[rows], traces=chosen(self.traces),
             sources=None if self.sources is None else self.sources[rows], crops=chosen(self.crops),
             inputs=chosen(self.inputs), samples=chosen(self.samples),
-            earlier=None if self.earlier is None else self.earlier.of_rows(rows))
+            earlier=None if self.earlier is None else self.earlier.of_rows(rows),
+            drawn=None if self.drawn is None else self.drawn[rows],
+            averaged=[one.of_rows(rows) for one in self.averaged])
         if "_judged" in vars(self):
             vars(part)["_judged"] = Judged(self.bits_per_dim[rows], self.uncertainty[rows])
         return part
@@ -138,6 +153,13 @@ class Upscaled:
         """Return the acceptance traces of image `row`, one per stage."""
         return [stage.traces[row] for stage in self.stages]
 
+    def all_traces(self, row: int) -> list[RowTrace]:
+        """Return the acceptance traces of all decodes that image `row` needed; of a finished one, more than stages."""
+        if not self.averaged:
+            return self.stage_traces(row)
+        last = [] if self.earlier is None else [self.traces[row]]
+        return [*(trace for one in self.averaged for trace in one.stage_traces(row)), *last]
+
     def ends(self, row: int) -> np.ndarray:
         """Return the number of tokens of all stages after each step of image `row`, int64 [steps]."""
         counts = [count for trace in self.stage_traces(row) for count in trace.accepted]
@@ -149,7 +171,7 @@ class Upscaled:
         ends = self.ends(row)
         picture: np.ndarray = cast(np.ndarray, self.sources)[row]
         left = int(ends[min(step, len(ends)) - 1]) if step else 0
-        for image in (stage.images[row] for stage in self.stages):
+        for image in (stage.as_drawn[row] for stage in self.stages):
             picture = enlarge(picture[None], "nearest", len(image))[0]
             picture.reshape(-1)[:left] = image.reshape(-1)[:left]
             left = max(left - image.size, 0)
@@ -192,6 +214,8 @@ class Upscaled:
     def _lines(self) -> list[str]:
         sizes = [f"{mean_accepted_block_size(stage.traces):.2f}" for stage in self.stages]
         summary = f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {' and '.join(sizes)} tokens per step"
+        if self.averaged:
+            summary += f", finished from {len(self.averaged)} pictures each"
         return [summary, *self.notes]
 
     def __repr__(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -17,10 +16,7 @@ import torch
 from superres.checkpoint import find_checkpoint, read_reliability, read_stages
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require, require_whole
 from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
-from superres.decoding.loop import decoding_type
 from superres.decoding.noise import noise_keys
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -28,9 +24,10 @@ from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, stage_keys
+from superres.pipeline.finish import finished, finishing_decoder
 from superres.pipeline.judging import JudgingDecoder, coded_stages
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
-from superres.pipeline.resolved_options import check_keep, check_samples
+from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
@@ -176,7 +173,7 @@ class Upscaler(Pipeline):
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
         keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1, keep: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        finish: str = FINISHES[0], progress: Callable[[int, int], None] | None = None,
     ) -> Upscaled:
         """Upscale a picture or a batch.
 
@@ -195,7 +192,9 @@ class Upscaler(Pipeline):
             samples: pictures per image; several need a temperature above 0, and have the noise of the command's samples
                 of the image (`superres.tasks.faces.image_key`), which takes the place of `keys`.
             keep: "likeliest" returns only the sample of each image with the smallest `Upscaled.bits_per_dim`.
-            progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
+            finish: "mean" averages the exact pictures of the input and of its mirrored copy, "sharp" three samples at
+                temperature 0.7; both then sharpen. See `superres.pipeline.finish`.
+            progress: called repeatedly with (decoded tokens of the slowest image, with `finish` the mean; their total).
 
         Raises:
             InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
@@ -204,11 +203,14 @@ class Upscaler(Pipeline):
         options = self.default_of_width(width) if options is None else options
         check_callable("progress", progress)
         require_whole("samples", samples)
-        check_samples(options, samples)
-        check_keep(keep, samples)
+        check_keep(keep, samples, finish)
+        check_samples(options, samples, finish)
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
+        if finish != FINISHES[0]:
+            require((keys, width) == (None, None), f"finish {finish} takes no keys and no width; leave them out")
+            return finished(self, given, faces, options, finish, progress)
         if samples == 1:
             return self._batch(given, faces, options, width, progress)
         require(keys is None, "samples have noise of their own; leave out keys, or draw one sample per key")
@@ -227,7 +229,7 @@ class Upscaler(Pipeline):
         earlier, total = None, self.tokens_per_image
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
             of_first = None if progress is None else lambda done, _: progress(done, total)
-            earlier = self.first._batch(given, faces, self._options_of_first(options), width, of_first)
+            earlier = self.first._batch(given, faces, self.options_of_first(options), width, of_first)
             faces = self._enlarging(faces, earlier)
         # This may measure costs, which are no part of the decoding time.
         self.adaptive_size(self.of_last(options), *self._sources(faces))
@@ -241,7 +243,7 @@ class Upscaler(Pipeline):
         """Return the inputs of the last stage."""
         return list(map(Face, earlier.images, stage_keys([face.key for face in faces], self.stages - 1)))
 
-    def _options_of_first(self, options: DecodeConfig) -> DecodeConfig:
+    def options_of_first(self, options: DecodeConfig) -> DecodeConfig:
         """Return the settings of the first stage: its own default for the default, or `options` within its heads."""
         first = self.first
         if first is None or options == self.default:
@@ -276,7 +278,7 @@ class Upscaler(Pipeline):
         """Yield intermediate results of all stages; those of an earlier stage are `Upscaled.earlier`."""
         earlier = None
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            for frame in self.first._frames(given, faces, self._options_of_first(options), interval):
+            for frame in self.first._frames(given, faces, self.options_of_first(options), interval):
                 earlier = frame
                 yield self._upscaled([], 0.0, given, options, frame)
             faces = self._enlarging(faces, frame)
@@ -285,6 +287,7 @@ class Upscaler(Pipeline):
 
     def refilled(
         self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1, judged: bool = False,
+        finish: str = FINISHES[0],
     ) -> StreamDecoder:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
@@ -292,21 +295,29 @@ class Upscaler(Pipeline):
         of `Face`, and `face_task.decode` converts the decoder's tokens to images. The stages of a cascade take turns,
         and it also takes images of the size of a later stage's input. Of several `samples` per image, the likeliest
         one is kept; with them, or if `judged`, the results are of type `superres.pipeline.judging.JudgedResult`.
-        `options` are as for a call; raises ConfigError if the checkpoint does not support them.
+        `options` and `finish` are as for a call; raises ConfigError if the checkpoint does not support them.
         """
         options = self.default if options is None else options
-        own = self.of_last(options)
+        if finish != FINISHES[0]:
+            return finishing_decoder(self, feed, options, rows, finish)
+        if samples > 1 or judged:
+            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows), samples)
+        return self.staged(feed, options, rows)
+
+    def staged(
+        self, feed: Feed[Any], options: DecodeConfig, rows: int,
+        small: Callable[[Feed[Any]], StreamDecoder] | None = None,
+    ) -> StreamDecoder:
+        """Return the decoder of `refilled`; `small` makes that of the inputs of a cascade's last stage, if given."""
+        own, first = self.of_last(options), self.first
 
         def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
             return self._decoder(self.scoring_for(own), sources, self._sources, own, rows)
 
-        if samples > 1 or judged:
-            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows), samples)
-        first = self.first
         if first is None:
             return decoder(feed)
-        return CascadeDecoder(feed, lambda small: first.refilled(small, self._options_of_first(options), rows), decoder,
-                              first.face_task, rows, self.stages - 1)
+        drawn = small or (lambda inputs: first.refilled(inputs, self.options_of_first(options), rows))
+        return CascadeDecoder(feed, drawn, decoder, first.face_task, rows, self.stages - 1)
 
     def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
         """Upscale a batch by the last stage: a stream that ends, whose images all begin together."""
@@ -321,17 +332,9 @@ class Upscaler(Pipeline):
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
         """Return the batch size that is useful on this device and needs at most half of its free memory."""
         options = self.default if options is None else options
-        own = self.of_last(options)
-        block_size, proposer = self.block_size(own), self.proposers.get(own)
-        proposer = proposer or PROPOSERS[own.proposer]()
-        model, kind = with_proposer_state(self.scoring_for(own), proposer), decoding_type(proposer, block_size)
-        source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
-        with torch.inference_mode():
-            session = kind.open_session(model, source, own, block_size)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        size += self.scoring.row_bytes(session.width, own.proposer == "heads")
+        size = self.row_bytes(self.of_last(options))
         rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
-        return rows if self.first is None else min(rows, self.first.fitting_rows(self._options_of_first(options)))
+        return rows if self.first is None else min(rows, self.first.fitting_rows(self.options_of_first(options)))
 
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
@@ -378,9 +381,10 @@ class Upscaler(Pipeline):
         return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy() * (pair[1].shape[1] / tokens)
                               for model, pair in coded_stages(self, [sources, *pictures])))
 
-    def record(self, options: DecodeConfig) -> dict[str, Any]:
-        """Return how pictures are drawn with `options`, as their files hold it."""
-        return {"checkpoint": f"{self.name}@{self.revision}", "config": options.to_dict()}
+    def record(self, options: DecodeConfig, finish: str = FINISHES[0]) -> dict[str, Any]:
+        """Return how pictures are drawn with `options` and finished, as their files hold it."""
+        how = {"checkpoint": f"{self.name}@{self.revision}", "config": options.to_dict()}
+        return how if finish == FINISHES[0] else {**how, "finish": finish}
 
     def _upscaled(
         self, results: list[Result[Face]], seconds: float, given: PhotoSources, options: DecodeConfig,

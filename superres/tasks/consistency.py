@@ -25,6 +25,8 @@ to the coarser one directly, because its intensities are then rounded once inste
 cell, with sources v_1..v_n, share what is left of the coarse cell's own sums [low, high]: the sum of cell i is at least
 P v_i + (low - P sum(v)) / n, rounded up, and at most P v_i + (high - P sum(v)) / n, rounded down. The sum P v_i itself
 is always allowed, since the coarser source was reduced to by v, and so low <= P sum(v) <= high.
+
+A picture that no decoder drew is projected: `projected` returns the nearest one whose cells have the sums P v exactly.
 """
 
 from __future__ import annotations
@@ -83,3 +85,34 @@ def _cells(small: tuple[int, ...], large: tuple[int, ...]) -> Int64:
     row, column, channel = np.unravel_index(np.arange(math.prod(large)), large)
     cells = row * small[0] // large[0], column * small[1] // large[1], channel
     return np.ravel_multi_index(cells, small).astype(np.int64)
+
+
+def projected(values: Int64, unit: int, sources: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the pictures nearest to `values` whose cells have exactly the sums of their sources' enlargements.
+
+    All values of a cell and colour move by the same amount, within 0..255 (the Euclidean projection); of the values
+    that this leaves between two intensities, those with the largest rests are rounded up. All arithmetic is on whole
+    numbers, so the result is the same on every machine.
+
+    Args:
+        values: int64 [N, H, W, C], in units of 1 / `unit` of an intensity; |values| and 255 `unit` are below 2**44.
+        unit: positive number of units per intensity.
+        sources: uint8 [N, h, w, C]; H and W are multiples of h and w.
+    """
+    count, rows, columns, channels = sources.shape
+    tall, wide = values.shape[1] // rows, values.shape[2] // columns
+    cells = values.reshape(count, rows, tall, columns, wide, channels).transpose(0, 1, 3, 5, 2, 4)
+    cells = cells.reshape(count, rows, columns, channels, tall * wide)
+    sums, most = sources.astype(np.int64) * tall * wide, 255 * unit
+    # The largest shift with which the sum of the clipped values is at most that of the cell, by bisection.
+    low = np.broadcast_to(-most - np.abs(cells).max(-1), sums.shape)
+    high = most + np.abs(cells).max(-1)
+    while (low < high).any():
+        middle = low + (high - low + 1) // 2
+        fits = (cells + middle[..., None]).clip(0, most).sum(-1) <= sums * unit
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+    whole, rest = np.divmod((cells + low[..., None]).clip(0, most), unit)
+    order = np.where(whole == 255, unit, -rest).argsort(-1, kind="stable").argsort(-1, kind="stable")
+    whole += order < (sums - whole.sum(-1))[..., None]
+    pictures = whole.reshape(count, rows, columns, channels, tall, wide).transpose(0, 1, 4, 2, 5, 3)
+    return np.asarray(pictures.reshape(values.shape), np.uint8)

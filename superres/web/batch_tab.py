@@ -28,7 +28,7 @@ from superres.batch.run_options import MANIFEST, BatchOptions
 from superres.config import FACES, portable_name, without_case
 from superres.config.names import MOST_NAME
 from superres.errors import InvalidInputError, SuperresError
-from superres.pipeline.resolved_options import resolve_options
+from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.system.folders import MEMBER, Tally
 from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
@@ -127,6 +127,8 @@ def batch_tab(decoder: Decoder) -> None:
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
                             label=f"Images or zip files (at most {MAX_FILES})")
             start = start_control(task, "start-batch", len(task.starts) > 1)
+            finish = gr.Dropdown(list(FINISHES), value=FINISHES[0], label="Finish", info="Make faces whole and crisp.",
+                                 filterable=False)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
@@ -138,19 +140,21 @@ def batch_tab(decoder: Decoder) -> None:
                 archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
                                   visible=controls.visibility(False), elem_id="archive")
                 gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, *settings],
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, finish, *settings],
                        [gallery, archive, state], bar, cleared=[state])
-    controls.note_changes(bar, [files, start, *settings])
+    controls.note_changes(bar, [files, start, finish, *settings])
     endpoint(decoder, settings)
 
 
-def batch_for_page(decoder: Decoder, uploads: Value, start: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
+def batch_for_page(
+    decoder: Decoder, uploads: Value, start: Value, finish: Value, *settings: Value,
+) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the gallery, the zip file and the progress for the page.
 
     The earlier gallery and its zip file stay until the first frame.
     """
     finished, path = -1, None
-    for batch in upscale_batch(decoder, uploads, start, settings):
+    for batch in upscale_batch(decoder, uploads, start, finish, settings):
         if batch.is_waiting:
             yield gr.skip(), gr.skip(), state_html(batch)
             continue
@@ -177,9 +181,11 @@ def state_html(batch: Batch) -> str:
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
-    def upscale_files(files: Value, start: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    def upscale_files(
+        files: Value, start: Value, finish: Value, *values: Value,
+    ) -> Iterator[tuple[str | None, dict[str, Any]]]:
         finished = -1
-        for batch in upscale_batch(decoder, files, start, values):
+        for batch in upscale_batch(decoder, files, start, finish, values):
             if len(batch.rows) > finished:
                 finished = len(batch.rows)
                 yield batch.save(), {"total": batch.total, "finished": finished, "rows": batch.manifest()}
@@ -187,13 +193,16 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
         start = gr.Number(decoder.upscaler.face_task.source, label="start")
+        finish = gr.Textbox(FINISHES[0], label="finish")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale_batch").click(handler, [files, start, *settings], [archive, report],
+        gr.Button("upscale_batch").click(handler, [files, start, finish, *settings], [archive, report],
                                          api_name="upscale_batch", **controls.QUEUED)
 
 
-def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequence[Value]) -> Iterator[Batch]:
+def upscale_batch(
+    decoder: Decoder, uploads: Value, start: Value, finish: Value, settings: Sequence[Value],
+) -> Iterator[Batch]:
     """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a row with its error.
 
     Photos are reduced to the side `start`, that of the input of one of the stages.
@@ -201,11 +210,12 @@ def upscale_batch(decoder: Decoder, uploads: Value, start: Value, settings: Sequ
     Raises InvalidInputError without a file or for too many files, ConfigError if the settings do not fit the
     checkpoint, and StoppedError if the server is stopping.
     """
-    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
+    how = BatchOptions("", finish=finish)
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler, finish=finish)
     deadline, taken, notes = decoder.deadline(), set[str](), list[str]()
     files = find_files([path_of(upload) for upload in uploads or []], taken, notes)
     upscaler = decoder.upscaler.from_size(decoder.upscaler.face_task.from_size(start).source)
-    batch = Batch(RunSettings.of(upscaler, options, BatchOptions("")), len(files), notes)
+    batch = Batch(RunSettings.of(upscaler, options, how), len(files), notes)
     left, waiting = dict(enumerate(files)), list[Waiting]()
     try:
         for (turn, file), content in zip(enumerate(files), open_files(files), strict=True):
@@ -311,12 +321,13 @@ def _read(
 def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline, batch: Batch) -> Iterator[Batch]:
     """Decode a group of outputs into `batch`, and yield it after each frame."""
     sources, before = np.stack([subject.source for _, subject in group]), batch.done
-    for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline):
+    for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline,
+                                  finish=batch.settings.options.finish):
         result, batch.is_waiting = frames[""], False
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
             for row, ((request, subject), image) in enumerate(zip(group, result.images, strict=True)):
-                output = batch.settings.drawn(request, image, result.stage_traces(row), result.seconds / len(group))
+                output = batch.settings.drawn(request, image, result.all_traces(row), result.seconds / len(group))
                 batch.pictures.append(Finished(output, subject, image))
                 batch.rows.append(output.row)
         yield batch

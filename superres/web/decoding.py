@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from superres.config import EXACT_BLOCK, BeamConfig, DecodeConfig
-from superres.pipeline.resolved_options import resolve_options
+from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
@@ -101,18 +101,21 @@ class Decoder:
 
     def upscale(
         self, purpose: str, sources: Pixels, variants: Mapping[str, DecodeConfig], samples: int = 1,
-        deadline: Deadline | None = None, *, judged: bool = False,
+        deadline: Deadline | None = None, *, judged: bool = False, finish: str = FINISHES[0],
     ) -> Iterator[dict[str, Upscaled]]:
         """Upscale images, uint8 [N, source, source, 3], by the stages from their size on.
 
         The samples of a source are neighbours in the frames.
         Yield the latest frame of every variant; the last frames are complete. The log names the purpose. If `judged`,
-        the frames of the last variant are those of `judged_last`.
+        the frames of the last variant are those of `judged_last`. With `finish`, there is one frame, of one sample.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or contradict each other.
             StoppedError: the deadline (by default `deadline()`) has passed, or the server is stopping.
         """
+        if finish != FINISHES[0]:
+            yield {name: self.finish(purpose, sources, options, finish, deadline) for name, options in variants.items()}
+            return
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         upscaler = self.upscaler.from_size(sources.shape[1])
         resolved = {name: resolve_options(options, upscaler, samples) for name, options in variants.items()}
@@ -133,17 +136,34 @@ class Decoder:
         longer wanted.
         """
         upscaler = self.upscaler if size is None else self.upscaler.at_size(size)
-        deadline, keys = self.deadline(), [image_key(source, sample) for sample in samples]
+        keys = [image_key(source, sample) for sample in samples]
+        return self._whole(purpose, upscaler, source[None].repeat(len(keys), axis=0), options, check, keys=keys)
+
+    def finish(
+        self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str, deadline: Deadline | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Upscaled:
+        """Upscale images, uint8 [N, source, source, 3], and finish them, without frames; see `draw` and `upscale`."""
+        upscaler = self.upscaler.from_size(sources.shape[1])
+        options = resolve_options(options, upscaler, finish=finish)
+        return self._whole(purpose, upscaler, sources, options, check, deadline, finish=finish)
+
+    def _whole(
+        self, purpose: str, upscaler: Upscaler, sources: Pixels, options: DecodeConfig, check: Callable[[], None],
+        deadline: Deadline | None = None, **more: Any,  # noqa: ANN401 -- arguments of the call
+    ) -> Upscaled:
+        """Call an upscaler in the request's turn; `check` is called repeatedly."""
+        limit = deadline or self.deadline()
 
         def go_on(*_: int) -> None:
-            self.check_time(deadline)
+            self.check_time(limit)
             check()
 
         def whole() -> Iterator[Upscaled]:
             check()
-            yield upscaler(source[None].repeat(len(keys), axis=0), options, keys=keys, progress=go_on)
+            yield upscaler(sources, options, progress=go_on, **more)
 
-        (frames,) = self._run(purpose, deadline, {"": whole()})
+        (frames,) = self._run(purpose, limit, {"": whole()})
         return frames[""]
 
     def translate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -19,6 +20,8 @@ from PIL import Image
 
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.evaluation.picture_scores import psnr, ssim
+from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
@@ -37,9 +40,11 @@ CLEAR = 1.25
 """Smallest ratio of the times of two decodes that tells them apart: of one decode, other work may take that much."""
 
 
-def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
+def record_of(
+    upscaler: Upscaler, options: DecodeConfig, sample: int, finish: str = FINISHES[0],
+) -> dict[str, Any]:
     """Return a picture's metadata on how it was made, as `superres upscale` writes it."""
-    return {**upscaler.record(options), "sample": sample,
+    return {**upscaler.record(options, finish), "sample": sample,
             "note": "invented detail, not a likeness; never use it to identify anyone"}
 
 
@@ -236,3 +241,25 @@ def reliability(result: Upscaled, name: str) -> str:
         figure(shown, "Uncertainty (standard deviation)", "Map of the uncertainty",
                below=legend("0", f"{uncertainty.max():.0f} grey levels"))],
         "Reliability") + f'<p class="sr-hint">{note}</p>'
+
+
+def numbers_of(result: Upscaled) -> Sequence[int]:
+    """Return the number of each picture of a result among the samples of its input, from 1."""
+    return result.samples or range(1, len(result.images) + 1)
+
+
+def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
+    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground truth."""
+    if truth is None:
+        return {}
+    decibels = float(psnr(image[None], truth[None])[0])
+    return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
+
+
+def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
+    """Return a picture's name, if any, with its scores if there is a ground truth."""
+    parts = [name] if name else []
+    if found := scores(image, truth):
+        decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
+        parts.append(f"{decibels}, SSIM {found['ssim']:.3f}{'' if name else ' against the truth'}")
+    return ": ".join(parts)

@@ -82,11 +82,15 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
     chosen = given.input(take_given, given, [upload, painted], trigger_mode="always_last",
                          **controls.INSTANT, **controls.RAW)
     for kind in KINDS:
-        asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
-        answer = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
-        asked.input(functools.partial(answer_of, decoder, kind), asked, answer, trigger_mode="always_last",
-                    **controls.INSTANT)
+        answer(kind, functools.partial(drawn, decoder, kind))
     return painted, upload, chosen
+
+
+def answer(kind: str, draw: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Lay out the hidden components by which the page's script asks for pictures, which `draw` returns."""
+    asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
+    told = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
+    asked.input(functools.partial(answer_of, draw, kind), asked, told, trigger_mode="always_last", **controls.INSTANT)
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:
@@ -109,10 +113,10 @@ def pixels_of(text: Value, task: FaceTask) -> Pixels:
     return np.frombuffer(values, np.uint8).reshape(task.source_shape)
 
 
-def answer_of(decoder: Decoder, kind: str, question: Value) -> str:
-    """Return the element that tells the box what was drawn, or what went wrong."""
+def answer_of(draw: Callable[[dict[str, Any]], dict[str, Any]], kind: str, question: Value) -> str:
+    """Return the element that tells the page's script what was drawn, or what went wrong."""
     try:
-        view = drawn(decoder, kind, json.loads(question))
+        view = draw(json.loads(question))
     except Exception as error:  # told where the picture would be
         view = {"error": controls.shown_to_visitor(error).message}
     return f'<superres-answer data-view="{escape(json.dumps({**view, "kind": kind, "question": question}))}">' \

@@ -1,4 +1,4 @@
-"""The Upscale tab, which shows the decoding of a picture block by block, and its endpoint `/upscale`."""
+"""The Upscale tab, which shows the decoding of a picture block by block."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ import numpy as np
 
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.picture_scores import psnr, ssim
-from superres.pipeline.resolved_options import as_option, check_keep, resolve_options, unused_settings
+from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FaceTask, enlarge, image_key
-from superres.tasks.image_files import encode_png
-from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
+from superres.tasks.faces import FaceTask, enlarge
+from superres.tasks.pictures import MAX_PIXELS, Pixels
 from superres.web import controls, crops, drawing
 from superres.web.content import HOW, LIMITS, TEMPERATURE, introduction
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder
-from superres.web.drawing import is_complete
-from superres.web.files import MAX_FILE_BYTES, new_folder, path_of
-from superres.web.paint import paint_box, pixels_of, sampled
+from superres.web.drawing import caption_of, is_complete, numbers_of
+from superres.web.files import MAX_FILE_BYTES, path_of
+from superres.web.finishing import finished_face, question_of
+from superres.web.paint import answer, paint_box, pixels_of, sampled
 from superres.web.race import race_html
+from superres.web.upscale_endpoint import endpoint
 
 LARGEST = f"A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."
 HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
@@ -69,6 +68,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
                        functools.partial(sheet_for_page, decoder),
                        [upload, square, start, painted, samples, *settings], [results], bar)
     controls.note_changes(bar, [upload, square, start, painted, samples, *settings])
+    answer("finish", functools.partial(finished_face, decoder))
     endpoint(decoder, settings)
 
 
@@ -91,7 +91,8 @@ def upscale_for_page(
         variants = {"One pixel value per step": options.sequential(), "In blocks": options}
     deadline = decoder.deadline()
     subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
-    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline)
+    asks = question_of(subject.source, options, list(settings))
+    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline, asks=asks)
 
 
 def sheet_for_page(
@@ -113,12 +114,16 @@ def options_of(decoder: Decoder, settings: Sequence[Value]) -> DecodeConfig:
 
 def views_of(
     decoder: Decoder, purpose: str, subject: crops.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
-    count: int = 1,
+    count: int = 1, asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> Iterator[str]:
-    """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
+    """Decode `count` pictures with each variant, and yield their live view, and at the end the results.
+
+    `asks` is that of `question_of`, for a face that can be finished.
+    """
     options = list(variants.values())[-1]
     for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline, judged=True):
-        shown = results_html(decoder.upscaler, subject, options, frames) if is_complete(frames) else frames_html(frames)
+        shown = results_html(decoder.upscaler, subject, options, frames, asks) if is_complete(frames) else (
+            frames_html(frames))
         yield f'<div class="sr-result">{shown}</div>'
 
 
@@ -130,56 +135,6 @@ def subject_of(
         return crops.Subject(pixels_of(painted, task))
     return crops.reduce_picture(path_of(upload), functools.partial(crops.chosen, square, start, task), task.source,
                                 deadline=deadline)
-
-
-def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
-    """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
-    def upscale(
-        image: Value, crop: str, start: float, samples: float, keep: str, *values: Value,
-    ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
-        deadline = decoder.deadline()
-        found = crops.reduce_picture(path_of(image), lambda pixels: crops.subjects(pixels, task, crop), task.source,
-                                     deadline=deadline)
-        subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
-        squares = [one.crop.setting for one in found if one.crop is not None]
-        upscaler = decoder.upscaler.from_size(len(subject.source))
-        count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
-        check_keep(keep or None, count)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline,
-                                      judged=bool(keep)):
-            result, paths = frames[""], list[str]()
-            if keep and result.is_complete:
-                result = result.of_rows([0])
-            folder = new_folder()
-            for row, number in enumerate(numbers_of(result)):
-                path, record = folder / f"face-{number}.png", drawing.record_of(upscaler, options, number)
-                path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
-                paths.append(str(path))
-            yield paths, {**report_of(subject, result), "crops": squares}
-
-    with gr.Row(visible=False):
-        image = gr.Image(type="filepath", format="png", label="image")
-        crop = gr.Textbox(DEFAULT_CROP, label="crop")
-        start = gr.Number(decoder.upscaler.face_task.source, label="start")
-        samples = gr.Number(1, label="samples")
-        keep = gr.Textbox("", label="keep")
-        files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
-        handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale").click(handler, [image, crop, start, samples, keep, *settings], [files, report],
-                                   api_name="upscale", **controls.QUEUED)
-
-
-def report_of(subject: crops.Subject, result: Upscaled) -> dict[str, Any]:
-    """Return the report of a frame for programs, with one entry per sample."""
-    samples = [{"sample": number, "key": image_key(subject.source, number),
-                **drawing.counts_of(result.stage_traces(row)),
-                "stages": [drawing.counts_of([trace]) for trace in result.stage_traces(row)],
-                **(scores(result.images[row], subject.truth) if result.is_complete else {}),
-                **({"bits_per_dim": float(result.bits_per_dim[row])} if result.samples else {})}
-               for row, number in enumerate(numbers_of(result))]
-    return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}
 
 
 def frames_html(frames: Mapping[str, Upscaled]) -> str:
@@ -204,12 +159,13 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
 
 def results_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
+    asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
-            f"{viewer_html(stage, subject, options, result)}"
+            f"{viewer_html(stage, subject, options, result, asks)}"
             f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
             f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
@@ -267,11 +223,6 @@ def names_of(result: Upscaled) -> list[str]:
     return [f"Sample {number}" for number in numbers_of(result)]
 
 
-def numbers_of(result: Upscaled) -> Sequence[int]:
-    """Return the number of each picture of a result among the samples of its input, from 1."""
-    return result.samples or range(1, len(result.images) + 1)
-
-
 def size_of(image: Pixels) -> str:
     """Return the size of a picture [H, W, C] in captions."""
     return f"{image.shape[1]}x{image.shape[0]}"
@@ -307,6 +258,7 @@ def per_stage(result: Upscaled, draw: Callable[[Upscaled], str]) -> str:
 
 def viewer_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled,
+    asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> str:
     """Return the element that compares a picture with others at a divider; of several samples, also their sheet.
 
@@ -326,7 +278,7 @@ def viewer_html(
             drawing.figure(mean, caption_of(f"Mean of {len(faces)}", mean, subject.truth), "Mean of the samples"),
             drawing.figure(spread, "How much they differ (standard deviation)", "Map of the differences",
                            below=drawing.legend("0", f"{highest:.0f} grey levels"))], "Mean and differences")
-    data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
+    data = json.dumps({"before": before, "faces": faces, **asks}, separators=(",", ":"))
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
 
 
@@ -364,23 +316,6 @@ def faces_stepper(result: Upscaled) -> str:
          "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}
         for number, trace, uri in zip(numbers_of(result), result.traces, below, strict=True)],
         side=result.images.shape[2])
-
-
-def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
-    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground truth."""
-    if truth is None:
-        return {}
-    decibels = float(psnr(image[None], truth[None])[0])
-    return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
-
-
-def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
-    """Return a picture's name, if any, with its scores if there is a ground truth."""
-    parts = [name] if name else []
-    if found := scores(image, truth):
-        decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
-        parts.append(f"{decibels}, SSIM {found['ssim']:.3f}{'' if name else ' against the truth'}")
-    return ": ".join(parts)
 
 
 def blocks_html(result: Upscaled) -> str:

@@ -200,6 +200,24 @@ def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkp
     make_results_stale_by_the_input_and_by_a_setting(page)
 
 
+def test_a_face_is_finished_when_asked_and_the_drawn_one_comes_back(visit, demo):
+    page = visit()
+    choose_face(page, 1)
+    upscale(page)
+    drawn, viewer = page.get_attribute(SHOWN, "src"), page.locator("#results superres-viewer")
+    assert viewer.get_by_role("radio", name="As the model drew it").is_checked()
+    viewer.get_by_role("radio", name="Finished").check()
+    viewer.get_by_text("The mean of 2 pictures, sharpened").wait_for()
+    expected = demo.decoder.upscaler(read_image(FACES[1])[None], finish="mean")
+    np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected.images[0])
+    check_wcag(page, "a finished face", "#results superres-viewer")
+    viewer.get_by_role("radio", name="As the model drew it").check()
+    assert page.get_attribute(SHOWN, "src") == drawn
+    page.locator("superres-kept li").nth(1).wait_for()  # both are in the strip
+    viewer.get_by_role("radio", name="Finished").check()
+    assert picture(page.get_attribute(SHOWN, "src")).tobytes() == expected.images[0].tobytes()
+
+
 def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(visit):
     page = visit(viewport={"width": 390, "height": 844})
     for place in (0, 700, 10_000):

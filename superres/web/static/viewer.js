@@ -1,6 +1,6 @@
 // <superres-viewer data-view="..."> shows any two pictures at the sides of a divider, and zooms both alike. Of several
 // samples, a sheet below chooses the right one. <superres-kept> is the strip of this browser tab's results.
-// superres/web/upscale_tab.py writes the data. All drawing happens here: nothing asks the server.
+// superres/web/upscale_tab.py writes the data. Only a finished face is asked of the server (superres/web/finishing.py).
 "use strict";
 (() => {
   const {make, Drawn} = superres;
@@ -49,19 +49,23 @@
 
   class Viewer extends Drawn {
     fill = () => this.list();
+    hear = ({detail}) => this.answer(detail);
 
     connectedCallback() {
       super.connectedCallback();
       document.addEventListener("superres-kept", this.fill);
+      document.addEventListener("superres-answer", this.hear);
     }
 
     disconnectedCallback() {
       super.disconnectedCallback();
       document.removeEventListener("superres-kept", this.fill);
+      document.removeEventListener("superres-answer", this.hear);
     }
 
     draw(view) {
       this.view = view;
+      this.question = undefined;
       this.face = view.faces[0];
       [this.left, this.right] = [["left", "before"], ["right", "after"]].map(([name, image]) => {
         const side = {image: make("img", {class: `sr-${image}`}), name: make("span", {class: `sr-name sr-${name}`}), select: make("select")};
@@ -78,6 +82,7 @@
       this.link = make("span");
       this.keeps = button("Keep this face", () => keep(this.face), {class: "sr-keep"});
       this.caption = make("p", {class: "sr-chosen"});
+      this.radios = [];
       this.append(this.frame,
         make("div", {class: "sr-sides"}, make("label", {}, "Left side", this.left.select), make("label", {}, "Right side", this.right.select)),
         make("div", {class: "sr-under"},
@@ -86,11 +91,43 @@
           make("span", {class: "sr-links"}, this.link, this.keeps)),
         this.caption, make("p", {class: "sr-hint", id: `sr-zoom-${++viewers}`}, HINT));
       this.divider.setAttribute("aria-describedby", `sr-zoom-${viewers}`);
-      this.radios = [];
       if (view.faces.length > 1) this.append(this.sheet());
+      if (view.finish) this.frame.after(this.finishing());
       this.look(0, 0, 1);
       this.list();
       if (!this.closest("superres-kept")) this.take();
+      if (view.finish?.atOnce) this.finish();
+    }
+
+    // The face as the model drew it, or finished: the server draws that when it is asked for.
+    finishing() {
+      const name = `sr-finish-${viewers}`, actions = [() => this.show(this.right, this.view.faces[0]), () => this.finish()];
+      this.told = make("span", {role: "status"});
+      const choices = ["As the model drew it", "Finished"].map((text, at) => {
+        const radio = this.radios[at] = make("input", {type: "radio", name});
+        radio.addEventListener("change", actions[at]);
+        return make("label", {}, radio, text);
+      });
+      return make("fieldset", {class: "sr-finish"}, make("legend", {}, "The face"), ...choices, this.told);
+    }
+
+    finish() {
+      if (this.view.faces.length > 1) return this.show(this.right, this.view.faces[1]);
+      if (this.question) return;  // it is being drawn
+      this.question = JSON.stringify({...this.view.finish.asks, turn: ++viewers});
+      this.told.textContent = "Drawing the finished face\u2026";
+      document.dispatchEvent(new CustomEvent("superres-ask-finish", {detail: this.question}));
+    }
+
+    answer({question, error, faces}) {
+      if (!this.question || question !== this.question) return;
+      this.question = undefined;
+      this.told.textContent = error ?? "";
+      if (error) return this.list();
+      const finished = {...faces[0], before: this.view.faces[0].before};
+      this.view.faces.push(finished);
+      keep(finished);
+      this.show(this.right, finished);
     }
 
     sheet() {
@@ -224,6 +261,7 @@
 
     disconnectedCallback() {
       document.removeEventListener("superres-kept", this.fill);
+      document.removeEventListener("superres-answer", this.hear);
     }
 
     // Change only what is new or gone, so that the focus stays.

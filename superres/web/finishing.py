@@ -1,0 +1,46 @@
+"""The choice between a face as the model drew it and a finished one, which is drawn when a visitor asks for it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from superres.config import DecodeConfig
+from superres.tasks.pictures import Pixels
+from superres.web import controls, drawing
+from superres.web.decoding import Decoder
+from superres.web.paint import Latest, pixels_of
+
+FINISH = "mean"
+"""How the page finishes faces: see `superres.pipeline.finish`."""
+AT_ONCE = False
+"""Whether the page finishes each face at once, and shows the finished one first."""
+LATEST = Latest()
+
+
+def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dict[str, Any]:
+    """Return what the viewer of a face needs to ask for the finished one; {} for a sample.
+
+    `values` are those of the controls as the visitor sent them, from which the face was drawn by `options`.
+    """
+    if options.is_sampling:
+        return {}
+    pixels = base64.b64encode(source.tobytes(), b"-_").decode("ascii").rstrip("=")
+    return {"finish": {"asks": {"x": pixels, "side": len(source), "values": values}, "atOnce": AT_ONCE}}
+
+
+def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
+    """Draw the finished face of a question, any JSON object, and return it for the page's script."""
+    task = decoder.upscaler.face_task
+    side = controls.whole_number("side", asked["side"])
+    source = pixels_of(asked["x"], task.from_size(side))
+    upscaler = decoder.upscaler.from_size(side)
+    options = controls.options_of(
+        decoder.upscaler.default, asked["values"], heads=decoder.upscaler.model_config.prediction_heads)
+    with LATEST.question(str(asked)) as check:
+        result = decoder.finish("finish", source[None], options, FINISH, check=check)
+    record = drawing.record_of(upscaler, options, 1, FINISH)
+    return {"faces": [{
+        "name": f"Finished, {task.target_size}", "made": "finished", "file": "face-finished.png",
+        "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} seconds; --finish "
+                f"{FINISH} on the command line", "uri": drawing.data_uri(result.images[0], record)}]}
