@@ -145,17 +145,18 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     task = FaceTask.of(network)
     evaluate = None if stage.dev is None else face_score(read_faces(stage.dev, task, "valid", DEV_IMAGES))
     pairs = read_faces(stage.data, task, "train", stage.limit)
-    large = pairs.large if stage.crops is None else read_faces(stage.crops, task, "train").large
+    large = pairs.large if stage.crops is None else None
+    crops = None if stage.crops is None else read_faces(stage.crops, task, "train").large
     default = 0.0 if large is None and stage.crops is None else CROP_SHARE
     share = default if stage.crop_share is None else stage.crop_share
-    require(not share or large is not None, f"--crop-share {share} needs larger pictures than "
+    require(not share or large is not None or crops is not None, f"--crop-share {share} needs larger pictures than "
             f"{stage.crops or stage.data} has; prepare them with {PREPARE} and --size {2 * task.target}, and name them "
             "with --crops")
     device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
     drawn = [read_drawn(path, pairs) for path in stage.drawn]
     true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, stage.flip, large, share, drawn,
-                        stage.input_noise, device)
+                        stage.input_noise, device, stage.turned_share, crops)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
@@ -185,8 +186,8 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "translate the training text with 'superres train decode' and train base or heads on that")
     require(stage.crop_share is None and stage.crops is None,
             "text has no crops; leave --crops and --crop-share out")
-    require(not stage.drawn and not stage.input_noise, "text has no pictures as inputs; leave --drawn and "
-            "--input-noise out")
+    require(not stage.drawn and not stage.input_noise and not stage.turned_share, "text has no pictures; leave "
+            "--drawn, --input-noise and --turned-share out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
     require(not stage.compiled, "compiled layers need batches of one shape, and sentences differ in length; leave "
