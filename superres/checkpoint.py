@@ -32,6 +32,7 @@ from superres.config import (
 )
 from superres.errors import CheckpointError, ConfigError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.system.folders import bundled_folder
 from superres.system.json_files import MOST_BYTES, parse_lines, read_file, read_json, require_regular
 from superres.system.machine import TorchThreads
 from superres.system.output import short_digest, write_atomically
@@ -359,13 +360,6 @@ def fetch_from_hub(identifier: str) -> Path:
                               f"({first_line(error)}); give a local folder or a bundled name "
                               f"({', '.join(bundled_checkpoints()) or 'none'})") from error
     return folder
-
-
-def bundled_folder() -> Path:
-    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an installed package."""
-    package = Path(__file__).resolve().parent
-    installed = package / "_checkpoints"
-    return installed if installed.is_dir() else package.parent / "checkpoints"
 
 
 def bundled_checkpoints() -> list[str]:

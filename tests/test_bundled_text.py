@@ -7,9 +7,9 @@ from itertools import chain
 import pytest
 
 import superres
-from superres.checkpoint import bundled_folder
 from superres.decoding.proposers import PROPOSERS
 from superres.evaluation.examples import SENTENCES
+from superres.system.folders import bundled_folder
 
 NAME = "multi30k-en-de"
 WIDTH = 10

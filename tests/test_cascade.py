@@ -28,8 +28,9 @@ from superres.pipeline.upscaler import Face, Upscaler
 from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.tasks.consistency import cell_limits
+from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, area_reduce, encode, enlarge
-from superres.tasks.photos import Crop, choose_crops, crop_note
+from superres.tasks.photos import choose_crops, crop_note
 from superres.web.crops import Subject
 from superres.web.drawing import unfinished
 from superres.web.upscale_tab import frames_html, report_of, results_html

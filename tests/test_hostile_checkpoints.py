@@ -22,7 +22,6 @@ from superres.checkpoint import (
     DECODE,
     TRAINING,
     WEIGHTS,
-    bundled_folder,
     load_checkpoint,
     read_config,
     read_decode_default,
@@ -41,6 +40,7 @@ from superres.errors import CheckpointError, ScoresError
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.nn.torch_model import StepModel
 from superres.pipeline.auto import load
+from superres.system.folders import bundled_folder
 from superres.tasks.translation import VOCABULARY_FILE, Codec
 
 

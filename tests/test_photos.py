@@ -9,10 +9,11 @@ from skimage import data
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks import face_finder
+from superres.tasks.crops import Crop, parse_crop
 from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import LONGEST, find_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import Crop, choose_crops, is_photo, parse_crop, read_sources
+from superres.tasks.photos import choose_crops, is_photo, read_sources
 
 TASK = FaceTask(8, 32)
 EYES = 224, 108

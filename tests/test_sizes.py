@@ -24,10 +24,11 @@ from superres.errors import CheckpointError, ConfigError
 from superres.native import build
 from superres.pipeline.auto import face_task
 from superres.pipeline.engines import step_model
+from superres.tasks.crops import Crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.image_files import encode_png
-from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage

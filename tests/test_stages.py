@@ -12,7 +12,6 @@ import torch
 
 from ladder import check_ladder
 from superres.checkpoint import (
-    bundled_folder,
     load_checkpoint,
     read_config,
     read_training,
@@ -24,6 +23,7 @@ from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.native import build
 from superres.pipeline.upscaler import Upscaler
+from superres.system.folders import bundled_folder
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 from superres.training import recipes, trainer

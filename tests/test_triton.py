@@ -334,7 +334,8 @@ def test_rows_share_a_program_only_if_their_sums_keep_their_order():
 ORDERS = """
 import sys, torch
 from fakes import random_model
-from superres.checkpoint import read_network, bundled_folder
+from superres.checkpoint import read_network
+from superres.system.folders import bundled_folder
 from superres.gpu.decoder import compiled_for
 from superres.gpu.weights import HALF, HALF_PAIRS
 network = random_model(read_network(bundled_folder() / sys.argv[1]), dtype=torch.float32)
@@ -366,7 +367,8 @@ RESOURCES = """
 import re, subprocess, sys, torch, triton
 from pathlib import Path
 from fakes import random_model
-from superres.checkpoint import read_network, bundled_folder
+from superres.checkpoint import read_network
+from superres.system.folders import bundled_folder
 from superres.gpu.decoder import compiled_for
 half = sys.argv[1] == "half"
 made = compiled_for(random_model(read_network(bundled_folder() / "celeba-8to32"), dtype=torch.float32), half)

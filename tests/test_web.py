@@ -21,8 +21,8 @@ from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
+from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.photos import Crop
 from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of

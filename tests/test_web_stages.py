@@ -21,9 +21,10 @@ from web_demo import running
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline.upscaler import Upscaler
+from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
-from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import read_image
 from superres.web.crops import chosen, offer_crop, show_crop, started, subjects
 from superres.web.decoding import Decoder

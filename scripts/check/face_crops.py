@@ -33,7 +33,6 @@ from superres.tasks import face_finder
 from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, face_boxes, find_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import CLEAR
 
 WIDTH, HEIGHT = 1200, 900
 SIZES = 0.12, 0.7

@@ -26,7 +26,7 @@ import triton
 import typer
 from torch import Tensor
 
-from superres.checkpoint import bundled_folder, load_checkpoint
+from superres.checkpoint import load_checkpoint
 from superres.config import DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
@@ -37,6 +37,7 @@ from superres.gpu.weights import Tuning
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_model import StepModel
+from superres.system.folders import bundled_folder
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 

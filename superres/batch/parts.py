@@ -26,7 +26,7 @@ from superres.config import portable_name, without_case
 from superres.errors import InvalidInputError, plain
 from superres.system.places import is_url, public
 from superres.system.progress import say, track
-from superres.tasks.photos import FACE
+from superres.tasks.crops import FACE
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 IGNORES_CASE = sys.platform in ("win32", "darwin")  # the files of this machine

@@ -14,8 +14,9 @@ from superres.batch.record import Output, Request, RunSettings
 from superres.batch.run_options import KEEP_ALPHA, BatchOptions
 from superres.errors import PlaceError, SuperresError
 from superres.system.progress import say
+from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import Crop, choose_crops, crop_note
+from superres.tasks.photos import choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.untrusted import read_untrusted
 

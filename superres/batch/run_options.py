@@ -16,9 +16,10 @@ from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
 from superres.pipeline.resolved_options import check_keep
 from superres.system.places import is_url
+from superres.tasks.crops import parse_crop
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS, SUFFIXES
-from superres.tasks.photos import DEFAULT_CROP, parse_crop
+from superres.tasks.photos import DEFAULT_CROP
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
 """What to do with an existing output. "skip" keeps complete outputs with the same settings, and raises an error if any

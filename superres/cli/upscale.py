@@ -35,9 +35,10 @@ from superres.system.places import check_url, host_of, is_url
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
+from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS
-from superres.tasks.photos import CROPS, DEFAULT_CROP
+from superres.tasks.photos import DEFAULT_CROP
 
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])  # formats that pack pictures into shards
 FEW = 20

@@ -20,9 +20,9 @@ from superres.errors import shown
 from superres.pipeline.display import images_html, images_png
 from superres.pipeline.judging import Judged, Stages, judge
 from superres.system.output import counted, write_result
+from superres.tasks.crops import Crop
 from superres.tasks.faces import enlarge
 from superres.tasks.image_files import DrawnImage
-from superres.tasks.photos import Crop
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 """Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""

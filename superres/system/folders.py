@@ -24,6 +24,13 @@ MEMBER = "member"
 AGAIN = "folder read already or for the results"
 
 
+def bundled_folder() -> Path:
+    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_checkpoints"
+    return installed if installed.is_dir() else package.parent / "checkpoints"
+
+
 class Tally:
     """Counts of a container's files: `used` ones, and those left out, by kind (`left_out`)."""
 

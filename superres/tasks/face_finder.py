@@ -20,6 +20,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.system.output import cache_folder
+from superres.tasks.aligner import Aligner
+from superres.tasks.crops import UNCERTAIN
 from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
@@ -43,14 +45,24 @@ _LOCK = threading.Lock()
 def find_faces(image: Pixels) -> Floats:
     """Return the squares around the faces of a photo, uint8 [H, W, 3], as CelebA frames them, from left to right.
 
-    The result is float64 [N, 4]: centre from the left, centre from the top, and side, in pixels of the photo, and the
-    number of windows that took it for a face. A square may reach beyond the photo's edges.
+    The result is float64 [N, 5]: centre from the left, centre from the top, and side, in pixels of the photo, degrees
+    clockwise, and the doubt in [0, 1]. A square may reach beyond the photo's edges. Where the doubt is high, it is the
+    upright square that the search gives.
     """
-    boxes = face_boxes(image)
-    boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
-    side, windows, turn = boxes[:, 2], boxes[:, 3], np.radians(boxes[:, 4])
-    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(turn), -np.cos(turn)])  # towards the top of the head
-    return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side, windows])
+    rough = rough_squares(face_boxes(image))
+    aligner = Aligner.bundled()
+    squares, doubts = aligner.align(image, rough)
+    uncertain = doubts >= UNCERTAIN
+    squares[uncertain] = rough[uncertain] * (1, 1, 1, 0)
+    found = np.column_stack([squares, doubts])
+    return found[np.argsort(found[:, 0], kind="stable")]
+
+
+def rough_squares(boxes: Floats) -> Floats:
+    """Return CelebA's squares, [N, 4]: centre x and y, side, degrees clockwise, around faces as of `face_boxes`."""
+    side, turn = boxes[:, 2], boxes[:, 4]
+    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(np.radians(turn)), -np.cos(np.radians(turn))])
+    return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side, turn])
 
 
 class KnownFaces:
@@ -66,7 +78,7 @@ class KnownFaces:
         with suppress(OSError):
             for line in self.path.read_text().splitlines():
                 with suppress(ValueError, TypeError):
-                    self.found |= {key: np.array(boxes, np.float64).reshape(-1, 4).tolist()
+                    self.found |= {key: np.array(boxes, np.float64).reshape(-1, 5).tolist()
                                    for key, boxes in [json.loads(line)]}
 
     def search(self, image: Pixels) -> Floats:
@@ -78,7 +90,7 @@ class KnownFaces:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a") as file:
                     file.write(json.dumps([key, self.found[key]]) + "\n")
-        return np.array(self.found[key], np.float64).reshape(-1, 4)
+        return np.array(self.found[key], np.float64).reshape(-1, 5)
 
 
 def face_boxes(image: Pixels) -> Floats:

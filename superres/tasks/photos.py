@@ -17,80 +17,22 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from superres.errors import ConfigError, InvalidInputError, shown
+from superres.errors import InvalidInputError
 from superres.system.places import check_url, is_url, public, read_place
+from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
 from superres.tasks.pictures import Picture, Pixels, picture_of
 from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
-FACE, CENTRE = "face", "centre"
 DEFAULT_CROP = FACE
-CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"  # values of a crop setting
-CLEAR = 8
-"""Smallest number of windows of a clear face. `scripts/check/face_crops.py` found 423 faces, upright or turned by 12
-degrees, of which 319 are clear, and 4 false alarms, of which none is."""
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
 """A picture: the path or URL of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this shape from 0 to 1."""
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A square of a picture, in pixels of the upright picture.
-
-    Attributes:
-        left: distance from the picture's left edge.
-        top: distance from the picture's top edge.
-        size: side of the square.
-        kind: "face" around a face that was found, "centre", "aligned" for CelebA's crop of its aligned pictures, or
-            "given" by the user.
-        face: number of the face from left to right, from 1, if the picture has several faces; otherwise 0.
-        faces: number of faces that were found; None if no faces were searched for.
-        windows: number of windows of the search that took the square for a face; 0 for other squares. Fewer than
-            `CLEAR` are an uncertain face.
-    """
-
-    left: int
-    top: int
-    size: int
-    kind: str = CENTRE
-    face: int = 0
-    faces: int | None = None
-    windows: int = 0
-
-    @property
-    def is_uncertain(self) -> bool:
-        """Whether the square may hold no face although one was searched for."""
-        return self.faces == 0 or 0 < self.windows < CLEAR
-
-    @property
-    def box(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom, as Pillow's `crop` takes them."""
-        return self.left, self.top, self.left + self.size, self.top + self.size
-
-    def take(self, image: Pixels) -> Pixels:
-        """Return the square's pixels, a view of `image` [H, W, C]."""
-        left, top, right, bottom = self.box
-        return image[top:bottom, left:right]
 
 
 def is_photo(image: Pixels, task: FaceTask) -> bool:
     """Return whether a picture [H, W, 3] is a photo, in which faces are searched for; see the module."""
     return min(image.shape[:2]) > task.target and image.shape[:2] != CELEBA_ALIGNED
-
-
-def parse_crop(setting: str, least: int = 1) -> Crop | None:
-    """Return the square of a crop setting "X,Y,SIZE", SIZE at least `least`; None for "face" and "centre"."""
-    if isinstance(setting, str) and setting in (FACE, CENTRE):
-        return None
-    words = setting.split(",") if isinstance(setting, str) else []
-    numbers = [int(word) for word in words if word.strip().isdecimal() and len(word) < 10]
-    if len(words) != 3 or len(numbers) != 3:
-        raise ConfigError(f"crop must be face, centre or X,Y,SIZE in pixels from the top left corner, such as "
-                          f"400,250,800, not {shown(setting)}")
-    if numbers[2] < least:
-        raise ConfigError(f"crop {setting} has a SIZE of {numbers[2]}; the model needs at least {least} pixels")
-    return Crop(numbers[0], numbers[1], numbers[2], "given")
 
 
 def choose_crops(
@@ -104,25 +46,23 @@ def choose_crops(
         task: the sizes of the model's input and output.
         setting: "face" finds the faces of a photo, and takes the centre if it finds none; "centre" takes the largest
             square in the centre (CelebA's crop of a picture of 178x218); "X,Y,SIZE" takes the square with this left
-            edge, top edge and side, in pixels.
+            edge, top edge and side, in pixels, and "X,Y,SIZE,TURN" turns it clockwise by TURN degrees.
         search: finds the faces of a photo; `find_faces` if None.
 
     Raises:
         ConfigError: the setting is unknown.
         InvalidInputError: the picture cannot be used, a found face has fewer pixels than the model's input, or a given
-            square does not lie inside the picture.
+            square lies outside the picture.
     """
     given, image = parse_crop(setting, task.source), to_picture(image, task.source).rgb
     height, width = image.shape[:2]
     if given is not None:
-        if given.left + given.size > width or given.top + given.size > height:
-            raise InvalidInputError(f"the crop {setting} does not lie inside the picture of {width}x{height}; give "
-                                    f"X + SIZE up to {width}, and Y + SIZE up to {height}")
+        given.check_inside(height, width)
         return [given]
     searched = setting == FACE and is_photo(image, task)
     found = (search or find_faces)(image).tolist() if searched else []
     if found:
-        faces = [_inside(*square, width=width, height=height) for square in found]
+        faces = [_around(*square) for square in found]
         smallest = min(faces, key=lambda crop: crop.size)
         if smallest.size < task.source:
             raise InvalidInputError(f"the face found at ({smallest.left}, {smallest.top}) has {smallest.size}x"
@@ -141,12 +81,10 @@ def largest(crops: Sequence[Crop]) -> Crop:
     return max(crops, key=lambda crop: crop.size)
 
 
-def _inside(x: float, y: float, side: float, windows: float, *, width: int, height: int) -> Crop:
-    """Return the square around the centre (x, y) of a face, moved into the picture and reduced to its size."""
-    size = min(round(side), width, height)
-    left, top = round(x - size / 2), round(y - size / 2)
-    return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE,
-                windows=round(windows))
+def _around(x: float, y: float, side: float, turn: float, doubt: float) -> Crop:
+    """Return the square around the centre (x, y) of a face: see `superres.tasks.face_finder.find_faces`."""
+    size = round(side)
+    return Crop(round(x - size / 2), round(y - size / 2), size, FACE, turn=round(turn, 1) + 0.0, doubt=round(doubt, 3))
 
 
 def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:
@@ -161,9 +99,12 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     if task.is_source(image) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
-    places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
+    places = ", ".join(f"({crop.left}, {crop.top})" + (f" turned by {crop.turn:g} degrees" if crop.turn else "")
+                       for crop in crops)
+    if any(crop.beyond(height, width) for crop in crops):
+        places += ", partly beyond the picture, whose edges are repeated,"
     which = {
-        "face": f"crop face, {'one face' if first.faces == 1 else f'{first.faces} faces'} found",
+        "face": f"crop face, {'one face' if first.faces == 1 else f'{first.faces} faces'} found{_doubt(crops)}",
         "centre": "crop centre" if first.faces is None else "crop centre, no face found",
         "aligned": "CelebA's crop of aligned pictures", "given": "crop as given",
     }[first.kind]
@@ -174,6 +115,12 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
         return f"{name} ({width}x{height}): reduced, and the model sees only {task.source_size}{more}"
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
             f"{task.source_size}{each}{more}")
+
+
+def _doubt(crops: Sequence[Crop]) -> str:
+    """Return how many of the found faces are uncertain, for a line."""
+    uncertain = sum(crop.is_uncertain for crop in crops)
+    return f", {uncertain} of them uncertain" if uncertain and len(crops) > 1 else ", uncertain" if uncertain else ""
 
 
 def is_share(image: object) -> bool:

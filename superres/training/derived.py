@@ -12,7 +12,6 @@ from pathlib import Path
 from superres.checkpoint import (
     CONFIG,
     bundled_checkpoints,
-    bundled_folder,
     find_checkpoint,
     read_stages,
     replaced_folder,
@@ -21,6 +20,7 @@ from superres.checkpoint import (
 from superres.config import FORMAT_VERSION, require
 from superres.errors import plain
 from superres.pipeline.upscaler import Upscaler
+from superres.system.folders import bundled_folder
 from superres.system.progress import say
 
 CARD = "README.md"

@@ -17,8 +17,9 @@ from gradio.events import Dependency
 from PIL import Image
 
 from superres.errors import InvalidInputError, SuperresError
+from superres.tasks.crops import FACE, Crop
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.photos import DEFAULT_CROP, FACE, Crop, choose_crops, largest
+from superres.tasks.photos import DEFAULT_CROP, choose_crops, largest
 from superres.tasks.pictures import Pixels
 from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing

@@ -8,8 +8,9 @@ from browser_tools import check_wcag, choose_face, picture, upload
 from PIL import Image
 from skimage import data
 
+from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import read_image
 from superres.web.crops import take
 
