@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -75,6 +76,12 @@ def changed_pairs(high: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     changed = (high + resized(change, rows, columns) * CHANGE_UNIT).round_().clamp_(0, 255).to(torch.uint8)
     whole = torch.full((1,), high.shape[1], device=high.device)
     return reduce_squares(changed, whole, whole - whole, whole - whole, change.shape[1]), changed
+
+
+def turns_of(degrees: np.ndarray, scale: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return the coefficients, float64 [2, B] in multiples of TURN_UNIT, that `turned` takes, of angles and scales."""
+    angle = np.radians(degrees)
+    return np.asarray(np.rint(np.stack([np.cos(angle), np.sin(angle)]) * scale / TURN_UNIT) * TURN_UNIT)
 
 
 def turned(pictures: Tensor, turns: Tensor) -> Tensor:
