@@ -68,6 +68,14 @@ def test_every_image_comes_once_an_epoch(count, batch_size, seed):
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
+def test_images_that_are_doubled_come_twice_an_epoch():
+    low = np.arange(9, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, axis=3)
+    once, twice = (ImageBatches(low, low, 13, 0, doubled=doubled) for doubled in (None, np.array([1, 4, 5, 8])))
+    for step in range(3):  # an epoch of 9 + 4
+        assert sorted(twice.batch(step).source[:, 0].tolist()) == sorted([*range(9), 1, 4, 5, 8])
+    assert once.digest() != twice.digest()
+
+
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 9))
 def test_parts_make_up_the_batch(parts, step):
     whole = batches(7, 4, flip=True)
@@ -202,7 +210,7 @@ def test_changed_pictures_are_exact_so_that_every_device_gives_the_same(factor):
     assert int(wide.abs().max()) < 2**52
 
 
-def turns_of(*turns):
+def coefficients(*turns):
     """Coefficients of turns, given as degrees clockwise and scale, of what a result shows of its picture."""
     angle, scale = np.radians([turn for turn, _ in turns]), np.array([scale for _, scale in turns])
     return torch.from_numpy(np.rint(np.stack([np.cos(angle), np.sin(angle)]) * scale / TURN_UNIT) * TURN_UNIT)
@@ -210,7 +218,7 @@ def turns_of(*turns):
 
 def test_turns_are_those_of_torch_in_float64():
     pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8))
-    turns = turns_of((4, 1.0), (-4, 1.05), (0, 1 / 1.05), (30, 0.7))
+    turns = coefficients((4, 1.0), (-4, 1.05), (0, 1 / 1.05), (30, 0.7))
     (a, b), zero = turns, torch.zeros(4, dtype=torch.float64)
     matrices = torch.stack([torch.stack([a, -b, zero], 1), torch.stack([b, a, zero], 1)], 1)
     grid = torch.nn.functional.affine_grid(matrices, [4, 3, 16, 16], align_corners=False)
@@ -221,7 +229,7 @@ def test_turns_are_those_of_torch_in_float64():
 
 def test_a_turn_is_exact_so_that_every_device_gives_the_same():
     pictures = np.random.default_rng(1).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
-    turns = turns_of((4, 1.05), (-3.3, 1 / 1.05), (0, 1))
+    turns = coefficients((4, 1.05), (-3.3, 1 / 1.05), (0, 1))
     whole = turned(torch.from_numpy(pictures), turns) / WEIGHT_UNIT**2
     assert torch.equal(whole, whole.round())
     assert float(whole.abs().max()) < 2**52
@@ -230,7 +238,7 @@ def test_a_turn_is_exact_so_that_every_device_gives_the_same():
 
 def test_a_quarter_turn_shows_the_right_side_on_top():
     picture = torch.arange(36).view(1, 6, 6, 1)
-    assert torch.equal(turned(picture, turns_of((90, 1)))[0], picture[0].rot90().double())
+    assert torch.equal(turned(picture, coefficients((90, 1)))[0], picture[0].rot90().double())
 
 
 @given(st.integers(8, 70), st.integers(1, 8), st.integers(0, 9))
@@ -263,7 +271,7 @@ def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
     moved, (angle, scale) = rng.random(90) < 0.5, rng.uniform(-1, 1, (2, 90))
 
     def turn(row, picture):
-        both = turns_of((4 * angle[row], 1.05 ** scale[row]) if moved[row] else (0, 1))
+        both = coefficients((4 * angle[row], 1.05 ** scale[row]) if moved[row] else (0, 1))
         return turned(torch.from_numpy(picture.copy())[None], both)[0].round().numpy()
 
     batch = whole.batch(3)

@@ -23,10 +23,10 @@ from superres.tasks.faces import random_squares
 from superres.training.picture_operations import (
     CHANGE_UNIT,
     LARGEST_CHANGE,
-    TURN_UNIT,
     changed_pairs,
     reduce_squares,
     turned,
+    turns_of,
 )
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ class ImageBatches:
         self, low: np.ndarray, high: np.ndarray, batch_size: int, seed: int, flip: bool = True,
         large: np.ndarray | None = None, crop_share: float = 0.0, drawn: Sequence[np.ndarray] = (),
         input_noise: float = 0.0, device: torch.device = CPU, turned_share: float = 0.0,
-        crops: np.ndarray | None = None,
+        crops: np.ndarray | None = None, doubled: np.ndarray | None = None,
     ) -> None:
         """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are not copied.
 
@@ -81,7 +81,8 @@ class ImageBatches:
         `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of the pictures `crops`, uint8
         [M, S, S, 3], or else `large`. `turned_share`, in [0, 1], is the share of images that are turned by up to
         LARGEST_TURN degrees and scaled by up to LARGEST_SCALE. Both pictures of a pair are reduced from the turned
-        larger picture; without one, the target is turned, which loses a little of its finest detail.
+        larger picture; without one, the target is turned, which loses a little of its finest detail. An epoch has the
+        images `doubled`, numbers int64 [D], twice.
 
         With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
         (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation",
@@ -92,13 +93,14 @@ class ImageBatches:
         Raises:
             ConfigError: the images do not fit into the memory of a GPU.
         """
-        arrays = [array for array in (low, high, large, crops, *drawn) if array is not None]
+        arrays = [array for array in (low, high, large, crops, *drawn, doubled) if array is not None]
         if device.type == "cuda":
             needed, free = sum(array.nbytes for array in arrays), free_bytes(device)
             require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of the GPU's "
                     "memory are free; choose fewer with --limit, or --device cpu")
         self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
         self.crop_share, self.turned_share, self.input_noise = crop_share, turned_share, input_noise
+        self.examples = np.concatenate([np.arange(len(low)), *([] if doubled is None else [doubled])])
         self.content = digest_of(np.ascontiguousarray(array) for array in arrays)
         self.low, self.high = self._put(low), self._put(high)
         self.large = self.high if large is None else self._put(large)
@@ -146,17 +148,18 @@ class ImageBatches:
 
     def _indices(self, step: int) -> np.ndarray:
         """Return the numbers of the images of batch `step`, int64 [batch_size]."""
-        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), len(self.low))
-        return np.concatenate([_permutation(self.seed, epoch, len(self.low))[places[epochs == epoch]]
-                               for epoch in range(epochs[0], epochs[-1] + 1)])
+        count = len(self.examples)
+        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), count)
+        chosen = np.concatenate([_permutation(self.seed, epoch, count)[places[epochs == epoch]]
+                                 for epoch in range(epochs[0], epochs[-1] + 1)])
+        return np.asarray(self.examples[chosen])
 
     def _turns(self, step: int) -> np.ndarray:
         """Return the turns of batch `step`, float64 [2, batch_size], for `turned`; (1, 0) leaves an image as it is."""
         rng = np.random.default_rng((self.seed, step, 3))
         is_turned = rng.random(self.batch_size) < self.turned_share
         angle, scale = rng.uniform(-1, 1, (2, self.batch_size)) * is_turned
-        angle, scale = np.radians(LARGEST_TURN * angle), LARGEST_SCALE**scale
-        return np.asarray(np.rint(np.stack([np.cos(angle), np.sin(angle)]) * scale / TURN_UNIT) * TURN_UNIT)
+        return turns_of(LARGEST_TURN * angle, LARGEST_SCALE**scale)
 
     def _cut(
         self, low: Tensor, high: Tensor, pictures: Tensor, rows: np.ndarray, index: np.ndarray, squares: np.ndarray,
