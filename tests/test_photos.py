@@ -12,7 +12,7 @@ from superres.tasks import face_finder
 from superres.tasks.crops import Crop, parse_crop
 from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import LONGEST, find_faces
-from superres.tasks.faces import FaceTask
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, is_photo, read_sources
 
 TASK = FaceTask(8, 32)
@@ -77,8 +77,8 @@ def test_small_and_aligned_pictures_are_no_photos(size, monkeypatch):
     picture = np.asarray(astronaut().crop((124, 8, 324, 208)).resize(size))
     assert not is_photo(picture, TASK)
     (crop,) = choose_crops(picture, TASK)
-    boxes = {(8, 8): (0, 0, 8, 8), (32, 32): (0, 0, 32, 32), (24, 100): (0, 38, 24, 62), (178, 218): (20, 40, 158, 178)}
-    assert crop.box == boxes[size]
+    squares = {(8, 8): (0, 0, 8), (32, 32): (0, 0, 32), (24, 100): (0, 38, 24), (178, 218): (20, 40, 138)}
+    assert (crop.left, crop.top, crop.size, crop.turn, crop.doubt) == (*squares[size], 0, 0)
     notes = read_sources(picture, TASK).notes
     assert len(notes) == (size != (8, 8))
     assert all(note.endswith("the model sees only 8x8") for note in notes)
@@ -120,13 +120,17 @@ def test_a_face_that_is_turned_is_found_where_it_is(turn):
     eyes = 256 + x * np.cos(angle) + y * np.sin(angle), 256 - x * np.sin(angle) + y * np.cos(angle)
     assert np.allclose((crop.left + crop.size / 2, crop.top + crop.size / 2), eyes, atol=20)
     assert crop.size == pytest.approx(140, rel=0.15)
+    assert crop.turn == pytest.approx(3.4 - turn, abs=3)  # upright, the astronaut's head leans by 3.4 degrees
 
 
-def test_a_crop_lies_inside_the_photo_even_if_the_face_is_at_its_edge():
-    photo = np.asarray(astronaut())[60:170, 150:300]
-    (crop,) = choose_crops(photo, TASK)
-    assert crop.kind == "face"
-    assert crop.take(photo).shape == (crop.size, crop.size, 3)
+def test_a_face_at_the_edge_is_framed_as_any_other_and_the_edge_is_repeated():
+    photo = data.astronaut()
+    (whole,), (cut,) = choose_crops(photo, TASK), choose_crops(photo[60:170, 150:300], TASK)
+    assert cut.kind == "face"
+    assert cut.beyond(110, 150)
+    assert np.hypot(cut.left + cut.size / 2 + 150 - EYES[0], cut.top + cut.size / 2 + 60 - EYES[1]) < 14
+    assert cut.size == pytest.approx(whole.size, rel=0.1)
+    assert cut.take(photo[60:170, 150:300]).shape == (cut.size, cut.size, 3)
 
 
 def test_the_centre_and_a_given_square_are_used_as_asked():
@@ -138,9 +142,10 @@ def test_the_centre_and_a_given_square_are_used_as_asked():
 
 
 @pytest.mark.parametrize(("setting", "message"), [
-    ("left", "crop must be face, centre or X,Y,SIZE in pixels from the top left corner, such as 400,250,800, not "
-             "'left'"),
-    ("", "not ''"), ("1,2", "not '1,2'"), ("1,2,3,4", "not '1,2,3,4'"), ("-1,2,30", "not '-1,2,30'"),
+    ("left", "crop must be face, centre, X,Y,SIZE in pixels from the top left corner, such as 400,250,800, or "
+             "X,Y,SIZE,TURN with degrees clockwise, such as 400,250,800,-7.5, not 'left'"),
+    ("", "not ''"), ("1,2", "not '1,2'"), ("1,2,3,4,5", "not '1,2,3,4,5'"), ("1,2,30,181", "not '1,2,30,181'"),
+    ("1,2,-30", "not '1,2,-30'"), ("1,2,30,nan", "not '1,2,30,nan'"), ("1,2,30,", "not '1,2,30,'"),
     ("1.5,2,30", "not '1.5,2,30'"), ("a,b,c", "not 'a,b,c'"), (f"1,2,{10**12}", "not '1,2,1"), (None, "not None"),
     ("0,0,7", "crop 0,0,7 has a SIZE of 7; the model needs at least 8 pixels"),
     ((1, 2, 30), r"not \(1, 2, 30\)"),
@@ -151,10 +156,43 @@ def test_bad_crops_are_refused_in_one_line(setting, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["413,0,100", "0,413,100", "0,0,513"])
-def test_a_square_that_leaves_the_picture_is_refused(setting):
-    with pytest.raises(InvalidInputError, match=f"crop {setting} does not lie inside the picture of 512x512; give X"):
+@pytest.mark.parametrize("setting", ["463,0,100", "0,-51,100", "-51,0,100", "0,0,1025,45", "999999999,0,9"])
+def test_a_square_whose_centre_is_outside_or_that_is_far_too_large_is_refused(setting):
+    with pytest.raises(InvalidInputError, match=f"crop {setting} has its centre at .* 512x512 pixels; give a square"):
         choose_crops(data.astronaut(), TASK, setting)
+
+
+@pytest.mark.parametrize("setting", ["-12,400,150", "0,0,900", "462,0,100", "-20,-30,60,180"])
+def test_beyond_the_edges_a_square_repeats_them(setting):
+    photo = data.astronaut()
+    (crop,) = choose_crops(photo, TASK, setting)
+    assert crop.setting == setting
+    taken, wide = crop.take(photo), np.pad(photo, ((600, 600), (600, 600), (0, 0)), mode="edge")
+    square = wide[crop.top + 600 : crop.top + crop.size + 600, crop.left + 600 : crop.left + crop.size + 600]
+    square = square[::-1, ::-1] if crop.turn else square
+    np.testing.assert_allclose(area_reduce(taken, 8, 8).astype(int), area_reduce(square, 8, 8), atol=1)
+    assert "partly beyond the picture, whose edges are repeated" in read_sources(photo, TASK, setting).notes[0]
+
+
+@pytest.mark.parametrize("turn", [90, -90, 180, -180])
+def test_a_square_that_is_turned_by_right_angles_has_the_same_pixels(turn, rng):
+    photo = rng.integers(0, 256, (90, 120, 3), np.uint8)
+    taken = Crop(20, 10, 64, "given", turn=turn).take(photo)
+    np.testing.assert_array_equal(taken, np.rot90(photo[10:74, 20:84], turn // 90))
+
+
+@pytest.mark.parametrize("size", [100, 600, 1100])
+def test_a_turned_square_shows_what_is_upright_in_a_photo_that_is_turned_back(size):
+    photo = astronaut(1500).filter(ImageFilter.GaussianBlur(4))
+    crop = Crop(300, 200, size, "given", turn=20.5)
+    centre = 300 + size / 2, 200 + size / 2
+    upright = np.asarray(photo.rotate(20.5, Image.Resampling.BICUBIC, center=centre).crop(
+        (300, 200, 300 + size, 200 + size)))
+    inside = np.s_[2:6, 2:6]  # the corners were black before the photo was turned
+    taken = crop.take(np.asarray(photo))
+    assert len(taken) >= min(size, 512)
+    difference = area_reduce(taken, 8, 8)[inside].astype(int) - area_reduce(upright, 8, 8)[inside]
+    assert np.abs(difference).max() <= 2
 
 
 def turned(image):

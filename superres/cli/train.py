@@ -36,7 +36,7 @@ HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
 REQUIRED = ("data", "own", "output")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}
 """Entries of a record by the unit of the progress."""
-SHOWN = ("step", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits_per_token", "bleu")
+SHOWN = ("step", "loss", "images", "pairs", "p1", "heads", "rate", "bits_per_dim", "bits_per_token", "bleu")
 """Entries of a record that are shown beside the progress."""
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
@@ -60,6 +60,12 @@ Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent context
 
 Stages = Annotated[list[str], Argument(metavar="NAME|DIR...", help="Checkpoints, the first stage first.")]
 CascadeFolder = Annotated[Path, Option(metavar="DIR", help="New folder for the cascade.")]
+AlignedFaces = Annotated[Path, Option(metavar="PATH", help="Aligned faces of 64x64 pixels or more (.npz or CelebA "
+                                      "root).")]
+AlignerFolder = Annotated[Path, Option(metavar="DIR", help="Folder for the weights.")]
+DevFaces = Annotated[Path | None, Option(metavar="PATH", help="Other aligned faces, to measure the errors.")]
+AlignerSteps = Annotated[int, Option(metavar="N", help="Steps of training; 24,000 take about half an hour.")]
+Seed = Annotated[int, Option(metavar="S", help="Seed of every random choice.")]
 
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
@@ -204,6 +210,23 @@ def join(stages: Stages, output: CascadeFolder) -> None:
     from superres.training.derived import join as join_stages
 
     join_stages(stages, output)
+
+
+@train_app.command(cls=opt.HelpfulCommand)
+def aligner(
+    data: AlignedFaces, output: AlignerFolder, dev: DevFaces = None, steps: AlignerSteps = 24_000,
+    limit: Limit = None, seed: Seed = 0,
+) -> None:
+    """Train the network that aligns the faces of photos, for --crop face.
+
+    DIR gets model.safetensors and training.jsonl. An interrupted run begins again.
+    """
+    from superres.training.alignment import train_aligner
+
+    with Training({"": (steps, "steps")}) as shown:
+        lines = train_aligner(data, output, dev, steps, seed, limit, shown.show)
+    for line in [*lines, f"{output}: finished"]:
+        say(line)
 
 
 @training_command("data", "output", "dev", "more", "start", "crops", "drawn", "threads", "device", "compiled")

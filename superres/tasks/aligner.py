@@ -9,6 +9,7 @@ holds exactly, so a photo has the same squares on every processor.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from superres.errors import CheckpointError, first_line
 from superres.system.folders import bundled_folder
 from superres.system.json_files import require_regular
+from superres.tasks.crops import UNCERTAIN
 from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +37,13 @@ ROUNDS = 3  # of corrections; each begins where the last one ended
 CHANNELS = 1, 20, 40, 64, 64  # of the windows and after each convolution, 3x3 with stride 2
 HIDDEN = 64
 OUTPUTS = 5  # the corrections of UNITS, and the logit of a face
+LARGEST, SMALLEST, NEXT_SIDE = 1.25, 0.25, 0.75  # sides of the starts of a search, over a photo's shorter side
+STEP = 0.25  # distance of neighbouring starts over their side
+CHUNK = 256  # windows that are computed together, which bounds the memory
+LIKELY = 0.0  # least logit of a face at a start that is followed
+MOST_STARTS = 64  # of one side
+AGREEING, ALIKE = 3, (0.06, 0.06, 0.12, 6.0)  # starts that end alike: in x and y over the side, log size, degrees
+DOUBTFUL = 5.0  # logit of a face; `scripts/check/face_crops.py` measures it
 PLACES = (np.arange(SIDE) + 0.5) / SIDE - 0.5
 DISC = np.hypot(*np.meshgrid(PLACES, PLACES)) < 0.5
 SUBPIXELS = 256  # places of a sample between two pixels
@@ -83,8 +92,8 @@ class Aligner:
                 weight is None or bias is None or weight.shape != shape or bias.shape != shape[1:]
                 or not (np.isfinite(weight).all() and np.isfinite(bias).all() and abs(weight).max() < 2**10)
                 for (weight, bias), shape in zip(found, shapes, strict=True)):
-            raise CheckpointError(f"these are no weights of an aligner, matrices of {shapes}; train them with 'superres "
-                                  "train aligner'")
+            raise CheckpointError(f"these are no weights of an aligner, matrices of {shapes}; train them with "
+                                  "'superres train aligner'")
         self.layers = [(np.round(weight.astype(np.float64) / WEIGHT_UNIT) * WEIGHT_UNIT,
                         np.round(bias.astype(np.float64) / WEIGHT_UNIT) * WEIGHT_UNIT)
                        for weight, bias in found if weight is not None and bias is not None]
@@ -109,7 +118,7 @@ class Aligner:
         discs = windows(grey, boxes)
         both = self.outputs(np.concatenate([discs, discs[:, :, ::-1]])).reshape(2, -1, OUTPUTS)
         both[1, :, [0, 3]] *= -1
-        return both[:, :, :4].mean(0), doubt_of(np.sqrt(np.square(both[:, :, :4]).mean((0, 2))), both[:, :, 4].mean(0))
+        return both[:, :, :4].mean(0), doubt_of(both[:, :, 4].mean(0))
 
     def align(self, image: Pixels, boxes: Floats, rounds: int = ROUNDS) -> tuple[Floats, Floats]:
         """Return boxes of faces, float64 [N, 4], aligned from rough ones, and the doubt [N] in [0, 1].
@@ -119,6 +128,23 @@ class Aligner:
         found = [self._align(image, box, rounds) for box in boxes]
         return (np.array([box for box, _ in found], np.float64).reshape(-1, 4),
                 np.array([doubt for _, doubt in found], np.float64))
+
+    def search(self, image: Pixels) -> tuple[Floats, Floats]:
+        """Return the boxes and doubts, as `align` does, of faces on which several starts all over a photo agree."""
+        ends, doubts = list[Floats](), list[Floats]()
+        for side in _sides(image):
+            grey, scale = reduced_grey(image, side)
+            starts = _starts(grey, side * scale)
+            logits = np.concatenate([self.outputs(windows(grey, starts[first : first + CHUNK]))[:, 4]
+                                     for first in range(0, len(starts), CHUNK)])
+            boxes = starts[np.argsort(-logits, kind="stable")][: min(MOST_STARTS, int((logits > LIKELY).sum()))]
+            doubt = np.ones(len(boxes))
+            for _ in range(ROUNDS if len(boxes) else 0):
+                change, doubt = self.corrections(grey, boxes)
+                boxes = moved(boxes, change)
+            ends.append(boxes / (scale, scale, scale, 1))
+            doubts.append(doubt)
+        return _agreed(np.concatenate(ends), np.concatenate(doubts)) if ends else (np.empty((0, 4)), np.empty(0))
 
     def _align(self, image: Pixels, box: Floats, rounds: int) -> tuple[Floats, float]:
         grey, scale, corner = grey_around(image, box)
@@ -146,9 +172,50 @@ class Aligner:
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}; install superres again") from error
 
 
-def doubt_of(last: Floats, logit: Floats) -> Floats:
-    """Return the doubt [N] in [0, 1] from the sizes of the last corrections, in UNITS, and the logits of a face."""
-    return np.round(1 / (1 + np.exp(np.clip(logit, -30, 30))), 6)
+def doubt_of(logits: Floats) -> Floats:
+    """Return the doubt in [0, 1] from logits [N] of a face: 0.5 at DOUBTFUL, which hardly a face is below."""
+    return np.round(1 / (1 + np.exp(np.clip(logits - DOUBTFUL, -30, 30))), 6)
+
+
+def _sides(image: Pixels) -> list[float]:
+    """Return the sides of the starts of a search in a photo, from that of the largest face to the smallest."""
+    shorter = min(image.shape[:2])
+    largest, smallest = LARGEST * shorter, max(SMALLEST * shorter, FACE_SIDE / 2)
+    return [largest * NEXT_SIDE**number for number in range(20) if largest * NEXT_SIDE**number >= smallest]
+
+
+def _starts(grey: Grey, side: float) -> Floats:
+    """Return upright boxes [N, 4] all over a picture."""
+    across, down = (np.linspace(0, length, 2 * math.ceil(length / (2 * STEP * side)) + 1)
+                    for length in (grey.shape[1], len(grey)))
+    places = np.stack(np.meshgrid(across, down), 2).reshape(-1, 2)
+    return np.column_stack([places, np.full(len(places), side), np.zeros(len(places))])
+
+
+def _agreed(ends: Floats, doubts: Floats) -> tuple[Floats, Floats]:
+    """Return one box, the surest, of each group of AGREEING starts that ended alike; groups that overlap are one."""
+    found = list[tuple[Floats, float]]()
+    order = np.argsort(doubts, kind="stable")
+    ends, doubts = ends[order], doubts[order]
+    while len(ends):
+        best, doubt = ends[0], float(doubts[0])
+        far = np.abs(ends - best) / (best[2], best[2], 1, 1)
+        far[:, 2] = np.abs(np.log(ends[:, 2] / best[2]))
+        alike = (far <= ALIKE).all(1)
+        if alike.sum() >= AGREEING and doubt < UNCERTAIN:
+            found.append((best, doubt))
+            alike |= (far[:, :2] < 0.5 * np.maximum(1, ends[:, 2:3] / best[2])).all(1)
+        ends, doubts = ends[~alike], doubts[~alike]
+    return (np.array([box for box, _ in found], np.float64).reshape(-1, 4),
+            np.array([doubt for _, doubt in found], np.float64))
+
+
+def reduced_grey(image: Pixels, side: float) -> tuple[Grey, float]:
+    """Return a photo in grey, int64 [h, w], reduced so that `side` has about FACE_SIDE pixels, and the scale."""
+    by = max(1.0, side / FACE_SIDE)
+    grey = Image.fromarray(image).convert("L")
+    small = grey.resize((max(round(grey.width / by), 1), max(round(grey.height / by), 1)), Image.Resampling.BOX)
+    return np.asarray(small, np.int64), small.width / grey.width
 
 
 def grey_around(image: Pixels, box: Floats) -> tuple[Grey, tuple[float, float], tuple[int, int]]:
@@ -157,17 +224,18 @@ def grey_around(image: Pixels, box: Floats) -> tuple[Grey, tuple[float, float], 
     It is reduced so that a face has about the pixels of those that the network knows.
     """
     x, y, side, _ = box.tolist()
-    left, top = max(round(x - side), 0), max(round(y - side), 0)
-    part = image[min(top, len(image) - 1) : max(round(y + side), 1), min(left, image.shape[1] - 1) : max(round(x + side), 1)]
+    left, top = (min(max(round(at - side), 0), n - 1) for at, n in ((x, image.shape[1]), (y, len(image))))
+    part = image[top : max(round(y + side), top + 1), left : max(round(x + side), left + 1)]
     grey = Image.fromarray(part).convert("L")
     by = max(1.0, side / FACE_SIDE)
     small = grey.resize((max(round(grey.width / by), 1), max(round(grey.height / by), 1)), Image.Resampling.BOX)
     return np.asarray(small, np.int64), (small.width / grey.width, small.height / grey.height), (left, top)
 
 
-def _cos_sin(turn: Floats) -> tuple[Floats, Floats]:
+def _cos_sin(turn: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
     """Return cosine and sine of degrees, rounded to digits on which all mathematical libraries agree."""
-    return np.round(np.cos(np.radians(turn)), 12), np.round(np.sin(np.radians(turn)), 12)
+    angle = np.radians(turn)
+    return np.asarray(np.cos(angle)).round(12), np.asarray(np.sin(angle)).round(12)
 
 
 def moved(boxes: Floats, corrections: Floats) -> Floats:
@@ -181,3 +249,19 @@ def moved(boxes: Floats, corrections: Floats) -> Floats:
 def _active(values: Floats) -> Floats:
     """Return ReLU of values, rounded to INPUT_UNIT, so that the sums of the next layer are exact."""
     return np.asarray(np.round(values.clip(0) / INPUT_UNIT) * INPUT_UNIT)
+
+
+def upright_errors(faces: Pixels) -> Floats:
+    """Return how far CelebA's own crops, uint8 [N, S, S, 3], are from aligned: the size of the corrections, in UNITS.
+
+    Turned heads, and hair or hands across faces, have the largest errors. float64 [N].
+    """
+    aligner, sizes = Aligner.bundled(), list[Floats]()
+    for first in range(0, len(faces), CHUNK):
+        discs = []
+        for face in faces[first : first + CHUNK]:
+            grey, scale = reduced_grey(face, len(face))
+            middle = scale * len(face) / 2
+            discs.append(windows(grey, np.array([[middle, middle, 2 * middle, 0.0]])))
+        sizes.append(np.sqrt(np.square(aligner.outputs(np.concatenate(discs))[:, :4]).mean(1)))
+    return np.concatenate(sizes) if sizes else np.empty(0)

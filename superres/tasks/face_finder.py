@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from superres.system.output import cache_folder
-from superres.tasks.aligner import Aligner
+from superres.system.folders import bundled_folder
+from superres.system.output import cache_folder, short_digest
+from superres.tasks import aligner
 from superres.tasks.crops import UNCERTAIN
 from superres.tasks.pictures import Pixels
 
@@ -50,10 +51,13 @@ def find_faces(image: Pixels) -> Floats:
     upright square that the search gives.
     """
     rough = rough_squares(face_boxes(image))
-    aligner = Aligner.bundled()
-    squares, doubts = aligner.align(image, rough)
+    network = aligner.Aligner.bundled()
+    squares, doubts = network.align(image, rough)
     uncertain = doubts >= UNCERTAIN
     squares[uncertain] = rough[uncertain] * (1, 1, 1, 0)
+    if uncertain.all():  # the cascade has found nothing that is surely a face
+        agreed = network.search(image)
+        squares, doubts = agreed if len(agreed[0]) else (squares, doubts)
     found = np.column_stack([squares, doubts])
     return found[np.argsort(found[:, 0], kind="stable")]
 
@@ -73,7 +77,8 @@ class KnownFaces:
 
     def __init__(self) -> None:
         """Read the cache of this release's search; a damaged line is ignored."""
-        release = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+        sources = Path(__file__), Path(aligner.__file__), bundled_folder() / aligner.ALIGNER / aligner.WEIGHTS
+        release = short_digest(b"".join(path.read_bytes() for path in sources))
         self.path, self.found = cache_folder() / f"faces-{release}.jsonl", dict[str, list[list[float]]]()
         with suppress(OSError):
             for line in self.path.read_text().splitlines():

@@ -7,27 +7,53 @@ from the right square, and windows of pieces in a random order, teach the networ
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from superres.tasks import aligner
-from superres.tasks.aligner import CHANNELS, CONTRAST, DISC, HIDDEN, OUTPUTS, PLACES, RISE, SHARE, SIDE, UNITS
+from superres.checkpoint import TRAINING
+from superres.config import require_whole
+from superres.system.machine import TorchThreads
+from superres.system.output import check_folder, write_results
+from superres.system.progress import track
+from superres.tasks.aligner import (
+    CHANNELS,
+    CONTRAST,
+    DISC,
+    HIDDEN,
+    OUTPUTS,
+    PLACES,
+    RISE,
+    SHARE,
+    SIDE,
+    UNITS,
+    WEIGHTS,
+    Aligner,
+    moved,
+    reduced_grey,
+    windows,
+)
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import FaceTask
 
+TASK = FaceTask(8, 64)  # of the training faces
 BATCH = 128
 RATES = 2.5e-3, 1.5e-3  # peak learning rates of the cycles, each of which decays to 0
-WARMUP = 200  # steps
+WARMUP, RECORD = 200, 100  # steps
 NEAR, CLOSE = 1.1, 0.3  # largest offset of a square in UNITS, and that of the half that is close
-NO_FACE = 0.25  # share of windows without a face
+NO_FACE = 0.3  # share of windows without a face
 FAR = np.array([0.3, 0.3, 0.45, 50.0])  # an offset of this in one of x, y, log size and turn makes a window no face
-TORN = 1 / 3  # share of the windows without a face that are pieces in a random order
+TORN = 0.25  # share of the windows without a face that are pieces in a random order
+SCRAMBLED = 0.5  # share of these and of those that have the spectrum of a face but random phases
 CUT = 0.14  # largest share of a training picture's side that is cut off an edge
 FACE_WEIGHT = 0.1  # of the loss of the logit, in that of the corrections
 _GREY = np.array([299, 587, 114])
@@ -37,12 +63,12 @@ class Network(nn.Sequential):
     """The network of `superres.tasks.aligner.Aligner`: windows [N, 1, SIDE, SIDE] to corrections and a logit [N, 5]."""
 
     def __init__(self) -> None:
-        convolutions = [nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(CHANNELS, CHANNELS[1:], strict=False)]
+        convolutions = [nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(CHANNELS)]
         side = SIDE >> len(convolutions)
         super().__init__(
             *(layer for one in convolutions for layer in (one, nn.ReLU())), nn.Flatten(),
             nn.Linear(side * side * CHANNELS[-1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=torch.channels_last)
 
 
 def grey_faces(faces: np.ndarray) -> Tensor:
@@ -67,8 +93,10 @@ class Windows:
         near = self._uniform(count, 4) * torch.where(self._random(count, 1) < 0.5, NEAR, NEAR * CLOSE)
         offsets = torch.where(is_face[:, None], near, self._far(count))
         picture = self._changed(self._cut(self.faces[index], self.faces[index.roll(1)], offsets))
-        torn = ~is_face & (self._random(count) < TORN)
-        picture = torch.where(torn[:, None, None], self._torn(picture), picture)
+        kind = self._random(count)
+        kind = torch.where(is_face, 1, kind)[:, None, None]
+        picture = torch.where(kind < TORN, self._torn(picture),
+                              torch.where(kind < SCRAMBLED, self._scrambled(picture), picture))
         return normalized(picture)[:, None], offsets, is_face
 
     def _random(self, *shape: int) -> Tensor:
@@ -88,7 +116,8 @@ class Windows:
     def _cut(self, faces: Tensor, others: Tensor, corrections: Tensor) -> Tensor:
         """Return the windows, in grey levels, of squares of which `corrections` lead to the right ones.
 
-        Beyond the training picture, of which a random edge is cut off, is its edge, its mirror image or another picture.
+        Beyond the training picture, of which random edges are cut off, are these edges, a mirror image or another
+        picture.
         """
         count = len(faces)
         x, y, log, turn = (corrections * torch.tensor(UNITS, dtype=torch.float32)).T[:, :, None, None]
@@ -125,6 +154,14 @@ class Windows:
         cells = cells[:, torch.randperm(pieces**2, generator=self.rng)]
         return cells.reshape(-1, pieces, pieces, part, part).transpose(2, 3).reshape(-1, SIDE, SIDE)
 
+    def _scrambled(self, windows: Tensor) -> Tensor:
+        """Return windows with the phases of noise: textures with the contrast and the sharpness of a face."""
+        noise = torch.fft.rfft2(torch.randn(windows.shape, generator=self.rng))
+        mean = windows.mean((1, 2), keepdim=True)
+        scrambled = torch.fft.rfft2(windows - mean).abs() * noise / noise.abs().clamp(min=1e-6)
+        textures: Tensor = torch.fft.irfft2(scrambled, s=windows.shape[1:]) + mean
+        return textures
+
     def _changed(self, windows: Tensor) -> Tensor:
         """Return windows with another tone, sharpness and noise."""
         count = len(windows)
@@ -154,13 +191,13 @@ def loss_of(outputs: Tensor, corrections: Tensor, is_face: Tensor) -> Tensor:
     return wrong + FACE_WEIGHT * unsure
 
 
-def train(faces: np.ndarray, seconds: float, seed: int, report: Callable[[dict[str, float]], None]) -> Network:
-    """Train a network on aligned faces, uint8 [N, S, S, 3], for a time; `report` gets a record twice a minute."""
+def train(faces: np.ndarray, steps: int, seed: int, report: Callable[[dict[str, float]], None]) -> Network:
+    """Train a network on aligned faces, uint8 [N, S, S, 3]; `report` gets a record of every RECORD steps."""
     torch.manual_seed(seed)
     network, examples = Network(), Windows(grey_faces(faces), seed)
-    optimizer, began, step, losses = torch.optim.AdamW(network.parameters(), weight_decay=1e-2), time.monotonic(), 0, []
-    said = began
-    while (cycle := (time.monotonic() - began) / seconds * len(RATES)) < len(RATES):
+    optimizer, losses = torch.optim.AdamW(network.parameters(), weight_decay=1e-2), list[float]()
+    for step in range(steps):
+        cycle = step / steps * len(RATES)
         rate = RATES[int(cycle)] * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * (cycle % 1))) / 2
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -168,13 +205,97 @@ def train(faces: np.ndarray, seconds: float, seed: int, report: Callable[[dict[s
         outputs = network(windows.contiguous(memory_format=torch.channels_last))
         loss = loss_of(outputs, corrections, is_face)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses, step = [*losses, loss.item()][-500:], step + 1
-        if time.monotonic() - said > 30:
-            said = time.monotonic()
-            report({"s": said - began, "step": step, "loss": float(np.mean(losses)), "rate": rate})
+        losses.append(loss.item())
+        if (step + 1) % RECORD == 0:
+            report({"step": step + 1, "loss": sum(losses[-RECORD:]) / RECORD, "rate": rate})
     return network
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What is left after the alignment of squares around faces.
+
+    Attributes:
+        left: float64 [N, 4]: how far a square is off, in x and y over the side, log size, and degrees.
+        doubt: float64 [N].
+        symmetry: float64 [N]: correlation of the right window with its mirror image. Turned heads, side light and
+            hair over the face make it small.
+    """
+
+    left: np.ndarray
+    doubt: np.ndarray
+    symmetry: np.ndarray
+
+    def by_symmetry(self, parts: int = 3) -> list[tuple[str, np.ndarray]]:
+        """Return names and standard deviations [4] of all faces, and of equal parts from the most symmetric on."""
+        order = np.argsort(-self.symmetry, kind="stable")
+        groups = [("all", order), *((f"{number} of {parts} by symmetry", rows)
+                                    for number, rows in enumerate(np.array_split(order, parts), 1))]
+        return [(name, np.sqrt(np.square(self.left[rows]).mean(0))) for name, rows in groups]
+
+
+def measure(network: Aligner, faces: np.ndarray, seed: int) -> Errors:
+    """Align two random squares around each face, uint8 [N, S, S, 3]; its edges are repeated.
+
+    The squares are uniformly up to UNITS away from the right one.
+    """
+    rng, left, doubt, symmetry = np.random.default_rng(seed), [], [], []
+    for face in track(faces, "aligning", "faces"):
+        side = len(face)
+        photo = np.pad(face, ((side // 2, side // 2), (side // 2, side // 2), (0, 0)), mode="edge")
+        middle = side // 2 + side / 2
+        right = np.array([middle, middle, side, 0])
+        grey, scale = reduced_grey(photo, side)
+        disc, = windows(grey, right[None] * (scale, scale, scale, 1))
+        starts = moved(right[None].repeat(2, 0), rng.uniform(-1, 1, (2, 4)))
+        found, unsure = network.align(photo, starts)
+        left.append((found - right) / (side, side, 1, 1))
+        left[-1][:, 2] = np.log(found[:, 2] / side)
+        doubt.append(unsure)
+        symmetry += [float((disc * disc[:, ::-1]).sum() / (disc * disc).sum())] * 2
+    return Errors(np.concatenate(left), np.concatenate(doubt), np.array(symmetry))
+
+
+def errors_table(errors: Errors) -> list[str]:
+    """Return the lines of a table of errors: root mean squares, by symmetry of the face."""
+    return [f"{name}: turn {row[3]:.2f} degrees, size {row[2]:.2%}, centre {row[0]:.2%} across and {row[1]:.2%} down"
+            for name, row in errors.by_symmetry()]
+
+
+def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: int, limit: int | None,
+                  report: Callable[[dict[str, float]], None]) -> list[str]:
+    """Train an aligner on a data set of aligned faces, and write its weights and history to the folder `output`.
+
+    Returns:
+        The errors on `dev`, as lines.
+
+    Raises:
+        SuperresError: the data cannot be used, a number is out of range, or the folder cannot be written.
+    """
+    require_whole("--steps", steps)
+    require_whole("--seed", seed, least=0)
+    check_folder(output)
+    faces = read_faces(data, TASK, "train", limit).hr
+    known = None if dev is None else read_faces(dev, TASK, "valid").hr
+    last = dict[str, float]()
+
+    def record(found: dict[str, float]) -> None:
+        last.update(found)
+        report(found)
+
+    with TorchThreads(1):
+        arrays = arrays_of(train(faces, steps, seed, record))
+    lines, row = list[str](), {"stage": "aligner", "steps": steps, "loss": last.get("loss"), "faces": len(faces),
+                               "seed": seed, "torch": torch.__version__}
+    if known is not None:
+        errors = measure(Aligner(arrays), known, seed)
+        lines = errors_table(errors)
+        row |= {"dev_faces": len(known), "dev_errors": {name: sizes.round(5).tolist()
+                                                       for name, sizes in errors.by_symmetry()}}
+    write_results(output, {WEIGHTS: save(arrays), TRAINING: json.dumps(row) + "\n"})
+    return lines
 
 
 def arrays_of(network: Network) -> dict[str, np.ndarray]:
@@ -182,11 +303,11 @@ def arrays_of(network: Network) -> dict[str, np.ndarray]:
     arrays = dict[str, np.ndarray]()
     layers = [layer for layer in network if isinstance(layer, nn.Conv2d | nn.Linear)]
     for number, layer in enumerate(layers):
-        weight = layer.weight.detach().numpy()
+        weight, offset = (array.detach().numpy() for array in layer.parameters())
         if number == len(CHANNELS) - 1:  # torch flattens the channels first
             side = SIDE >> number
             weight = weight.reshape(HIDDEN, CHANNELS[-1], side, side)
         matrix = weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)) if weight.ndim == 4 else weight.T
         arrays[f"{number}.weight"], arrays[f"{number}.bias"] = (
-            np.ascontiguousarray(matrix, np.float16), layer.bias.detach().numpy().astype(np.float32))
+            np.ascontiguousarray(matrix, np.float16), offset)
     return arrays
