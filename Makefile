@@ -17,6 +17,7 @@ demo: $(VENV)/.installed
 
 # The faces in README and the pictures of the web demo, to draw after a change of weights; needs Chromium.
 pictures: $(VENV)/.installed-dev
+	$(RUN) scripts/draw_photographs.py
 	$(RUN) scripts/draw_decode.py
 	$(RUN) scripts/demo.py --rounds 1 --output demo --sheet .github/pictures/faces.png
 	$(RUN) scripts/draw_page.py $(ARGS)

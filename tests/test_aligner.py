@@ -72,7 +72,7 @@ def test_a_square_near_a_face_is_led_back_to_it(network, face, start):
     assert np.abs(found[:2] - face[:2]).max() < 0.03 * face[2]
     assert found[2] == pytest.approx(face[2], rel=0.06)
     assert found[3] == pytest.approx(face[3], abs=3)
-    assert doubt < 0.2
+    assert doubt < 0.3
 
 
 def test_a_search_finds_the_face_and_no_other(network, face):
@@ -100,8 +100,8 @@ def test_faces_that_are_aligned_have_the_smallest_errors(face):
             tuple(round(at) for at in (x - side / 2, y - side / 2, x + side / 2, y + side / 2)))
         crops.append(np.asarray(square.resize((64, 64), Image.Resampling.BOX)))
     errors = upright_errors(np.stack(crops))
-    assert (np.diff(errors) > 0.1).all()
-    assert errors[0] < 0.4
+    assert errors[0] < 0.2
+    assert errors[1:].min() > errors[0] + 0.1
     assert upright_errors(np.zeros((0, 64, 64, 3), np.uint8)).shape == (0,)
 
 

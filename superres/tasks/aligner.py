@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from superres.errors import CheckpointError, first_line
 from superres.system.folders import bundled_folder
 from superres.system.json_files import require_regular
-from superres.tasks.crops import UNCERTAIN
 from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
@@ -42,8 +41,9 @@ STEP = 0.25  # distance of neighbouring starts over their side
 CHUNK = 256  # windows that are computed together, which bounds the memory
 LIKELY = 0.0  # least logit of a face at a start that is followed
 MOST_STARTS = 64  # of one side
-AGREEING, ALIKE = 3, (0.06, 0.06, 0.12, 6.0)  # starts that end alike: in x and y over the side, log size, degrees
-DOUBTFUL = 5.0  # logit of a face; `scripts/check/face_crops.py` measures it
+AGREEING, ALIKE = 2, (0.06, 0.06, 0.12, 6.0)  # starts that end alike: in x and y over the side, log size, degrees
+SUREST, UPRIGHT = 0.25, 20.0  # largest doubt, and turn in degrees, of a face from a search
+DOUBTFUL = 6.3  # logit of a face; `scripts/check/face_crops.py` measures it
 PLACES = (np.arange(SIDE) + 0.5) / SIDE - 0.5
 DISC = np.hypot(*np.meshgrid(PLACES, PLACES)) < 0.5
 SUBPIXELS = 256  # places of a sample between two pixels
@@ -202,7 +202,7 @@ def _agreed(ends: Floats, doubts: Floats) -> tuple[Floats, Floats]:
         far = np.abs(ends - best) / (best[2], best[2], 1, 1)
         far[:, 2] = np.abs(np.log(ends[:, 2] / best[2]))
         alike = (far <= ALIKE).all(1)
-        if alike.sum() >= AGREEING and doubt < UNCERTAIN:
+        if alike.sum() >= AGREEING and doubt <= SUREST and abs(best[3]) <= UPRIGHT:
             found.append((best, doubt))
             alike |= (far[:, :2] < 0.5 * np.maximum(1, ends[:, 2:3] / best[2])).all(1)
         ends, doubts = ends[~alike], doubts[~alike]

@@ -218,7 +218,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     """
     least = size or task.target
     numbers, high, low, large = [], list[Pixels](), list[Pixels](), list[Pixels]()
-    without, known = 0, KnownFaces()
+    without, uncertain, known = 0, 0, KnownFaces()
     for file in track(files, "reading pictures and searching faces", "pictures"):
         try:
             image = read_untrusted(file).rgb
@@ -233,6 +233,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
                     f"{least}x{least}")
                 continue
             square = crop.take(image)
+            uncertain += crop.faces != 0 and crop.is_uncertain
             numbers.append(file.stem)
             high.append(task.target_of(square))
             low.append(task.source_of(square))
@@ -244,6 +245,8 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     if without:
         say(f"no face was found in {without} of {len(files)} photos, whose central square is used; leave them out if "
             "their faces are elsewhere")
+    if uncertain:
+        say(f"{uncertain} of {len(numbers)} squares are uncertain: they may hold no face, or one that is not aligned")
     numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9 for name in numbers)
     ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
     return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))

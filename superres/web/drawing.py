@@ -229,7 +229,8 @@ def reliability(result: Upscaled, name: str) -> str:
     ((_, face),), uncertainty = veiled_picture(result, 0), result.uncertainty[0].astype(np.float64)
     shown = colours(uncertainty, 0, uncertainty.max()).astype(np.uint8)
     note = (f"Of the pixels without a veil, {100 * found.coverage:.0f} % are within {found.tolerance:g} grey levels of "
-            "the truth, as a mean over faces like those of CelebA, drawn with the default settings; of one face, fewer may be.")
+            "the truth, as a mean over faces like those of CelebA, drawn with the default settings; of one face, fewer "
+            "may be.")
     return figures([
         figure(face, f"{name}, unreliable pixels veiled", "The face with a veil over its unreliable pixels"),
         figure(shown, "Uncertainty (standard deviation)", "Map of the uncertainty",

@@ -1,0 +1,101 @@
+"""Draw the free photographs of people as the model draws them, and what the alignment of their crops changes.
+
+    python scripts/draw_photographs.py
+
+The first picture, README's, has each photograph's face as 8x8 pixels, the enlargement, pictures of the model, a picture
+drawn from 32x32 pixels, and the photograph. The second shows each face in the upright square that the search for faces
+gives, and in the aligned one. Whatever fails is shown failing.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from PIL import Image
+
+from demo import PHOTOS
+from superres import SuperresError, Upscaler
+from superres.config import DEFAULT_CASCADE, EXACT_BLOCK
+from superres.evaluation.examples import photographs
+from superres.system.output import write_result
+from superres.tasks.crops import Crop
+from superres.tasks.face_finder import face_boxes, rough_squares
+from superres.tasks.metadata import marked
+from superres.tasks.photos import choose_crops, largest
+from superres.tasks.pictures import Pixels
+from superres.tasks.sheets import contact_sheet
+
+ROOT = Path(__file__).parent.parent
+SCALE, CAPTION = 3, 26  # sides of a pixel, and height of the captions
+NAMES = {"astronaut": "Eileen\nCollins", "Grace-Hopper": "Grace\nHopper"}
+
+
+def upright(photo: Pixels) -> Crop:
+    """Return the upright square around the clearest face that the search gives, before the alignment."""
+    x, y, side, _ = rough_squares(face_boxes(photo))[0].tolist()
+    size = round(side)
+    return Crop(round(x - size / 2), round(y - size / 2), size, "face")
+
+
+def drawn(upscaler: Upscaler, source: Pixels, finish: str = "none") -> Pixels:
+    """Return the exact picture of an input, uint8 [source, source, 3]."""
+    return upscaler(source[None], upscaler.options(block_size=EXACT_BLOCK), finish=finish).images[0]
+
+
+def pictures(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
+    """Return README's picture, a row per photograph."""
+    task, fine = upscaler.face_task, upscaler.from_size(32)
+    columns = dict[str, list[Pixels]]()
+    for photo in photos.values():
+        square = largest(choose_crops(photo, task)).take(photo)
+        source = task.source_of(square)
+        for name, picture in {
+            "input, 8x8": task.enlarge(source[None], "nearest")[0], "Lanczos": task.enlarge(source[None], "lanczos")[0],
+            "superres, exact": drawn(upscaler, source), "finished": drawn(upscaler, source, "mean"),
+            "from 32x32": drawn(fine, fine.face_task.source_of(square)), "the photo": task.target_of(square),
+        }.items():
+            columns.setdefault(name, []).append(picture)
+    return contact_sheet({name: np.stack(rows) for name, rows in columns.items()}, SCALE, CAPTION,
+                         [NAMES.get(name, name) for name in photos])
+
+
+def alignment(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
+    """Return the picture of crops before and after the alignment, a row per photograph."""
+    task, columns = upscaler.face_task, dict[str, list[Pixels]]()
+    for photo in photos.values():
+        for name, crop in (("upright", upright(photo)), ("aligned", largest(choose_crops(photo, task)))):
+            square = crop.take(photo)
+            source = task.source_of(square)
+            for what, picture in (("", task.target_of(square)), (", 8x8", task.enlarge(source[None], "nearest")[0]),
+                                  (", exact", drawn(upscaler, source))):
+                columns.setdefault(name + what, []).append(picture)
+    return contact_sheet({name: np.stack(rows) for name, rows in columns.items()}, SCALE, CAPTION,
+                         [NAMES.get(name, name) for name in photos])
+
+
+def main(
+    photographs_file: Annotated[Path, typer.Option("--output", help="README's picture.")] = (
+        ROOT / ".github/pictures/photographs.webp"),
+    crops_file: Annotated[Path, typer.Option("--crops", help="Picture of the crops.")] = (
+        ROOT / "docs/pictures/crop-face.webp"),
+) -> None:
+    """Draw both pictures."""
+    upscaler = Upscaler.load(DEFAULT_CASCADE, "cpu")
+    photos = photographs(PHOTOS)
+    for file, draw in ((photographs_file, pictures), (crops_file, alignment)):
+        content = io.BytesIO()
+        mark = marked(None, {"checkpoint": upscaler.name})
+        Image.fromarray(draw(upscaler, photos)).save(content, "WEBP", lossless=True, method=6, xmp=mark)
+        write_result(file, content.getvalue())
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"draw_photographs: {error}")
