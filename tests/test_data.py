@@ -13,10 +13,12 @@ from superres.training.data import DistilBatches, ImageBatches, TextBatches
 from superres.training.picture_operations import (
     CHANGE_UNIT,
     LARGEST_CHANGE,
+    TURN_UNIT,
     WEIGHT_UNIT,
     changed_pairs,
     enlargement,
     reduce_squares,
+    turned,
 )
 
 
@@ -64,6 +66,14 @@ def test_every_image_comes_once_an_epoch(count, batch_size, seed):
     assert len(seen) == count * batch_size
     for epoch in range(batch_size):
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_images_that_are_doubled_come_twice_an_epoch():
+    low = np.arange(9, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, axis=3)
+    once, twice = (ImageBatches(low, low, 13, 0, doubled=doubled) for doubled in (None, np.array([1, 4, 5, 8])))
+    for step in range(3):  # an epoch of 9 + 4
+        assert sorted(twice.batch(step).source[:, 0].tolist()) == sorted([*range(9), 1, 4, 5, 8])
+    assert once.digest() != twice.digest()
 
 
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 9))
@@ -200,6 +210,37 @@ def test_changed_pictures_are_exact_so_that_every_device_gives_the_same(factor):
     assert int(wide.abs().max()) < 2**52
 
 
+def coefficients(*turns):
+    """Coefficients of turns, given as degrees clockwise and scale, of what a result shows of its picture."""
+    angle, scale = np.radians([turn for turn, _ in turns]), np.array([scale for _, scale in turns])
+    return torch.from_numpy(np.rint(np.stack([np.cos(angle), np.sin(angle)]) * scale / TURN_UNIT) * TURN_UNIT)
+
+
+def test_turns_are_those_of_torch_in_float64():
+    pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8))
+    turns = coefficients((4, 1.0), (-4, 1.05), (0, 1 / 1.05), (30, 0.7))
+    (a, b), zero = turns, torch.zeros(4, dtype=torch.float64)
+    matrices = torch.stack([torch.stack([a, -b, zero], 1), torch.stack([b, a, zero], 1)], 1)
+    grid = torch.nn.functional.affine_grid(matrices, [4, 3, 16, 16], align_corners=False)
+    expected = torch.nn.functional.grid_sample(pictures.permute(0, 3, 1, 2).double(), grid, mode="bicubic",
+                                               padding_mode="border", align_corners=False).permute(0, 2, 3, 1)
+    torch.testing.assert_close(turned(pictures, turns), expected, atol=0.02, rtol=0)
+
+
+def test_a_turn_is_exact_so_that_every_device_gives_the_same():
+    pictures = np.random.default_rng(1).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
+    turns = coefficients((4, 1.05), (-3.3, 1 / 1.05), (0, 1))
+    whole = turned(torch.from_numpy(pictures), turns) / WEIGHT_UNIT**2
+    assert torch.equal(whole, whole.round())
+    assert float(whole.abs().max()) < 2**52
+    np.testing.assert_array_equal(turned(torch.from_numpy(pictures), turns)[2], pictures[2])
+
+
+def test_a_quarter_turn_shows_the_right_side_on_top():
+    picture = torch.arange(36).view(1, 6, 6, 1)
+    assert torch.equal(turned(picture, coefficients((90, 1)))[0], picture[0].rot90().double())
+
+
 @given(st.integers(8, 70), st.integers(1, 8), st.integers(0, 9))
 def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed):
     rng = np.random.default_rng(seed)
@@ -211,28 +252,40 @@ def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed)
         np.testing.assert_array_equal(one, area_reduce(square, *one.shape[:2], is_reduced=True))
 
 
-def test_a_batch_is_what_its_random_numbers_say_picture_by_picture():
-    """The formulas of one picture, in NumPy, from the same numbers."""
+@pytest.mark.parametrize("own", [True, False])
+def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
+    """The formulas of one picture, in NumPy, from the same numbers; `own`: crops are cut from the larger pictures."""
     large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
     drawn = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3), np.uint8)
-    whole = crop_batches(0.3, drawn=[drawn], input_noise=6.0)
-    low, high, rng = whole.low.numpy(), whole.high.numpy(), np.random.default_rng((4, 3, 2))
+    crops = large if own else np.random.default_rng(2).integers(0, 256, (4, 64, 64, 3), np.uint8)
+    high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
+    whole = ImageBatches(low, high, 90, 4, True, large if own else None, 0.3, [drawn], 6.0, turned_share=0.5,
+                         crops=None if own else crops)
+    rng = np.random.default_rng((4, 3, 2))
     mirrored, cropped, squares = rng.random(90) < 0.5, rng.random(90) < 0.3, random_squares(64, 90, rng)
     changed = ~cropped & (rng.random(90) < 0.5)
     level, weight, _ = 6 * rng.random(90), np.rint(256 * rng.random(90)) / 256, rng.random(90)
     noise = iter(rng.standard_normal((changed.sum(), 8, 8, 3), np.float32))
     order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9) for epoch in range(30, 40)])
+    rng = np.random.default_rng((4, 3, 3))
+    moved, (angle, scale) = rng.random(90) < 0.5, rng.uniform(-1, 1, (2, 90))
+
+    def turn(row, picture):
+        both = coefficients((4 * angle[row], 1.05 ** scale[row]) if moved[row] else (0, 1))
+        return turned(torch.from_numpy(picture.copy())[None], both)[0].round().numpy()
+
     batch = whole.batch(3)
     for row, index in enumerate(order):
         source, target = low[index], high[index]
-        if cropped[row]:
-            side, top, left = squares[:, row]
-            square = large[index, top : top + side, left : left + side]
+        if cropped[row] or moved[row]:
+            side, top, left = squares[:, row] if cropped[row] else (64 if own else 32, 0, 0)
+            picture = crops[index % len(crops)] if cropped[row] else large[index] if own else target
+            square = turn(row, picture).clip(0, 255).astype(np.uint8)[top : top + side, left : left + side]
             source, target = (area_reduce(square, size, size, is_reduced=True) for size in (8, 32))
-        elif changed[row]:
+        if changed[row]:
             change = np.rint(next(noise) * np.float32(level[row] * 256)) / 256
             if index < len(drawn):
-                change = change + weight[row] * (drawn[index] - source.astype(float))
+                change = change + weight[row] * turn(row, drawn[index] - low[index].astype(float))
             source, target = changed_pair(target, change.astype(float))
         for name, picture in (("source", source), ("target", target)):
             found = getattr(batch, name)[row].reshape(picture.shape)

@@ -343,6 +343,11 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
     np.testing.assert_array_equal(crops.hr, random_crops(read, 3).hr)
     assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
     assert not np.array_equal(crops.hr, read.hr)
+    assert prepare(photos / "faces.npz", photos / "turned.npz", "--turned", "90")[0] == 0
+    turned, quarters = read_faces(photos / "turned.npz", TASK), [1, -1]
+    for here, there in ((turned.hr, read.hr), (turned.lr, read.lr)):
+        np.testing.assert_array_equal(here, [np.rot90(one, k) for one, k in zip(there, quarters, strict=True)])
+    assert prepare(photos / "faces.npz", photos / "both.npz", "--turned", "4", "--random-crops")[0] == 2
 
 
 def test_prepare_celeba_writes_pairs_of_any_sizes(photos, prepare):

@@ -160,8 +160,8 @@ def test_names_that_differ_in_case_or_normal_form_alone_are_the_same(a, b, same)
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("seed", -1), ("warmup_steps", -1), ("crop_share", 2), ("weight_decay", -1), ("learning_rate", "fast"), ("flip", 1),
-    ("teacher", 7), ("minutes", "1"),
+    ("seed", -1), ("warmup_steps", -1), ("crop_share", 2), ("turned_share", -1), ("weight_decay", -1),
+    ("learning_rate", "fast"), ("flip", 1), ("teacher", 7), ("minutes", "1"),
 ])
 def test_impossible_settings_of_training_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name.replace('_', '.')} must be"):

@@ -154,8 +154,8 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
 
 
 def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
-    stage = Stage(steps=2, batch_size=2, crop_share=0.0, data=prepared, dev=prepared, output=tmp_path / "run",
-                  start=str(folder), keep_heads=True)
+    stage = Stage(steps=2, batch_size=2, crop_share=0.0, turned_share=0.5, doubled_share=0.5, data=prepared,
+                  dev=prepared, output=tmp_path / "run", start=str(folder), keep_heads=True)
     assert train_stage(stage, lambda: False, lambda record: None)
     assert read_network(tmp_path / "run" / "checkpoint").target_shape == (18, 18, 3)
 

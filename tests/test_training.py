@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from fakes import SMALL, random_model, random_tokens
+from PIL import Image
+from skimage import data
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import BudgetError, CheckpointError, ConfigError, OutputError
 from superres.system.progress import Budget
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce
 from superres.training import construction, recipes, saved_state
 from superres.training import trainer as training
 from superres.training.construction import build_model, learning_rate_factor
-from superres.training.corpora import network_of
+from superres.training.corpora import hard_faces, network_of
 from superres.training.data import ImageBatches
 from superres.training.recipes import stage_of
 from superres.training.stage import Stage
@@ -100,6 +104,17 @@ def test_a_run_is_not_resumed_with_other_settings_or_another_start_or_other_data
     with pytest.raises(CheckpointError, match=message) as caught:
         trainer(tmp_path, **change)
     assert "\n" not in str(caught.value)
+
+
+def test_faces_that_are_not_framed_as_celebas_are_hard():
+    faces = []
+    for degrees in (0, 20, 0, -12):  # beside a crop that is aligned
+        photo = Image.fromarray(data.astronaut()).rotate(3 + degrees, Image.Resampling.BICUBIC, center=(226, 99))
+        faces.append(np.asarray(photo.resize((64, 64), Image.Resampling.BOX, (157, 30, 295, 168))))
+    aligned = FacePairs(*(area_reduce(np.stack(faces), side, side) for side in (32, 8)), np.arange(4, dtype=np.int32))
+    for pairs in (aligned, replace(aligned, large=np.stack(faces))):
+        assert hard_faces(pairs, 0.5).tolist() == [1, 3]
+        assert hard_faces(pairs, 0.0) is None
 
 
 def test_damaged_state_is_named(tmp_path):

@@ -32,12 +32,12 @@ ONE_HEAD = replace(TOGETHER, head_loss="random-head")
 
 
 def image_batches(device: torch.device, settings: Stage) -> FaceBatches:
-    """Return batches of noise, 8x8 to 32x32, with crops, drawn inputs and noise; for the distil stage, own ones too."""
+    """Return batches of noise, 8x8 to 32x32, with every change of pictures; for the distil stage, own ones too."""
     random, own = np.random.default_rng(0), settings.stage == "distil"
     large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
     high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
     size = settings.batch_size // (2 if own else 1)
-    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device)
+    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device, 0.5)
     return DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own else true
 
 

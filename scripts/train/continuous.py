@@ -191,8 +191,9 @@ def train_rounds(trainer: Trainer, rounds: Rounds, round_seconds: float) -> None
             trainer.save()
 
 
-NAMES = ("data", "dev", "output", "start", "own", "crops", "crop_share", "drawn", "input_noise", "limit", "batch_size",
-         "learning_rate", "optimizer", "precision", "threads", "device", "compiled", "gradient_checkpointing", "seed")
+NAMES = ("data", "dev", "output", "start", "own", "crops", "crop_share", "turned_share", "doubled_share", "drawn",
+         "input_noise", "limit", "batch_size", "learning_rate", "optimizer", "precision", "threads", "device",
+         "compiled", "gradient_checkpointing", "seed")
 """Settings of `Stage` that are options."""
 DEFAULTS = {"data": ..., "dev": ..., "output": ..., "start": DEFAULT_CHECKPOINT, "learning_rate": 3e-4,
             "optimizer": "muon"}

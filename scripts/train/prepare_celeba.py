@@ -4,10 +4,11 @@
     python scripts/train/prepare_celeba.py img_align_celeba/ train64.npz --size 64
     python scripts/train/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target 64
     python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
+    python scripts/train/prepare_celeba.py dev64.npz turned.npz --turned 4
 
 The sides of the network's input and output are --source and --target. With --size 64, each picture is stored at 64x64,
 and training cuts random crops from it (`--crop-share`). With --random-crops, each picture becomes one random crop of
-itself, for scores on faces that are off the centre.
+itself, and with --turned, it is turned about its centre, for scores on faces that are not framed as CelebA's are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 import typer
 
 from superres.config import ModelConfig
 from superres.errors import InvalidInputError, SuperresError
-from superres.tasks.face_data import FacePairs, read_faces, write_npz
+from superres.tasks.face_data import CHUNK, FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
+from superres.training.picture_operations import turned, turns_of
 
 DEFAULT = FaceTask.of(ModelConfig())
 
@@ -36,6 +39,16 @@ def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
     crops = [task.random_crop(picture, np.random.default_rng((seed, place)))
              for place, picture in enumerate(pairs.large)]
     high, low = (np.stack(images) for images in zip(*crops, strict=True))
+    return FacePairs(high, low, pairs.ids)
+
+
+def turned_pairs(pairs: FacePairs, degrees: float) -> FacePairs:
+    """Return the pictures turned about their centres by `degrees`, every second one to the other side."""
+    pictures = torch.from_numpy(pairs.hr if pairs.large is None else pairs.large)
+    turns = torch.from_numpy(turns_of(np.where(np.arange(len(pairs)) % 2, -degrees, degrees)))
+    parts = [pairs.task.both_sizes(turned(some, its).round_().clamp_(0, 255).byte().numpy())
+             for some, its in zip(pictures.split(CHUNK), turns.split(CHUNK, 1), strict=True)]
+    high, low = (np.concatenate(images) for images in zip(*parts, strict=True))
     return FacePairs(high, low, pairs.ids)
 
 
@@ -55,16 +68,20 @@ def main(
     crops: Annotated[bool, typer.Option("--random-crops", help="Write a random crop of each picture instead, of 80 % "
                                         "to 100 % of its side.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of --random-crops.")] = 0,
+    turn: Annotated[float, typer.Option("--turned", metavar="DEGREES", help="Turn each picture about its centre, every "
+                                        "second one to the other side.")] = 0.0,
 ) -> None:
     """Crop each image, reduce it to both sizes by exact averages, and write all images to one .npz."""
     try:
         if output.suffix != ".npz":
             raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
+        if crops and turn:
+            raise typer.BadParameter("a picture is either cropped or turned; leave --random-crops or --turned out")
         task = FaceTask(source, target)
         if crops and size is None:
             size = 2 * target
         pairs = read_faces(data, task, split, limit, None if size == target else size)
-        pairs = random_crops(pairs, seed) if crops else pairs
+        pairs = random_crops(pairs, seed) if crops else turned_pairs(pairs, turn) if turn else pairs
         write_npz(pairs, output)
     except SuperresError as error:
         print(f"error: {error}", file=sys.stderr)

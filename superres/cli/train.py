@@ -31,7 +31,7 @@ BEAM = BeamConfig()
 # Settings of training that get an option: in all stages, and in those that train heads.
 STAGE = ("data", "output", "dev", "start", "limit", "crops", "drawn", "minutes", "steps", "batch_size", "learning_rate",
          "optimizer", "precision", "threads", "device", "compiled", "seed", "gradient_checkpointing", "crop_share",
-         "input_noise", "warmup_steps", "schedule")
+         "turned_share", "doubled_share", "input_noise", "warmup_steps", "schedule")
 HEADS = ("head_layer", "freeze_base", "head_positions", "head_target")
 REQUIRED = ("data", "own", "output")
 UNITS = {"steps": "step", "s": "seconds", "images": "images", "pairs": "pairs"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from superres.checkpoint import find_checkpoint, read_config, read_stages
@@ -18,9 +19,10 @@ from superres.nn.likelihood import bits_per_dim, bits_per_token
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.translator import Translator
 from superres.system.output import check_folder, prepare_folder, write_result
-from superres.system.progress import say
+from superres.system.progress import say, track
 from superres.tasks import translation
-from superres.tasks.face_data import PREPARE, FacePairs, read_drawn, read_faces, require_faces
+from superres.tasks.aligner import upright_errors
+from superres.tasks.face_data import CHUNK, PREPARE, FacePairs, read_drawn, read_faces, require_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs, parse_languages
 from superres.training.construction import training_device
@@ -145,22 +147,36 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     task = FaceTask.of(network)
     evaluate = None if stage.dev is None else face_score(read_faces(stage.dev, task, "valid", DEV_IMAGES))
     pairs = read_faces(stage.data, task, "train", stage.limit)
-    large = pairs.large if stage.crops is None else read_faces(stage.crops, task, "train").large
+    large = pairs.large if stage.crops is None else None
+    crops = None if stage.crops is None else read_faces(stage.crops, task, "train").large
     default = 0.0 if large is None and stage.crops is None else CROP_SHARE
     share = default if stage.crop_share is None else stage.crop_share
-    require(not share or large is not None, f"--crop-share {share} needs larger pictures than "
+    require(not share or large is not None or crops is not None, f"--crop-share {share} needs larger pictures than "
             f"{stage.crops or stage.data} has; prepare them with {PREPARE} and --size {2 * task.target}, and name them "
             "with --crops")
     device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
     drawn = [read_drawn(path, pairs) for path in stage.drawn]
     true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, stage.flip, large, share, drawn,
-                        stage.input_noise, device)
+                        stage.input_noise, device, stage.turned_share, crops, hard_faces(pairs, stage.doubled_share))
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
     own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False, device=device)
     return Corpus(network, DistilBatches(true, own_batches), evaluate)
+
+
+def hard_faces(pairs: FacePairs, share: float) -> npt.NDArray[np.int64] | None:
+    """Return the numbers, rising, of the `share` of the faces that the aligner would move farthest; None for 0.
+
+    They are measured on the larger pictures where there are some. In pictures of 16x16, the aligner sees little.
+    """
+    if not share:
+        return None
+    pictures = pairs.hr if pairs.large is None else pairs.large
+    errors = np.concatenate([upright_errors(pictures[start : start + CHUNK]) for start in track(
+        range(0, len(pairs), CHUNK), "measuring how faces are aligned", "parts")])
+    return np.sort(np.argsort(-errors, kind="stable")[: round(share * len(pairs))])
 
 
 def face_score(pairs: FacePairs) -> Score:
@@ -185,8 +201,8 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "translate the training text with 'superres train decode' and train base or heads on that")
     require(stage.crop_share is None and stage.crops is None,
             "text has no crops; leave --crops and --crop-share out")
-    require(not stage.drawn and not stage.input_noise, "text has no pictures as inputs; leave --drawn and "
-            "--input-noise out")
+    require(not (stage.drawn or stage.input_noise or stage.turned_share or stage.doubled_share), "text has no "
+            "pictures; leave --drawn, --input-noise, --turned-share and --doubled-share out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
     require(not stage.compiled, "compiled layers need batches of one shape, and sentences differ in length; leave "

@@ -20,11 +20,22 @@ from torch import Tensor
 from superres.config import require
 from superres.system.machine import free_bytes
 from superres.tasks.faces import random_squares
-from superres.training.picture_operations import CHANGE_UNIT, LARGEST_CHANGE, changed_pairs, reduce_squares
+from superres.training.picture_operations import (
+    CHANGE_UNIT,
+    LARGEST_CHANGE,
+    changed_pairs,
+    reduce_squares,
+    turned,
+    turns_of,
+)
 
 CPU = torch.device("cpu")
 AUGMENTED_SHARE = 0.5
 """Share of the inputs that conditioning augmentation changes."""
+LARGEST_TURN = 4.0
+"""Largest angle of a turned picture, in degrees to either side."""
+LARGEST_SCALE = 1.05
+"""Largest scale of a turned picture; the smallest is its inverse."""
 
 
 class TokenBatch(NamedTuple):
@@ -61,12 +72,17 @@ class ImageBatches:
     def __init__(
         self, low: np.ndarray, high: np.ndarray, batch_size: int, seed: int, flip: bool = True,
         large: np.ndarray | None = None, crop_share: float = 0.0, drawn: Sequence[np.ndarray] = (),
-        input_noise: float = 0.0, device: torch.device = CPU,
+        input_noise: float = 0.0, device: torch.device = CPU, turned_share: float = 0.0,
+        crops: np.ndarray | None = None, doubled: np.ndarray | None = None,
     ) -> None:
         """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are not copied.
 
-        `flip` mirrors half of the images. `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of
-        the pictures `large`, uint8 [M, S, S, 3].
+        `large`, uint8 [N, S, S, 3], are larger pictures of the same images. `flip` mirrors half of the images.
+        `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of the pictures `crops`, uint8
+        [M, S, S, 3], or else `large`. `turned_share`, in [0, 1], is the share of images that are turned by up to
+        LARGEST_TURN degrees and scaled by up to LARGEST_SCALE. Both pictures of a pair are reduced from the turned
+        larger picture; without one, the target is turned, which loses a little of its finest detail. An epoch has the
+        images `doubled`, numbers int64 [D], twice.
 
         With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
         (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation",
@@ -77,16 +93,18 @@ class ImageBatches:
         Raises:
             ConfigError: the images do not fit into the memory of a GPU.
         """
-        arrays = [array for array in (low, high, large, *drawn) if array is not None]
+        arrays = [array for array in (low, high, large, crops, *drawn, doubled) if array is not None]
         if device.type == "cuda":
             needed, free = sum(array.nbytes for array in arrays), free_bytes(device)
             require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of the GPU's "
                     "memory are free; choose fewer with --limit, or --device cpu")
         self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
-        self.crop_share, self.input_noise = crop_share, input_noise
+        self.crop_share, self.turned_share, self.input_noise = crop_share, turned_share, input_noise
+        self.examples = np.concatenate([np.arange(len(low)), *([] if doubled is None else [doubled])])
         self.content = digest_of(np.ascontiguousarray(array) for array in arrays)
         self.low, self.high = self._put(low), self._put(high)
-        self.large = None if large is None else self._put(large)
+        self.large = self.high if large is None else self._put(large)
+        self.crops = self._put(crops) if crops is not None else None if large is None else self.large
         # The longest first: those that have a picture of an image are then the first ones.
         self.drawn = [self._put(array) for array in sorted(drawn, key=len, reverse=True)]
 
@@ -108,15 +126,18 @@ class ImageBatches:
         share, rng = slice(part, None, parts), np.random.default_rng((self.seed, step, 2))
         index = self._indices(step)[share]
         mirrored = (rng.random(self.batch_size) < (0.5 if self.flip else 0.0))[share]
-        cropped = rng.random(self.batch_size) < (0.0 if self.large is None else self.crop_share)
+        cropped = rng.random(self.batch_size) < (0.0 if self.crops is None else self.crop_share)
+        turns = self._turns(step)[:, share]
         rows = self._put(index)
         low, high = self.low[rows], self.high[rows]
-        if self.large is not None and cropped.any():
-            squares = random_squares(self.large.shape[1], self.batch_size, rng)[:, share]
-            self._crop(low, high, self.large, np.flatnonzero(cropped[share]), index, squares)
+        if self.crops is not None and cropped.any():
+            squares = random_squares(self.crops.shape[1], self.batch_size, rng)[:, share]
+            self._cut(low, high, self.crops, np.flatnonzero(cropped[share]), index % len(self.crops), squares, turns)
+        whole = np.array([[self.large.shape[1]], [0], [0]]).repeat(len(index), axis=1)
+        self._cut(low, high, self.large, np.flatnonzero(_is_turned(turns) & ~cropped[share]), index, whole, turns)
         if self.drawn or self.input_noise:
             changed = ~cropped & (rng.random(self.batch_size) < AUGMENTED_SHARE)
-            self._change(low, high, index, changed, share, rng)
+            self._change(low, high, index, changed, share, rng, turns)
         flip = self._put(mirrored).view(-1, 1, 1, 1)
         low, high = (torch.where(flip, images.flip(2), images) for images in (low, high))
         return TokenBatch(low.flatten(1).long(), high.flatten(1).long(), len(index))
@@ -127,21 +148,40 @@ class ImageBatches:
 
     def _indices(self, step: int) -> np.ndarray:
         """Return the numbers of the images of batch `step`, int64 [batch_size]."""
-        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), len(self.low))
-        return np.concatenate([_permutation(self.seed, epoch, len(self.low))[places[epochs == epoch]]
-                               for epoch in range(epochs[0], epochs[-1] + 1)])
+        count = len(self.examples)
+        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), count)
+        chosen = np.concatenate([_permutation(self.seed, epoch, count)[places[epochs == epoch]]
+                                 for epoch in range(epochs[0], epochs[-1] + 1)])
+        return np.asarray(self.examples[chosen])
 
-    def _crop(
-        self, low: Tensor, high: Tensor, large: Tensor, rows: np.ndarray, index: np.ndarray, squares: np.ndarray,
+    def _turns(self, step: int) -> np.ndarray:
+        """Return the turns of batch `step`, float64 [2, batch_size], for `turned`; (1, 0) leaves an image as it is."""
+        rng = np.random.default_rng((self.seed, step, 3))
+        is_turned = rng.random(self.batch_size) < self.turned_share
+        angle, scale = rng.uniform(-1, 1, (2, self.batch_size)) * is_turned
+        return turns_of(LARGEST_TURN * angle, LARGEST_SCALE**scale)
+
+    def _cut(
+        self, low: Tensor, high: Tensor, pictures: Tensor, rows: np.ndarray, index: np.ndarray, squares: np.ndarray,
+        turns: np.ndarray,
     ) -> None:
-        """Replace the rows `rows` of a batch by squares, int64 [3, batch]: sides and places, of the larger pictures."""
-        pictures = large[self._put(index[rows] % len(large))]
+        """Replace the rows `rows` of a batch by squares of the pictures `index`, which are turned first.
+
+        `squares`, int64 [3, batch], are sides and places; `turns` is float64 [2, batch].
+        """
+        if not len(rows):
+            return
+        chosen, moved = pictures[self._put(index[rows])], np.flatnonzero(_is_turned(turns[:, rows]))
+        if len(moved):
+            change = turned(chosen[self._put(moved)], self._put(turns[:, rows[moved]]))
+            chosen[self._put(moved)] = change.round_().clamp_(0, 255).to(torch.uint8)
         side, top, left = self._put(squares[:, rows])
         for images in (low, high):
-            images[self._put(rows)] = reduce_squares(pictures, side, top, left, images.shape[1])
+            images[self._put(rows)] = reduce_squares(chosen, side, top, left, images.shape[1])
 
     def _change(
         self, low: Tensor, high: Tensor, index: np.ndarray, changed: np.ndarray, share: slice, rng: np.random.Generator,
+        turns: np.ndarray,
     ) -> None:
         """Let the inputs `changed`, bool [batch_size], look drawn; `low`, `high` and `index` are a share's."""
         levels = self.input_noise * rng.random(self.batch_size) / CHANGE_UNIT
@@ -161,7 +201,8 @@ class ImageBatches:
             ours = np.flatnonzero(known[:, number] & (chosen == number))
             here, place = self._put(ours), self._put(index[rows[ours]])
             weight = self._put(weights[share][rows[ours]]).view(-1, 1, 1, 1)
-            change[here] += weight * (array[place].double() - self.low[place].double())
+            drawn = array[place].double() - self.low[place].double()
+            change[here] += weight * turned(drawn, self._put(turns[:, rows[ours]])).round_()
         there = self._put(rows)
         low[there], high[there] = changed_pairs(high[there], change)
 
@@ -250,6 +291,11 @@ class TextBatches:
 
 
 Batches = FaceBatches | TextBatches
+
+
+def _is_turned(turns: np.ndarray) -> np.ndarray:
+    """Return which of the turns, float64 [2, N], change a picture, bool [N]."""
+    return np.asarray((turns != [[1.0], [0.0]]).any(0))
 
 
 def digest_of(arrays: Iterable[np.ndarray]) -> str:

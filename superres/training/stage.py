@@ -100,6 +100,12 @@ class Stage(Config):
     crop_share: float | None = setting(
         None, "Share of random crops among the images, in [0, 1], for --data with larger pictures, or --crops.", "S",
         unset="0.5 with larger pictures, otherwise 0", least=0, most=1)
+    turned_share: float = setting(
+        0.0, "Faces: share of the images that are turned by up to 4 degrees and scaled by up to 5 %, in [0, 1]; try "
+        "0.25 for photographs.", "S", least=0, most=1)
+    doubled_share: float = setting(
+        0.0, "Faces: share of the faces that are trained on twice per epoch, in [0, 1]: those that the aligner would "
+        "move farthest, such as turned heads and hair across the face; try 0.25.", "S", least=0, most=1)
     input_noise: float = setting(0.0, "Faces: largest standard deviation of noise on half of the inputs, in grey "
                                  "levels; try 6 for a later stage of a cascade.", "L", least=0)
     weight_decay: float = setting(0.01, least=0)
