@@ -2,9 +2,9 @@
 
     python scripts/draw_photographs.py
 
-The first picture, README's, has each photograph's face as 8x8 pixels, the enlargement, pictures of the model, a picture
-drawn from 32x32 pixels, and the photograph. The second shows each face in the upright square that the search for faces
-gives, and in the aligned one. Whatever fails is shown failing.
+The first picture, README's, has each photograph's face as the model's input, the enlargement, pictures of the model, a
+picture that the last stage draws alone, and the photograph. The second shows each face in the upright square that the
+search for faces gives, and in the aligned one. Whatever fails is shown failing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from superres.evaluation.examples import photographs
 from superres.system.output import write_result
 from superres.tasks.crops import Crop
 from superres.tasks.face_finder import face_boxes, rough_squares
+from superres.tasks.faces import FaceTask
 from superres.tasks.metadata import marked
 from superres.tasks.photos import choose_crops, largest
 from superres.tasks.pictures import Pixels
@@ -49,32 +50,40 @@ def drawn(upscaler: Upscaler, source: Pixels, finish: str = "none") -> Pixels:
 
 def pictures(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
     """Return README's picture, a row per photograph."""
-    task, fine = upscaler.face_task, upscaler.from_size(32)
-    columns = dict[str, list[Pixels]]()
+    task, last = upscaler.face_task, upscaler.from_size(upscaler.face_task.between[-1])
+    rows = list[dict[str, Pixels]]()
     for photo in photos.values():
         square = largest(choose_crops(photo, task)).take(photo)
-        source = task.source_of(square)
-        for name, picture in {
-            "input, 8x8": task.enlarge(source[None], "nearest")[0], "Lanczos": task.enlarge(source[None], "lanczos")[0],
-            "superres, exact": drawn(upscaler, source), "finished": drawn(upscaler, source, "mean"),
-            "from 32x32": drawn(fine, fine.face_task.source_of(square)), "the photo": task.target_of(square),
-        }.items():
-            columns.setdefault(name, []).append(picture)
-    return contact_sheet({name: np.stack(rows) for name, rows in columns.items()}, SCALE, CAPTION,
-                         [NAMES.get(name, name) for name in photos])
+        source, larger = task.source_of(square), last.face_task.source_of(square)
+        rows.append({f"input, {task.source_size}": enlarged(task, source, "nearest"),
+                     "Lanczos": enlarged(task, source, "lanczos"), "superres, exact": drawn(upscaler, source),
+                     "finished": drawn(upscaler, source, "mean"), f"from {last.face_task.source_size}": drawn(last, larger),
+                     "the photo": task.target_of(square)})
+    return sheet(rows, photos)
 
 
 def alignment(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
     """Return the picture of crops before and after the alignment, a row per photograph."""
-    task, columns = upscaler.face_task, dict[str, list[Pixels]]()
+    task, rows = upscaler.face_task, list[dict[str, Pixels]]()
     for photo in photos.values():
+        row = dict[str, Pixels]()
         for name, crop in (("upright", upright(photo)), ("aligned", largest(choose_crops(photo, task)))):
             square = crop.take(photo)
             source = task.source_of(square)
-            for what, picture in (("", task.target_of(square)), (", 8x8", task.enlarge(source[None], "nearest")[0]),
-                                  (", exact", drawn(upscaler, source))):
-                columns.setdefault(name + what, []).append(picture)
-    return contact_sheet({name: np.stack(rows) for name, rows in columns.items()}, SCALE, CAPTION,
+            row |= {name: task.target_of(square), f"{name}, {task.source_size}": enlarged(task, source, "nearest"),
+                    f"{name}, exact": drawn(upscaler, source)}
+        rows.append(row)
+    return sheet(rows, photos)
+
+
+def enlarged(task: FaceTask, source: Pixels, method: str) -> Pixels:
+    """Return an input, uint8 [source, source, 3], at the output's size."""
+    return task.enlarge(source[None], method)[0]
+
+
+def sheet(rows: list[dict[str, Pixels]], photos: dict[str, Pixels]) -> Pixels:
+    """Return a sheet of pictures by name, a row per photograph."""
+    return contact_sheet({name: np.stack([row[name] for row in rows]) for name in rows[0]}, SCALE, CAPTION,
                          [NAMES.get(name, name) for name in photos])
 
 
