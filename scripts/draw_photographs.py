@@ -57,8 +57,8 @@ def pictures(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
         source, larger = task.source_of(square), last.face_task.source_of(square)
         rows.append({f"input, {task.source_size}": enlarged(task, source, "nearest"),
                      "Lanczos": enlarged(task, source, "lanczos"), "superres, exact": drawn(upscaler, source),
-                     "finished": drawn(upscaler, source, "mean"), f"from {last.face_task.source_size}": drawn(last, larger),
-                     "the photo": task.target_of(square)})
+                     "finished": drawn(upscaler, source, "mean"),
+                     f"from {last.face_task.source_size}": drawn(last, larger), "the photo": task.target_of(square)})
     return sheet(rows, photos)
 
 
