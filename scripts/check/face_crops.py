@@ -76,7 +76,7 @@ def measure(crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: f
 
     Returns:
         The size, rise and shift to the right of the fitted crop over the side of the face's window. The errors are the
-        median and the 90th percentile: in degrees, in pixels of the photo, and over the side of the right crop.
+        median and the 90th percentile: in degrees, and over the side of the right crop.
     """
     relations, errors, half = list[list[float]](), list[list[float]](), len(crops) // 2
     doubts, false = list[float](), list[float]()  # of the faces, and of the false alarms
@@ -94,8 +94,7 @@ def measure(crops: np.ndarray, scenes: Sequence[Image.Image], seed: int, tilt: f
             doubts.append(float(found[at, 4]))
             errors.append([np.hypot(*(found[at, :2] - right[:2])), *(found[at, 2:4] - right[2:]), right[2]])
     centre, size, turn, side = np.array(errors).reshape(-1, 4).T
-    spreads = {"centre": centre, "centre_share": centre / side, "size": abs(size), "size_share": abs(size) / side,
-               "turn": abs(turn)}
+    spreads = {"centre_share": centre / side, "size_share": abs(size) / side, "turn": abs(turn)}
     fitted = np.median(relations, 0).tolist() if relations else [None] * 3
     return {"tilt": tilt, "fit_photos": half, "fit_found": len(relations), "fit_size": fitted[0], "fit_rise": fitted[1],
             "fit_right": fitted[2], "photos": len(crops) - half, "found": len(errors), "false_alarms": len(false),
@@ -149,10 +148,8 @@ FOUND: Columns = {
     "turned by, degrees": ("tilt", 0), "photos": ("photos", 0), "faces found": ("found", 0),
     "certain faces": ("certain", 0), "false alarms": ("false_alarms", 0), "certain false alarms": ("certain_false", 0),
     "error of the turn, degrees": (lambda row: spread(row, "turn", 1), 0),
-    "error of the centre, pixels of the photo": (lambda row: spread(row, "centre", 1), 0),
-    "centre, of the model's 8 pixels": (lambda row: spread(row, "centre_share", 2, 8), 0),
-    "error of the size, pixels of the photo": (lambda row: spread(row, "size", 1), 0),
-    "size, of the model's 8 pixels": (lambda row: spread(row, "size_share", 2, 8), 0),
+    "of the centre, of the model's 8 pixels": (lambda row: spread(row, "centre_share", 2, 8), 0),
+    "of the size, of the model's 8 pixels": (lambda row: spread(row, "size_share", 2, 8), 0),
     "size, too large by": ("bias", 3),
 }
 DRAWN: Columns = {
