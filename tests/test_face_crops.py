@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ from skimage import data
 
 import face_crops
 from superres.errors import InvalidInputError
+from superres.tasks.crops import Crop
 from superres.tasks.face_data import FacePairs, write_npz
-from superres.tasks.face_finder import CROP_RISE, CROP_SIZE, find_faces
+from superres.tasks.face_finder import CROP_RISE, CROP_SIZE
+from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.photos import choose_crops
 
 
 def test_the_finders_own_crops_have_the_built_in_relation(tmp_path, monkeypatch, capsys):
     photo = data.astronaut()
-    x, y, side, _ = find_faces(photo)[0]
-    crop = Image.fromarray(photo).resize((64, 64), Image.Resampling.BICUBIC,
-                                         (x - side / 2, y - side / 2, x + side / 2, y + side / 2))
-    crops, ids = np.stack([np.asarray(crop)] * 2), np.arange(2, dtype=np.int32)
+    (crop,) = choose_crops(photo, FaceTask(8, 64))
+    crops, ids = np.stack([area_reduce(crop.take(photo), 64, 64)] * 2), np.arange(2, dtype=np.int32)
     write_npz(FacePairs(crops, np.zeros((2, 8, 8, 3), np.uint8), ids), tmp_path / "crops.npz")
     monkeypatch.setattr(face_crops, "BACKGROUNDS", ("coffee",))
     for tilt in (0, 5):
@@ -34,6 +36,34 @@ def test_the_finders_own_crops_have_the_built_in_relation(tmp_path, monkeypatch,
     assert found["fit_rise"] == pytest.approx(CROP_RISE, abs=0.05)
     assert max(found["centre_share"]) < 0.05
     assert max(found["size_share"]) < 0.1
+    assert max(found["turn"]) < 3
+    assert rows["tilt 5"]["values"]["certain"] == 1
+
+
+def test_a_picture_is_shown_in_the_frame_of_the_truth():
+    photo = data.astronaut()
+    crop, right = Crop(150, 40, 120, turn=9.0), np.array([222.0, 95.0, 140.0, -4.0])
+    drawn = area_reduce(crop.take(photo), 64, 64)
+    truth = area_reduce(Crop(152, 25, 140, turn=-4.0).take(photo), 64, 64)
+    inside = np.s_[20:44, 20:44]
+    away = face_crops.in_frame(drawn, crop, right)[inside].astype(float) - truth[inside]
+    assert np.abs(away).mean() < 4
+    assert face_crops.psnr(truth, truth // 2 * 2) > 40
+
+
+def test_faces_of_photos_are_drawn_and_compared(monkeypatch):
+    class Drawing:
+        face_task = FaceTask(8, 64)
+
+        def __call__(self, sources):
+            return SimpleNamespace(images=self.face_task.enlarge(sources, "lanczos"))
+
+    monkeypatch.setattr(face_crops.superres, "load", lambda name: Drawing())
+    photo = data.astronaut()
+    (crop,) = choose_crops(photo, FaceTask(8, 64))
+    scene = Image.fromarray(data.coffee()).resize((face_crops.WIDTH, face_crops.HEIGHT))
+    found = face_crops.drawn(area_reduce(crop.take(photo), 64, 64)[None], [scene], 0, 5)
+    assert found["psnr"] == pytest.approx(found["directly"], abs=1.5)
 
 
 def test_pictures_that_are_too_small_are_refused_in_one_line(tmp_path):
