@@ -127,7 +127,10 @@ def in_frame(image: np.ndarray, crop: Crop, right: np.ndarray) -> np.ndarray:
     large = np.asarray(Image.fromarray(image).resize((4 * side, 4 * side), Image.Resampling.BICUBIC))
     size = round(4 * scale * right[2])
     square = Crop(round(4 * centre[0] - size / 2), round(4 * centre[1] - size / 2), size, turn=right[3] - crop.turn)
-    return area_reduce(square.take(large), side, side)
+    seen = square.take(large)  # few pixels, where a square much larger than the face was drawn
+    if len(seen) >= side:
+        return area_reduce(seen, side, side)
+    return np.asarray(Image.fromarray(seen).resize((side, side), Image.Resampling.BICUBIC))
 
 
 def psnr(image: np.ndarray, truth: np.ndarray) -> float:

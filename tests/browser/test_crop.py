@@ -284,7 +284,7 @@ def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut
     arm, before = complex(knob_x - x, knob_y - y), square(page)
     to = arm * cmath.rect(1, math.radians(50)) - arm
     swipe((knob_x, knob_y), (to.real, to.imag))
-    page.wait_for_function(f"Math.abs({SQUARE}[3] - {before[3] + 50}) <= 2")
+    page.wait_for_function(f"Math.abs({SQUARE}[3] - {before[3] + 50}) <= 8")  # Chromium resamples touches
     assert square(page)[:3] == before[:3]
     settle(page)
     kept, photo = square(page), page.locator("superres-crop img").bounding_box()
