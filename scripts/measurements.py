@@ -333,7 +333,7 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Fill the tables of all pages from docs/measurements."""
-    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark", "train")]
+    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark", "check", "train")]
     for page in pages():
         if fill_page(page):
             print(f"filled: {page}")
