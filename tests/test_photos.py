@@ -198,6 +198,12 @@ def test_a_square_of_a_picture_of_a_later_stage_s_input_is_one_input_on_every_wa
         np.testing.assert_array_equal(shown.source, given.images[0])
 
 
+def test_inputs_of_several_sizes_are_refused_in_one_line(rng):
+    pictures = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (32, 40)]
+    with pytest.raises(InvalidInputError, match="inputs of one call have one size, not 8x8 and 32x32; upscale"):
+        read_sources(pictures, FaceTask(8, 64, (32,)))
+
+
 def test_a_square_of_the_size_of_a_later_stage_s_input_is_reduced_as_every_other(rng):
     stages, photo = FaceTask(8, 64, (32,)), rng.integers(0, 256, (100, 90, 3), np.uint8)
     given = read_sources(photo, stages, "20,20,32")
