@@ -219,5 +219,5 @@ def read_sources(
     sides = sorted({len(image) for image in images})
     if len(sides) > 1:
         raise InvalidInputError(f"inputs of one call have one size, not {' and '.join(f'{one}x{one}' for one in sides)}; "
-                                "upscale pictures that have the size of a later stage's input by a call of their own")
+                                "upscale pictures that have a later stage's input size by a call of their own")
     return replace(result, images=np.stack(images)) if images else result
