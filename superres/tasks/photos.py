@@ -216,8 +216,8 @@ def read_sources(
             result.notes.append(f"{name}: floats from 0 to 1 are taken as 0 to 255")
         if (note := crop_note(name, pixels, crops, task)) is not None:
             result.notes.append(note)
-    sides = sorted({len(image) for image in images})
-    if len(sides) > 1:
-        raise InvalidInputError(f"inputs of one call have one size, not {' and '.join(f'{one}x{one}' for one in sides)}; "
+    sizes = [f"{side}x{side}" for side in sorted({len(image) for image in images})]
+    if len(sizes) > 1:
+        raise InvalidInputError(f"inputs of one call have one size, not {' and '.join(sizes)}; "
                                 "upscale pictures that have a later stage's input size by a call of their own")
     return replace(result, images=np.stack(images)) if images else result
