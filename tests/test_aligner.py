@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
@@ -111,12 +112,14 @@ def test_faces_that_are_aligned_have_the_smallest_errors(face):
     lambda found: found.update({"1.weight": np.full_like(found["1.weight"], np.nan)}),
     lambda found: found.update({"1.bias": np.full_like(found["1.bias"], np.inf)}),
     lambda found: found.update({"1.bias": found["1.bias"].reshape(-1, 1)}),
+    lambda found: found.update({"5.bias": np.full_like(found["5.bias"], 1e30)}),
+    lambda found: found.update({"5.weight": found["5.weight"].astype(np.int8)}),
 ])
 def test_other_weights_are_refused_in_one_line(tmp_path, rng, change):
     found = arrays(rng)
     change(found)
     save_file(found, tmp_path / "weights.safetensors")
-    with pytest.raises(CheckpointError, match="no weights of an aligner") as caught:
+    with pytest.raises(CheckpointError, match=r"weights.safetensors: .* no weights of an aligner") as caught:
         Aligner.load(tmp_path / "weights.safetensors")
     assert "\n" not in str(caught.value)
 
@@ -128,6 +131,21 @@ def test_a_missing_or_damaged_file_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"weights.safetensors cannot be read: .*; install") as caught:
         Aligner.load(tmp_path / "weights.safetensors")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_type_that_numpy_lacks_are_refused_in_one_line(tmp_path, rng):
+    found = {name: torch.from_numpy(array).to(torch.bfloat16) for name, array in arrays(rng).items()}
+    safetensors.torch.save_file(found, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match=r"weights.safetensors cannot be read: .*bfloat16.*; install"):
+        Aligner.load(tmp_path / "weights.safetensors")
+
+
+def test_senseless_weights_give_senseless_but_finite_boxes(rng):
+    found = arrays(rng)
+    found["5.bias"] = np.full_like(found["5.bias"], 1000)
+    boxes, doubts = Aligner(found).align(rng.integers(0, 256, (80, 90, 3), np.uint8), np.array([[40.0, 40, 50, 0]]))
+    assert np.isfinite(boxes).all()
+    assert np.isfinite(doubts).all()
 
 
 def test_the_bundled_weights_are_small_and_have_a_card():

@@ -14,6 +14,7 @@ from superres.tasks.face_data import read_faces
 from superres.tasks.face_finder import LONGEST, find_faces
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, is_photo, read_sources
+from superres.web.crops import chosen, subjects
 
 TASK = FaceTask(8, 32)
 EYES = 224, 108
@@ -172,6 +173,42 @@ def test_beyond_the_edges_a_square_repeats_them(setting):
     square = square[::-1, ::-1] if crop.turn else square
     np.testing.assert_allclose(area_reduce(taken, 8, 8).astype(int), area_reduce(square, 8, 8), atol=1)
     assert "partly beyond the picture, whose edges are repeated" in read_sources(photo, TASK, setting).notes[0]
+
+
+@pytest.mark.parametrize("turn", ["0.000001", "-123.456789", "7.5", "180"])
+def test_the_setting_of_a_square_gives_the_square_again(turn):
+    crop = parse_crop(f"-5,3,40,{turn}")
+    assert crop.setting == f"-5,3,40,{turn}"
+    assert parse_crop(crop.setting) == crop
+
+
+def test_a_turn_of_minus_0_is_none():
+    assert str(parse_crop("5,3,40,-0").turn) == "0.0"
+
+
+@pytest.mark.parametrize(("setting", "side"), [
+    ("0,0,32", 32), ("0,0,32,10", 8), ("-1,0,32", 8), ("4,4,8", 8), ("4,5,16,-7", 8), ("face", 32)])
+def test_a_square_of_a_picture_of_a_later_stage_s_input_is_one_input_on_every_way(setting, side, rng):
+    stages, picture = FaceTask(8, 64, (32,)), rng.integers(0, 256, (32, 32, 3), np.uint8)
+    given, (crop,) = read_sources(picture, stages, setting), choose_crops(picture, stages, setting)
+    assert given.images.shape == (1, side, side, 3)
+    assert ("only that stage enlarges it" in given.notes[0]) == (side == 32)
+    np.testing.assert_array_equal(given.images[0], area_reduce(crop.take(picture), side, side))
+    for shown in (*subjects(picture, stages, setting), chosen(setting, 8, stages, picture)):
+        np.testing.assert_array_equal(shown.source, given.images[0])
+
+
+def test_inputs_of_several_sizes_are_refused_in_one_line(rng):
+    pictures = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (32, 40)]
+    with pytest.raises(InvalidInputError, match="inputs of one call have one size, not 8x8 and 32x32; upscale"):
+        read_sources(pictures, FaceTask(8, 64, (32,)))
+
+
+def test_a_square_of_the_size_of_a_later_stage_s_input_is_reduced_as_every_other(rng):
+    stages, photo = FaceTask(8, 64, (32,)), rng.integers(0, 256, (100, 90, 3), np.uint8)
+    given = read_sources(photo, stages, "20,20,32")
+    np.testing.assert_array_equal(given.images, area_reduce(photo[None, 20:52, 20:52], 8, 8))
+    assert "the model sees only 8x8; --start 32 keeps more" in given.notes[0]
 
 
 @pytest.mark.parametrize("turn", [90, -90, 180, -180])

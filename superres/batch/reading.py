@@ -16,7 +16,7 @@ from superres.errors import PlaceError, SuperresError
 from superres.system.progress import say
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask
-from superres.tasks.photos import choose_crops, crop_note
+from superres.tasks.photos import choose_crops, crop_note, input_of
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.untrusted import read_untrusted
 
@@ -79,9 +79,9 @@ def _open(
 
 def _reduced(picture: Picture, crop: Crop, options: BatchOptions, task: FaceTask) -> Picture:
     """Return a square as the network's input; the transparency has the output's size."""
-    source, alpha = task.source_of(crop.take(picture.rgb)), None
+    source, alpha = input_of(picture.rgb, crop, task), None
     if options.alpha == KEEP_ALPHA and picture.alpha is not None:
-        low = task.source_of(crop.take(picture.alpha[:, :, None]))
+        low = input_of(picture.alpha[:, :, None], crop, task)
         large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
         source, alpha = unblend(source, low), large[0, :, :, 0]
     return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source, alpha=alpha)

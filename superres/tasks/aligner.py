@@ -48,6 +48,7 @@ PLACES = (np.arange(SIDE) + 0.5) / SIDE - 0.5
 DISC = np.hypot(*np.meshgrid(PLACES, PLACES)) < 0.5
 SUBPIXELS = 256  # places of a sample between two pixels
 INPUT_UNIT, WEIGHT_UNIT = 2.0**-8, 2.0**-12  # activations and weights are whole multiples
+MOST_WEIGHT, MOST_CORRECTION = 2.0**10, 10.0  # the latter in UNITS
 CONTRAST = 3.0  # grey levels, added to a window's deviation, so that flat windows are not stretched to noise
 
 
@@ -90,7 +91,7 @@ class Aligner:
         found = [(arrays.get(f"{number}.weight"), arrays.get(f"{number}.bias")) for number in range(len(shapes))]
         if len(arrays) != 2 * len(shapes) or any(
                 weight is None or bias is None or weight.shape != shape or bias.shape != shape[1:]
-                or not (np.isfinite(weight).all() and np.isfinite(bias).all() and abs(weight).max() < 2**10)
+                or not all(one.dtype.kind == "f" and (abs(one) < MOST_WEIGHT).all() for one in (weight, bias))
                 for (weight, bias), shape in zip(found, shapes, strict=True)):
             raise CheckpointError(f"these are no weights of an aligner, matrices of {shapes}; train them with "
                                   "'superres train aligner'")
@@ -118,7 +119,7 @@ class Aligner:
         discs = windows(grey, boxes)
         both = self.outputs(np.concatenate([discs, discs[:, :, ::-1]])).reshape(2, -1, OUTPUTS)
         both[1, :, [0, 3]] *= -1
-        return both[:, :, :4].mean(0), doubt_of(both[:, :, 4].mean(0))
+        return both[:, :, :4].mean(0).clip(-MOST_CORRECTION, MOST_CORRECTION), doubt_of(both[:, :, 4].mean(0))
 
     def align(self, image: Pixels, boxes: Floats, rounds: int = ROUNDS) -> tuple[Floats, Floats]:
         """Return boxes of faces, float64 [N, 4], aligned from rough ones, and the doubt [N] in [0, 1].
@@ -168,8 +169,10 @@ class Aligner:
         try:
             require_regular(path)
             return cls(load_file(path))
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, TypeError) as error:  # TypeError: of a type that NumPy lacks
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}; install superres again") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
 
 def doubt_of(logits: Floats) -> Floats:

@@ -17,7 +17,9 @@ CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE[,TURN]"  # values of a crop setting
 UNCERTAIN = 0.5
 """Doubt from which a face is uncertain. `scripts/check/face_crops.py` measures it."""
 ENOUGH = 512  # pixels of a side above which a square that is turned, or beyond the edges, is reduced before it is taken
-_CROP = re.compile(r" *(-?\d{1,9}) *, *(-?\d{1,9}) *, *(\d{1,9}) *(?:, *(-?\d{1,3}(?:\.\d{1,6})?) *)?", re.ASCII)
+DECIMALS = 6  # most of a turn
+_CROP = re.compile(r" *(-?\d{1,9}) *, *(-?\d{1,9}) *, *(\d{1,9}) *"
+                   rf"(?:, *(-?\d{{1,3}}(?:\.\d{{1,{DECIMALS}}})?) *)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,16 @@ class Crop:
     @property
     def setting(self) -> str:
         """The crop setting that gives the square, "X,Y,SIZE" or "X,Y,SIZE,TURN"."""
-        return f"{self.left},{self.top},{self.size}" + (f",{self.turn:g}" if self.turn else "")
+        return f"{self.left},{self.top},{self.size}" + (f",{self.degrees}" if self.turn else "")
+
+    @property
+    def degrees(self) -> str:
+        """The turn in decimals, all that a setting has."""
+        return f"{self.turn:.{DECIMALS}f}".rstrip("0").rstrip(".")
+
+    def is_whole(self, height: int, width: int) -> bool:
+        """Return whether the square is a whole picture of this size, as it is."""
+        return (self.left, self.top, self.turn) == (0, 0, 0) and self.size == height == width
 
     def beyond(self, height: int, width: int) -> bool:
         """Return whether the square reaches beyond a picture of this size."""
@@ -110,7 +121,7 @@ def parse_crop(setting: str, least: int = 1) -> Crop | None:
     if isinstance(setting, str) and setting in (FACE, CENTRE):
         return None
     found = _CROP.fullmatch(setting) if isinstance(setting, str) else None
-    turn = float(found[4] or 0) if found else 0.0
+    turn = float(found[4] or 0) + 0.0 if found else 0.0  # 0 for -0
     if found is None or not -180 <= turn <= 180:
         raise ConfigError(f"crop must be face, centre, X,Y,SIZE in pixels from the top left corner, such as "
                           f"400,250,800, or X,Y,SIZE,TURN with degrees clockwise, such as 400,250,800,-7.5, not "

@@ -21,7 +21,7 @@ from superres.errors import InvalidInputError
 from superres.system.places import check_url, is_url, public, read_place
 from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
-from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
+from superres.tasks.faces import CELEBA_ALIGNED, FaceTask, area_reduce
 from superres.tasks.pictures import Picture, Pixels, picture_of
 from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
@@ -76,6 +76,19 @@ def choose_crops(
     return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
 
 
+def input_of(image: Pixels, crop: Crop, task: FaceTask) -> Pixels:
+    """Return the model's input, uint8 [source, source, C], from a square of a picture, uint8 [H, W, C].
+
+    A picture of the size of a stage's input is one as it is; a square of this size in a larger picture is reduced as
+    every other square.
+    """
+    return image if _is_input(image, crop, task) else area_reduce(crop.take(image), task.source, task.source)
+
+
+def _is_input(image: Pixels, crop: Crop, task: FaceTask) -> bool:
+    return task.is_source(image) and crop.is_whole(*image.shape[:2])
+
+
 def largest(crops: Sequence[Crop]) -> Crop:
     """Return the largest crop, of equal ones the first: where one face of a picture is wanted."""
     return max(crops, key=lambda crop: crop.size)
@@ -94,12 +107,12 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     `crops` come from `choose_crops`. The result is None for a picture that needs no reduction.
     """
     (height, width), first = image.shape[:2], crops[0]
-    if task.is_source(image) and len(image) > task.source:
+    if _is_input(image, first, task) and len(image) > task.source:
         return f"{name} ({width}x{height}): has the size of a later stage's input, so only that stage enlarges it"
     if task.is_source(image) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
-    places = ", ".join(f"({crop.left}, {crop.top})" + (f" turned by {crop.turn:g} degrees" if crop.turn else "")
+    places = ", ".join(f"({crop.left}, {crop.top})" + (f" turned by {crop.degrees} degrees" if crop.turn else "")
                        for crop in crops)
     if any(crop.beyond(height, width) for crop in crops):
         places += ", partly beyond the picture, whose edges are repeated,"
@@ -195,7 +208,7 @@ def read_sources(
             pixels, crops = read.rgb, choose_crops(read.rgb, task, crop)
         except InvalidInputError as error:
             raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
-        images += [task.source_of(one.take(pixels)) for one in crops]
+        images += [input_of(pixels, one, task) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
         result.notes.extend(f"{name}: {line}" for line in read.notes)
@@ -203,4 +216,8 @@ def read_sources(
             result.notes.append(f"{name}: floats from 0 to 1 are taken as 0 to 255")
         if (note := crop_note(name, pixels, crops, task)) is not None:
             result.notes.append(note)
+    sizes = [f"{side}x{side}" for side in sorted({len(image) for image in images})]
+    if len(sizes) > 1:
+        raise InvalidInputError(f"inputs of one call have one size, not {' and '.join(sizes)}; "
+                                "upscale pictures that have a later stage's input size by a call of their own")
     return replace(result, images=np.stack(images)) if images else result

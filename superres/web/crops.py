@@ -19,7 +19,7 @@ from PIL import Image
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.crops import FACE, Crop
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.photos import DEFAULT_CROP, choose_crops, largest
+from superres.tasks.photos import DEFAULT_CROP, choose_crops, input_of, largest
 from superres.tasks.pictures import Pixels
 from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing
@@ -100,10 +100,11 @@ def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:
 
 def take(image: Pixels, task: FaceTask, crop: Crop) -> Subject:
     """Reduce a crop of a picture, uint8 [H, W, 3]; a picture of the input's size is the source as it is."""
-    if task.is_source(image):
+    source = input_of(image, crop, task)
+    if source is image:
         return Subject(image)
     square = crop.take(image)
-    return Subject(task.source_of(square), task.target_of(square) if len(square) >= task.target else None, crop)
+    return Subject(source, task.target_of(square) if len(square) >= task.target else None, crop)
 
 
 def subjects(image: Pixels, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Subject]:
@@ -208,8 +209,6 @@ def has_choice(task: FaceTask, crop: Crop) -> bool:
 
 def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subject:
     """Return the input from a picture for values of the square, which `choose_crops` checks, and of the start."""
-    if task.is_source(image):
-        return Subject(image)
     crop = largest(choose_crops(image, task, square or DEFAULT_CROP))
     return take(image, started(task, start, crop), crop)
 
