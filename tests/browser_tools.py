@@ -100,6 +100,11 @@ def decode(page, button):
     page.wait_for_function("before => ended > before", arg=before)
 
 
+def see_as_drawn(page):
+    """Choose the face as the model drew it, for this result and the next ones of the page."""
+    page.get_by_role("radio", name="As the model drew it").check()
+
+
 def begin_batch(page):
     """Press the button until the batch begins: the page lists a file before its button sends it."""
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The choice between a face as the model drew it and a finished one, which is drawn when a visitor asks for it."""
+"""The choice between a face as the model drew it and a finished one, for which the viewer asks after each decode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from superres.web.decoding import Decoder
 from superres.web.paint import Latest, pixels_of
 
 FINISH = "mean"
-"""How the page finishes faces: see `superres.pipeline.finish`."""
-AT_ONCE = True
-"""Whether the page finishes each face at once, and shows the finished one first: two blind raters preferred it."""
+"""How the page finishes faces, see `superres.pipeline.finish`: two blind raters preferred it."""
 LATEST = Latest()
 
 
@@ -26,7 +24,7 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
     if options.is_sampling:
         return {}
     pixels = base64.b64encode(source.tobytes(), b"-_").decode("ascii").rstrip("=")
-    return {"finish": {"asks": {"x": pixels, "side": len(source), "values": values}, "atOnce": AT_ONCE}}
+    return {"finish": {"x": pixels, "side": len(source), "values": values}}
 
 
 def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
