@@ -39,6 +39,6 @@ def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
         result = decoder.finish("finish", source[None], options, FINISH, check=check)
     record = drawing.record_of(upscaler, options, 1, FINISH)
     return {"faces": [{
-        "name": f"Finished, {task.target_size}", "made": "finished", "file": "face-finished.png",
+        "name": f"Finished, {task.target_size}", "file": "face-finished.png",
         "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} seconds; --finish "
                 f"{FINISH} on the command line", "uri": drawing.data_uri(result.images[0], record)}]}

@@ -255,12 +255,12 @@ def test_the_drawn_face_stays_until_the_finished_one_takes_its_place(visit, demo
     assert page.get_attribute(SHOWN, "alt") == "Finished, 32x32"
     assert "The details below are of the face as the model drew it." in page.inner_text("#results")
     assert places(page) == before
-    assert strip_of(page) == ["1: finished"]
+    assert strip_of(page) == ["1: exact, finished"]
     check_wcag(page, "a finished face", "#results superres-viewer")
     see_as_drawn(page)
     assert page.get_attribute(SHOWN, "src") == drawn
     viewer.get_by_role("button", name="Keep this face").click()
-    assert strip_of(page) == ["2: exact", "1: finished"]
+    assert strip_of(page) == ["2: exact", "1: exact, finished"]
     viewer.get_by_role("radio", name="Finished").check()
     np.testing.assert_array_equal(shown(page), finished_of(demo, 1))
     assert len(asked) == 1

@@ -137,7 +137,8 @@
         this.told = awaits ? sentence(error) : "";
         this.settle();
       } else {
-        this.finished = {...faces[0], before: this.view.faces[0].before};
+        const [{made, before}] = this.view.faces;
+        this.finished = {...faces[0], made: `${made}, finished`, before};
         this.view.faces.push(this.finished);
         if (awaits) {
           this.settle(this.finished);
