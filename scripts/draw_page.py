@@ -72,6 +72,12 @@ def decode(page: Page, button: str) -> None:
     page.wait_for_function("ended")
 
 
+def decode_face(page: Page, button: str) -> None:
+    """Decode a face, and wait until the page shows the finished one."""
+    decode(page, button)
+    page.locator("#results .sr-right", has_text="Finished").wait_for()
+
+
 def paint(page: Page, change: Callable[[], None]) -> None:
     """Change the pixels of the paint box, and wait for the faces."""
     before = page.inner_html(".sr-cells")
@@ -114,7 +120,7 @@ def draw_faces(page: Page, output: Path) -> None:
     page.get_by_role("button", name="Astronaut").click()
     page.wait_for_selector("superres-crop [role=slider]")
     page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
-    decode(page, "#run")
+    decode_face(page, "#run")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
     page.locator("#results summary", has_text="Step through it").click()
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
@@ -122,7 +128,7 @@ def draw_faces(page: Page, output: Path) -> None:
     decode(page, "#draw")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
     page.set_viewport_size({"width": 1280, "height": 1100})
-    decode(page, "#race")
+    decode_face(page, "#race")
     save(page.screenshot(), output / "demo-race.webp")
 
 
