@@ -34,6 +34,7 @@ STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 
 DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
     && document.querySelector(".sr-paint").dataset.state === "drawn" && document.querySelector(".sr-others img")"""
 """Whether the faces of new pixels are all there."""
+PATIENCE = 300  # seconds for each step, on a busy machine
 SENTENCES = "A small dog runs through deep snow.\nTwo women are sitting on a bench in the park."
 BROKEN = """() => {
     for (const stepper of [...document.querySelectorAll("#results superres-stepper")].reverse()) {
@@ -175,6 +176,7 @@ def main(
     with served(checkpoint) as address, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1280, "height": 1100}, reduced_motion="reduce")
+        page.set_default_timeout(1000 * PATIENCE)
         page.goto(address)
         draw_faces(page, output)
         page.set_viewport_size({"width": 1280, "height": 720})

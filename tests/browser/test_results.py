@@ -232,9 +232,12 @@ def strip_of(page):
 
 
 def places(page):
-    return page.evaluate("[...document.querySelectorAll('#results superres-viewer *')].filter(e => e.localName !== 'option')"
-                         ".map(e => [e.className, Math.round(e.getBoundingClientRect().top"
-                         " - document.querySelector('.sr-split').getBoundingClientRect().top)])")
+    """Return where the parts of the viewer are, in pixels below its frame's top."""
+    return page.evaluate("""() => {
+        const top = element => element.getBoundingClientRect().top, frame = document.querySelector(".sr-split");
+        return [...document.querySelectorAll("#results superres-viewer :not(option)")].map(
+            element => [element.className, Math.round(top(element) - top(frame))]);
+    }""")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -266,7 +269,8 @@ def test_the_drawn_face_stays_until_the_finished_one_takes_its_place(visit, demo
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("choose", [see_as_drawn, lambda page: page.get_by_label("Right side").select_option("Lanczos")])
+@pytest.mark.parametrize("choose", [
+    see_as_drawn, lambda page: page.get_by_label("Right side").select_option("Lanczos")], ids=["drawn", "Lanczos"])
 def test_a_finished_face_does_not_replace_what_the_visitor_has_chosen_meanwhile(visit, held, choose):
     page, (go, _) = visit(), held
     choose_face(page, 1)
