@@ -34,6 +34,7 @@ STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 
 DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
     && document.querySelector(".sr-paint").dataset.state === "drawn" && document.querySelector(".sr-others img")"""
 """Whether the faces of new pixels are all there."""
+PATIENCE = 300  # seconds for each step, on a busy machine
 SENTENCES = "A small dog runs through deep snow.\nTwo women are sitting on a bench in the park."
 BROKEN = """() => {
     for (const stepper of [...document.querySelectorAll("#results superres-stepper")].reverse()) {
@@ -70,6 +71,12 @@ def decode(page: Page, button: str) -> None:
             bar, {attributeFilter: ["data-state"]}); }""")
     page.click(button)
     page.wait_for_function("ended")
+
+
+def decode_face(page: Page, button: str) -> None:
+    """Decode a face, and wait until the page shows the finished one."""
+    decode(page, button)
+    page.locator("#results .sr-right", has_text="Finished").wait_for()
 
 
 def paint(page: Page, change: Callable[[], None]) -> None:
@@ -114,7 +121,7 @@ def draw_faces(page: Page, output: Path) -> None:
     page.get_by_role("button", name="Astronaut").click()
     page.wait_for_selector("superres-crop [role=slider]")
     page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
-    decode(page, "#run")
+    decode_face(page, "#run")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
     page.locator("#results summary", has_text="Step through it").click()
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
@@ -122,7 +129,7 @@ def draw_faces(page: Page, output: Path) -> None:
     decode(page, "#draw")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
     page.set_viewport_size({"width": 1280, "height": 1100})
-    decode(page, "#race")
+    decode_face(page, "#race")
     save(page.screenshot(), output / "demo-race.webp")
 
 
@@ -169,6 +176,7 @@ def main(
     with served(checkpoint) as address, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1280, "height": 1100}, reduced_motion="reduce")
+        page.set_default_timeout(1000 * PATIENCE)
         page.goto(address)
         draw_faces(page, output)
         page.set_viewport_size({"width": 1280, "height": 720})

@@ -100,6 +100,17 @@ def decode(page, button):
     page.wait_for_function("before => ended > before", arg=before)
 
 
+def upscale(page):
+    """Draw a face, and wait until the page shows the finished one."""
+    decode(page, "#run")
+    page.get_by_text("The mean of 2 pictures, sharpened").wait_for()
+
+
+def see_as_drawn(page):
+    """Choose the face as the model drew it, for this result and the next ones of the page."""
+    page.get_by_role("radio", name="As the model drew it").check()
+
+
 def begin_batch(page):
     """Press the button until the batch begins: the page lists a file before its button sends it."""
     for _ in range(20):

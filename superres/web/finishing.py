@@ -1,4 +1,4 @@
-"""The choice between a face as the model drew it and a finished one, which is drawn when a visitor asks for it."""
+"""The choice between a face as the model drew it and a finished one, for which the viewer asks after each decode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from superres.web.decoding import Decoder
 from superres.web.paint import Latest, pixels_of
 
 FINISH = "mean"
-"""How the page finishes faces: see `superres.pipeline.finish`."""
-AT_ONCE = True
-"""Whether the page finishes each face at once, and shows the finished one first: two blind raters preferred it."""
+"""How the page finishes faces, see `superres.pipeline.finish`: two blind raters preferred it."""
 LATEST = Latest()
 
 
@@ -26,7 +24,7 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
     if options.is_sampling:
         return {}
     pixels = base64.b64encode(source.tobytes(), b"-_").decode("ascii").rstrip("=")
-    return {"finish": {"asks": {"x": pixels, "side": len(source), "values": values}, "atOnce": AT_ONCE}}
+    return {"finish": {"x": pixels, "side": len(source), "values": values}}
 
 
 def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +39,6 @@ def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
         result = decoder.finish("finish", source[None], options, FINISH, check=check)
     record = drawing.record_of(upscaler, options, 1, FINISH)
     return {"faces": [{
-        "name": f"Finished, {task.target_size}", "made": "finished", "file": "face-finished.png",
+        "name": f"Finished, {task.target_size}", "file": "face-finished.png",
         "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} seconds; --finish "
                 f"{FINISH} on the command line", "uri": drawing.data_uri(result.images[0], record)}]}

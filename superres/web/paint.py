@@ -137,23 +137,28 @@ class Latest:
     @contextmanager
     def question(self, pixels: str) -> Iterator[Callable[[], None]]:
         """Answer a question of `VISITOR` in the block; the value raises StoppedError once there are newer pixels."""
-        visitor = VISITOR.get() or Visitor()
         if not self._room.acquire(blocking=False):
-            raise StoppedError("too many visitors paint at this moment; try again in a minute")
+            raise StoppedError("too many visitors ask for faces at this moment; try again in a minute")
         try:
-            with self._lock:
-                self._pixels[visitor] = pixels
-                self._pixels.move_to_end(visitor)
-                if len(self._pixels) > MOST_VISITORS:
-                    self._pixels.popitem(last=False)
+            visitor = self.note(pixels)
 
             def check() -> None:
                 if self._pixels.get(visitor, pixels) != pixels:
-                    raise StoppedError("the pixels have changed")
+                    raise StoppedError("another face has been asked for since")
 
             yield check
         finally:
             self._room.release()
+
+    def note(self, pixels: str) -> Visitor:
+        """Note the latest pixels of `VISITOR`, which ends the answers to earlier ones, and return the visitor."""
+        visitor = VISITOR.get() or Visitor()
+        with self._lock:
+            self._pixels[visitor] = pixels
+            self._pixels.move_to_end(visitor)
+            if len(self._pixels) > MOST_VISITORS:
+                self._pixels.popitem(last=False)
+        return visitor
 
 
 LATEST = Latest()

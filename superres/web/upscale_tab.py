@@ -26,7 +26,7 @@ from superres.web.controls import Value
 from superres.web.decoding import Deadline, Decoder
 from superres.web.drawing import caption_of, is_complete, numbers_of
 from superres.web.files import MAX_FILE_BYTES, path_of
-from superres.web.finishing import finished_face, question_of
+from superres.web.finishing import LATEST, finished_face, question_of
 from superres.web.paint import answer, paint_box, pixels_of, sampled
 from superres.web.race import race_html
 from superres.web.upscale_endpoint import endpoint
@@ -121,6 +121,7 @@ def views_of(
     `asks` is that of `question_of`, for a face that can be finished.
     """
     options = list(variants.values())[-1]
+    LATEST.note("")  # nobody waits for the finished face of an earlier decode
     for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline, judged=True):
         shown = results_html(decoder.upscaler, subject, options, frames, asks) if is_complete(frames) else (
             frames_html(frames))
@@ -164,9 +165,10 @@ def results_html(
     """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
+    whose = " The details below are of the face as the model drew it." if asks else ""
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
             f"{viewer_html(stage, subject, options, result, asks)}"
-            f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
+            f'<p class="sr-hint" role="status">{summary_of(result)}{whose}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
             f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
             f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"

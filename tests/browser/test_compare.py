@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, choose_face, decode, picture, seen
+from browser_tools import check_wcag, choose_face, decode, picture, see_as_drawn, seen, upscale
 
 from superres.config import DecodeConfig
 from superres.web.upscale_tab import made_by
@@ -34,9 +34,9 @@ STORED = "(() => { try { return sessionStorage.getItem('superres-kept'); } catch
 """The strip as the browser stores it."""
 
 
-def upscale(page, face):
+def upscale_face(page, face):
     choose_face(page, face)
-    decode(page, "#run")
+    upscale(page)
 
 
 def shown(page, side):
@@ -72,15 +72,15 @@ def page(visit):
 def test_any_two_pictures_are_compared(page):
     page.get_by_role("button", name="Astronaut").click()
     page.wait_for_selector("superres-crop [role=slider]")
-    decode(page, "#run")
-    listed = ["Input, 8x8", "Lanczos", "Truth", "superres, 32x32"]
+    upscale(page)
+    listed = ["Input, 8x8", "Lanczos", "Truth", "superres, 32x32", "Finished, 32x32"]
     assert names(page, "Left side") == names(page, "Right side") == listed
     check_seen(page)
     first = page.get_attribute(".sr-after", "src")
-    upscale(page, 2)
-    listed = ["Input, 8x8", "Lanczos", "superres, 32x32", "1: exact"]
+    upscale_face(page, 2)
+    listed = ["Input, 8x8", "Lanczos", "superres, 32x32", "Finished, 32x32", "1: exact, finished"]
     assert names(page, "Left side") == names(page, "Right side") == listed
-    page.get_by_label("Left side").select_option("1: exact")
+    page.get_by_label("Left side").select_option("1: exact, finished")
     page.get_by_label("Right side").select_option("Lanczos")
     assert page.get_attribute(".sr-before", "src") == first
     assert page.locator("superres-viewer .sr-download").count() == 0  # nobody saves an enlargement as a result
@@ -105,7 +105,7 @@ def test_any_two_pictures_are_compared(page):
 
 
 def test_the_keyboard_zooms_and_moves_both_pictures(page):
-    upscale(page, 2)
+    upscale_face(page, 2)
     divider = page.get_by_label(DIVIDER)
     divider.press("ArrowRight")
     assert divider.input_value() == "51"
@@ -134,7 +134,7 @@ def test_the_keyboard_zooms_and_moves_both_pictures(page):
 
 
 def test_the_wheel_the_mouse_and_two_fingers_zoom_and_move_both_pictures(page):
-    upscale(page, 2)
+    upscale_face(page, 2)
     frame, divider = page.locator(".sr-split"), page.get_by_label(DIVIDER)
     frame.scroll_into_view_if_needed()
     # The events of a mouse have whole places, so the frame has one, too.
@@ -173,8 +173,9 @@ def test_the_wheel_the_mouse_and_two_fingers_zoom_and_move_both_pictures(page):
 
 
 def test_the_strip_keeps_the_latest_results_without_the_server(page):
-    upscale(page, 2)
-    assert strip(page) == ["1: exact"]
+    upscale_face(page, 2)
+    assert strip(page) == ["1: exact, finished"]
+    see_as_drawn(page)
     sent = []
     page.on("request", lambda request: sent.append(f"{request.url} {request.post_data}"))
     page.evaluate(FINISH, 25)
@@ -199,9 +200,9 @@ def test_the_strip_keeps_the_latest_results_without_the_server(page):
         page.get_by_role("button", name=name).click()
     assert (shown(page, ".sr-after") == (25, 0, 0)).all()
     assert (shown(page, ".sr-before") == (2, 0, 0)).all()
-    decode(page, "#run")
+    upscale(page)
     assert page.locator("superres-viewer").count() == 1
-    assert strip(page) == ["27: exact", *kept]
+    assert strip(page) == ["27: exact, finished", *kept]
     other = page.context.new_page()
     other.goto(page.url)
     other.wait_for_selector("superres-kept", state="attached")
@@ -218,13 +219,13 @@ def test_the_strip_works_where_the_browser_stores_nothing(page, closed):
     page.add_init_script(closed)
     page.reload()
     page.wait_for_selector("#preview figure", state="attached")
-    decode(page, "#run")
-    upscale(page, 2)
-    assert strip(page) == ["2: exact", "1: exact"]
-    page.get_by_role("button", name="Show 1: exact").click()
-    assert page.locator(".sr-left").inner_text() == "1: exact"
-    page.get_by_role("button", name="Remove 1: exact").click()
-    assert strip(page) == ["2: exact"]
+    upscale(page)
+    upscale_face(page, 2)
+    assert strip(page) == ["2: exact, finished", "1: exact, finished"]
+    page.get_by_role("button", name="Show 1: exact, finished").click()
+    assert page.locator(".sr-left").inner_text() == "1: exact, finished"
+    page.get_by_role("button", name="Remove 1: exact, finished").click()
+    assert strip(page) == ["2: exact, finished"]
     assert page.evaluate(STORED) is None
 
 
@@ -239,7 +240,8 @@ def test_the_viewer_and_the_strip_meet_wcag_aa_and_fit_the_screen(visit, width, 
             check_wcag(page, name, selector)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
-    upscale(page, 2)
+    upscale_face(page, 2)
+    see_as_drawn(page)
     page.evaluate(FINISH, 10)
     page.get_by_label(DIVIDER).press("+")
     check("zoomed")

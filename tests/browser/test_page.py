@@ -6,7 +6,7 @@ import json
 import re
 
 import numpy as np
-from browser_tools import decode, picture, upload
+from browser_tools import decode, picture, see_as_drawn, upload
 from web_demo import ALL, FACES, LABELS, running, wait
 
 from superres.tasks.faces import image_key
@@ -64,6 +64,7 @@ def watch_a_decode(page, demo, frames):
     assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
     expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
+    see_as_drawn(page)
     face = picture(page.locator("#results a.sr-download").first.get_attribute("href"))
     np.testing.assert_array_equal(np.asarray(face), expected.images[0])
     record = json.loads(face.text["superres"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+import time
 import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import begin_batch, check_wcag, choose_face, decode, open_tab, picture, seen
+from browser_tools import begin_batch, check_wcag, choose_face, decode, open_tab, picture, see_as_drawn, seen
 from PIL import Image
 from skimage import data
 from typer.testing import CliRunner
@@ -17,6 +19,7 @@ from web_demo import FACES, LABELS
 from superres.cli.main import app as commands
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
+from superres.web.turns import StoppedError
 
 SHOWN = "#results superres-viewer .sr-after"
 DIVIDER = "Divider between the two pictures"
@@ -111,6 +114,7 @@ def run_the_command_of_the_page(page, folder, checkpoints):
 def see_each_picture_on_its_side(page):
     choose_face(page, 1)
     upscale(page)
+    see_as_drawn(page)
     page.get_by_label(DIVIDER).press("Home")
     image = np.asarray(picture(page.get_attribute(SHOWN, "src")))
     away = np.ones((32, 32), bool)  # from the divider and its handle
@@ -200,22 +204,145 @@ def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkp
     make_results_stale_by_the_input_and_by_a_setting(page)
 
 
-def test_a_face_is_finished_when_asked_and_the_drawn_one_comes_back(visit, demo):
-    page = visit()
+@pytest.fixture
+def held(demo, monkeypatch):
+    """An event without which no face is finished, and the number of faces that were asked for."""
+    go, finish, asked = threading.Event(), demo.decoder.finish, []
+
+    def finish_then(*arguments, **settings):
+        asked.append(arguments)
+        assert go.wait(300)
+        return finish(*arguments, **settings)
+
+    monkeypatch.setattr(demo.decoder, "finish", finish_then)
+    yield go, asked
+    go.set()
+
+
+def finished_of(demo, face):
+    return demo.decoder.upscaler(read_image(FACES[face])[None], finish="mean").images[0]
+
+
+def shown(page):
+    return np.asarray(picture(page.get_attribute(SHOWN, "src")))
+
+
+def strip_of(page):
+    return page.locator("superres-kept li > span").all_inner_texts()
+
+
+def places(page):
+    """Return where the parts of the viewer are, in pixels below its frame's top."""
+    return page.evaluate("""() => {
+        const top = element => element.getBoundingClientRect().top, frame = document.querySelector(".sr-split");
+        return [...document.querySelectorAll("#results superres-viewer :not(option)")].map(
+            element => [element.className, Math.round(top(element) - top(frame))]);
+    }""")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_drawn_face_stays_until_the_finished_one_takes_its_place(visit, demo, held, width):
+    page, (go, asked) = visit(viewport={"width": width, "height": 900}), held
     choose_face(page, 1)
     upscale(page)
-    drawn, viewer = page.get_attribute(SHOWN, "src"), page.locator("#results superres-viewer")
-    assert viewer.get_by_role("radio", name="As the model drew it").is_checked()
-    viewer.get_by_role("radio", name="Finished").check()
+    viewer = page.locator("#results superres-viewer")
+    viewer.get_by_text("Drawing the finished face…").wait_for()
+    assert page.get_attribute(SHOWN, "alt") == "superres, 32x32"
+    assert viewer.get_by_role("radio", name="Finished").is_checked()
+    assert strip_of(page) == []
+    drawn, before = page.get_attribute(SHOWN, "src"), places(page)
+    check_wcag(page, "a face that is being finished", "#results superres-viewer")
+    go.set()
     viewer.get_by_text("The mean of 2 pictures, sharpened").wait_for()
-    expected = demo.decoder.upscaler(read_image(FACES[1])[None], finish="mean")
-    np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected.images[0])
+    np.testing.assert_array_equal(shown(page), finished_of(demo, 1))
+    assert page.get_attribute(SHOWN, "alt") == "Finished, 32x32"
+    assert "The details below are of the face as the model drew it." in page.inner_text("#results")
+    assert places(page) == before
+    assert strip_of(page) == ["1: exact, finished"]
     check_wcag(page, "a finished face", "#results superres-viewer")
-    viewer.get_by_role("radio", name="As the model drew it").check()
+    see_as_drawn(page)
     assert page.get_attribute(SHOWN, "src") == drawn
-    page.locator("superres-kept li").nth(1).wait_for()  # both are in the strip
+    viewer.get_by_role("button", name="Keep this face").click()
+    assert strip_of(page) == ["2: exact", "1: exact, finished"]
     viewer.get_by_role("radio", name="Finished").check()
-    assert picture(page.get_attribute(SHOWN, "src")).tobytes() == expected.images[0].tobytes()
+    np.testing.assert_array_equal(shown(page), finished_of(demo, 1))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("choose", [
+    see_as_drawn, lambda page: page.get_by_label("Right side").select_option("Lanczos")], ids=["drawn", "Lanczos"])
+def test_a_finished_face_does_not_replace_what_the_visitor_has_chosen_meanwhile(visit, held, choose):
+    page, (go, _) = visit(), held
+    choose_face(page, 1)
+    upscale(page)
+    page.get_by_text("Drawing the finished face…").wait_for()
+    choose(page)
+    assert page.get_by_text("Drawing the finished face…").count() == 0
+    chosen = page.get_attribute(SHOWN, "src")
+    go.set()
+    page.locator(".sr-sides option", has_text="Finished, 32x32").first.wait_for(state="attached")
+    assert page.get_attribute(SHOWN, "src") == chosen
+    assert strip_of(page) == ["1: exact"]
+
+
+def test_the_choice_of_the_drawn_face_lasts_and_the_finished_one_comes_when_asked(visit, demo, held):
+    page, (go, asked) = visit(), held
+    go.set()
+    for face in (1, 2):
+        choose_face(page, face)
+        upscale(page)
+        see_as_drawn(page)
+    assert len(asked) <= 1
+    drawn = demo.decoder.upscaler(read_image(FACES[2])[None], keys=[image_key(read_image(FACES[2]), 1)]).images[0]
+    np.testing.assert_array_equal(shown(page), drawn)
+    page.get_by_role("radio", name="Finished").check()
+    page.get_by_text("The mean of 2 pictures, sharpened").wait_for()
+    np.testing.assert_array_equal(shown(page), finished_of(demo, 2))
+    choose_face(page, 3)
+    upscale(page)
+    page.get_by_text("The mean of 2 pictures, sharpened").wait_for()
+    np.testing.assert_array_equal(shown(page), finished_of(demo, 3))
+
+
+def test_where_no_face_is_finished_the_drawn_one_stays_with_the_reason(visit, demo, monkeypatch):
+    def refuse(*_, **__):
+        raise StoppedError("too many of your requests wait; try again in a minute")
+
+    page = visit()
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.decoder, "finish", refuse)
+        choose_face(page, 1)
+        upscale(page)
+        page.get_by_text("Too many of your requests wait; try again in a minute.").wait_for()
+    assert page.get_attribute(SHOWN, "alt") == "superres, 32x32"
+    assert page.get_by_role("radio", name="As the model drew it").is_checked()
+    assert strip_of(page) == ["1: exact"]
+    page.get_by_role("radio", name="Finished").check()
+    page.get_by_text("The mean of 2 pictures, sharpened").wait_for()
+    np.testing.assert_array_equal(shown(page), finished_of(demo, 1))
+
+
+def test_the_next_decode_does_not_wait_for_a_finished_face(visit, demo, monkeypatch):
+    ended = threading.Event()
+
+    def finish(*_, check, **__):
+        try:
+            for _ in range(3000):
+                check()
+                time.sleep(0.1)
+        except StoppedError:
+            ended.set()
+            raise
+
+    page = visit()
+    choose_face(page, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.decoder, "finish", finish)
+        upscale(page)
+        page.get_by_text("Drawing the finished face…").wait_for()
+        decode(page, "#draw")
+        assert ended.wait(300)
+    assert strip_of(page) == ["1: exact"]
 
 
 def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(visit):

@@ -240,6 +240,7 @@ def test_a_race_is_run_and_replayed_and_a_decode_stepped_through(visit, upscaler
     page.get_by_text(f"{sum(steps):,} steps: the same picture").wait_for()
     page.locator("superres-viewer .sr-choice").nth(OTHERS).click()
     assert page.locator(".sr-right").inner_text() == f"Person {OTHERS}"
+    assert page.get_by_text("As the model drew it").count() == 0  # this page finishes no faces
     check_wcag(page, "all parts")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, choose_face, decode, picture, upload
+from browser_tools import check_wcag, choose_face, decode, picture, see_as_drawn, upload, upscale
 from PIL import Image
 from skimage import data
 from web_demo import FACES, running
@@ -42,10 +42,12 @@ def test_a_large_face_is_drawn_from_the_second_stage_on_if_the_visitor_asks(visi
     page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
     page.get_by_label(CHOICE).check()
     input_becomes(page, 32)
-    decode(page, "#run")
+    upscale(page)
     (crop,) = choose_crops(data.astronaut(), upscaler.face_task)
     last = upscaler.from_size(32)
     source = take(data.astronaut(), last.face_task, crop).source
+    np.testing.assert_array_equal(shown(page), last(source[None], finish="mean").images[0])
+    see_as_drawn(page)
     np.testing.assert_array_equal(shown(page), last(source[None], keys=[image_key(source, 1)]).images[0])
     names = [name.split(":")[0] for name in page.locator(".sr-compared figcaption").all_inner_texts()]
     assert names == ["Input, 32x32", "Lanczos", "superres, 64x64", "Truth"]

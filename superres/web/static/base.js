@@ -11,6 +11,9 @@ window.superres = {
     return element;
   },
 
+  // Return the text of an error as a sentence.
+  sentence: text => `${text[0].toUpperCase()}${text.slice(1)}.`,
+
   // An element that draws itself from its attribute data-view, by its method `draw`. Gradio does not replace an element
   // whose HTML is new: it changes the attributes, and removes the children that the new HTML does not have.
   Drawn: class extends HTMLElement {

@@ -91,7 +91,7 @@
 
   function fail(view, text) {
     const one = of(view);
-    if (isUnderWay(one)) one.reason = text && text !== "turn" ? `${text[0].toUpperCase()}${text.slice(1)}.` : UNANSWERED;
+    if (isUnderWay(one)) one.reason = text && text !== "turn" ? superres.sentence(text) : UNANSWERED;
     send(view, "fail");
   }
 

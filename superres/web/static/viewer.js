@@ -3,7 +3,7 @@
 // superres/web/upscale_tab.py writes the data. Only a finished face is asked of the server (superres/web/finishing.py).
 "use strict";
 (() => {
-  const {make, Drawn} = superres;
+  const {make, sentence, Drawn} = superres;
   const FIRST = 50;  // first place of the divider in percent
   const LARGEST = 8;  // factor of the zoom
   const REACH = 22;  // pixels from the divider's handle within which a drag moves the divider; half the handle
@@ -14,6 +14,7 @@
   const STORE = "superres-kept";
   const HINT = "Zoom with Ctrl and the wheel, two fingers, or + and -. Move the part in view by a drag, or Shift and the arrow keys.";
   let viewers = 0, kept = [];  // pictures in the strip, the newest first
+  let isFinishing = true;  // whether the visitor wants finished faces; the next page begins anew
   try {
     kept = JSON.parse(sessionStorage.getItem(STORE)) ?? [];
   } catch {
@@ -61,12 +62,18 @@
       super.disconnectedCallback();
       document.removeEventListener("superres-kept", this.fill);
       document.removeEventListener("superres-answer", this.hear);
+      queueMicrotask(() => this.isConnected || this.settle());
     }
 
     draw(view) {
+      const isNew = this.taken !== this.dataset.view;  // Gradio may only have moved the element
+      if (isNew) {
+        this.settle();
+        Object.assign(this, {taken: this.dataset.view, told: "", question: undefined, finished: undefined, awaits: false});
+      }
       this.view = view;
-      this.question = undefined;
-      this.face = view.faces[0];
+      if (this.finished) view.faces.push(this.finished);
+      this.face = this.finished && isFinishing ? this.finished : view.faces[0];
       [this.left, this.right] = [["left", "before"], ["right", "after"]].map(([name, image]) => {
         const side = {image: make("img", {class: `sr-${image}`}), name: make("span", {class: `sr-name sr-${name}`}), select: make("select")};
         side.select.addEventListener("change", () => this.show(side, this.pictures[side.select.selectedIndex]));
@@ -81,53 +88,64 @@
       this.factor = make("output", {"aria-label": "Zoom"});
       this.link = make("span");
       this.keeps = button("Keep this face", () => keep(this.face), {class: "sr-keep"});
-      this.caption = make("p", {class: "sr-chosen"});
+      this.caption = make("p", {class: "sr-chosen", role: "status"});
       this.radios = [];
-      this.append(this.frame,
+      this.append(this.frame, this.caption,
         make("div", {class: "sr-sides"}, make("label", {}, "Left side", this.left.select), make("label", {}, "Right side", this.right.select)),
         make("div", {class: "sr-under"},
           make("span", {class: "sr-zoom"}, button("\u2212", () => this.zoomTo(this.zoom - 1), {"aria-label": "Zoom out"}), this.factor,
             button("+", () => this.zoomTo(this.zoom + 1), {"aria-label": "Zoom in"})),
           make("span", {class: "sr-links"}, this.link, this.keeps)),
-        this.caption, make("p", {class: "sr-hint", id: `sr-zoom-${++viewers}`}, HINT));
+        make("p", {class: "sr-hint", id: `sr-zoom-${++viewers}`}, HINT));
       this.divider.setAttribute("aria-describedby", `sr-zoom-${viewers}`);
       if (view.faces.length > 1) this.append(this.sheet());
       if (view.finish) this.frame.after(this.finishing());
       this.look(0, 0, 1);
       this.list();
-      if (!this.closest("superres-kept")) this.take();
-      if (view.finish?.atOnce) this.finish();
+      if (isNew && !this.closest("superres-kept")) this.take();
     }
 
-    // The face as the model drew it, or finished: the server draws that when it is asked for.
+    // The choice between the face as the model drew it and the finished one, which the server draws when it is asked.
     finishing() {
       const name = `sr-finish-${viewers}`, actions = [() => this.show(this.right, this.view.faces[0]), () => this.finish()];
-      this.told = make("span", {role: "status"});
       const choices = ["As the model drew it", "Finished"].map((text, at) => {
         const radio = this.radios[at] = make("input", {type: "radio", name});
         radio.addEventListener("change", actions[at]);
         return make("label", {}, radio, text);
       });
-      return make("fieldset", {class: "sr-finish"}, make("legend", {}, "The face"), ...choices, this.told);
+      return make("fieldset", {class: "sr-finish"}, make("legend", {}, "The face"), ...choices);
     }
 
+    // Show the finished face as soon as it is there; the drawn one stays until then.
     finish() {
-      if (this.view.faces.length > 1) return this.show(this.right, this.view.faces[1]);
+      if (this.finished) return this.show(this.right, this.finished);
+      isFinishing = this.awaits = true;
+      this.told = "Drawing the finished face\u2026";
+      this.list();
       if (this.question) return;  // it is being drawn
-      this.question = JSON.stringify({...this.view.finish.asks, turn: ++viewers});
-      this.told.textContent = "Drawing the finished face\u2026";
+      this.question = JSON.stringify({...this.view.finish, turn: ++viewers});
       document.dispatchEvent(new CustomEvent("superres-ask-finish", {detail: this.question}));
     }
 
+    // Take the finished face; it is shown unless the visitor has chosen another picture since.
     answer({question, error, faces}) {
       if (!this.question || question !== this.question) return;
+      const {awaits} = this;
       this.question = undefined;
-      this.told.textContent = error ?? "";
-      if (error) return this.list();
-      const finished = {...faces[0], before: this.view.faces[0].before};
-      this.view.faces.push(finished);
-      keep(finished);
-      this.show(this.right, finished);
+      this.awaits = false;
+      if (error) {
+        this.told = awaits ? sentence(error) : "";
+        this.settle();
+      } else {
+        const [{made, before}] = this.view.faces;
+        this.finished = {...faces[0], made: `${made}, finished`, before};
+        this.view.faces.push(this.finished);
+        if (awaits) {
+          this.settle(this.finished);
+          this.show(this.right, this.finished);
+        }
+      }
+      this.list();
     }
 
     sheet() {
@@ -140,18 +158,33 @@
       return make("fieldset", {class: "sr-sheet"}, make("legend", {}, "Choose a sample, the likeliest first"), ...choices);
     }
 
-    // The strip takes a new result, unless it is a sheet to choose from, and needs no viewer of its own.
+    // The strip takes one face of a new result, unless it is a sheet to choose from, and needs no viewer of its own.
     take() {
       document.querySelector("superres-kept superres-viewer")?.remove();
-      if (this.taken === this.dataset.view) return;  // Gradio has only moved the element
-      this.taken = this.dataset.view;
-      if (this.view.faces.length === 1) keep(this.face);
+      if (this.view.faces.length > 1) return;
+      this.due = this.face;
+      if (this.view.finish && isFinishing) this.finish();
+      else this.settle();
+    }
+
+    // Give the strip the face that is due: the drawn one, or the finished one that is shown in its place.
+    settle(face = this.due) {
+      if (!this.due) return;
+      this.due = undefined;
+      keep(face);
     }
 
     // Show a picture on a side. On the right side, a face brings its own pictures, such as its earlier stages.
     show(side, picture) {
-      if (side === this.right && this.view.faces.includes(picture)) this.face = picture;
       side.chosen = picture.name;
+      if (side === this.right) {
+        Object.assign(this, {awaits: false, told: ""});
+        if (this.view.faces.includes(picture)) {
+          this.face = picture;
+          if (this.view.finish) isFinishing = picture === this.finished;
+        }
+        this.settle();
+      }
       this.list();
     }
 
@@ -169,11 +202,11 @@
       });
       this.left.image.alt = `${left.name}, left of the divider`;
       this.right.image.alt = right.name;
-      this.caption.textContent = right.note ?? "";
+      this.caption.textContent = [right.note, this.told].filter(Boolean).join(". ");
       this.link.replaceChildren(...right.file ? [download(right)] : []);
-      this.radios.forEach((radio, at) => radio.checked = faces[at] === right);
+      this.radios.forEach((radio, at) => radio.checked = this.awaits ? at === 1 : faces[at] === right);
       this.keeps.textContent = kept.some(({uri}) => uri === right.uri) ? "Kept below" : "Keep this face";
-      this.keeps.hidden = faces.length === 1 || !faces.includes(right);
+      this.keeps.hidden = faces.length === 1 && !this.view.finish || !faces.includes(right);
       this.move(this.divider.valueAsNumber);
     }
 
@@ -261,7 +294,6 @@
 
     disconnectedCallback() {
       document.removeEventListener("superres-kept", this.fill);
-      document.removeEventListener("superres-answer", this.hear);
     }
 
     // Change only what is new or gone, so that the focus stays.
