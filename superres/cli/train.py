@@ -217,7 +217,7 @@ def aligner(
     data: AlignedFaces, output: AlignerFolder, dev: DevFaces = None, steps: AlignerSteps = 24_000,
     limit: Limit = None, seed: Seed = 0,
 ) -> None:
-    """Train the network that aligns the faces of photos, for --crop face.
+    """Train the network that aligns the faces of photos.
 
     DIR gets model.safetensors and training.jsonl. An interrupted run begins again.
     """

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from safetensors import SafetensorError
 
 from superres.errors import CheckpointError, first_line
 from superres.system.folders import bundled_folder
@@ -164,6 +163,7 @@ class Aligner:
     @classmethod
     def load(cls, path: Path) -> Aligner:
         """Read weights; raise CheckpointError if the file is missing, damaged or of another network."""
+        from safetensors import SafetensorError  # a survey of finished pictures has no such package
         from safetensors.numpy import load_file
 
         try:
