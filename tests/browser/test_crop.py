@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, choose_face, picture, upload
+from browser_tools import check_wcag, choose_face, picture, see_as_drawn, upload
 from PIL import Image
 from skimage import data
 
@@ -128,6 +128,7 @@ def by_mouse(page, demo, astronaut):
     settle(page)
     np.testing.assert_array_equal(preview(page), reduced(astronaut, moved))
     page.click("#run")
+    see_as_drawn(page)
     source = reduced(astronaut, moved)
     expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
     link = page.locator("#results a.sr-download").first

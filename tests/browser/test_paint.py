@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag, decode, give, picture, upload
+from browser_tools import check_wcag, decode, give, picture, see_as_drawn, upload
 from PIL import Image
 from skimage import data
 from stress_demo import encoded, huge_png, zipped
@@ -287,6 +287,7 @@ def test_a_photo_fills_the_box_and_painted_pixels_are_what_the_buttons_take(visi
     painted[3, 3] = 0x3d, 0x6f, 0xc4
     drawn(page)
     decode(page, "#run")
+    see_as_drawn(page)
     face = picture(page.locator("#results a.sr-download").first.get_attribute("href"))
     np.testing.assert_array_equal(np.asarray(face), face_for(demo, painted))
     cell(page, 0, 0).click()
