@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import TINY, random_model
+from PIL import Image
 from textual import CONFIG, sentences, vocabulary, wordy
 
 import measurements
@@ -18,6 +19,7 @@ import speed_worker
 from superres.checkpoint import save_checkpoint
 from superres.config import DEFAULT_CASCADE, DEFAULT_CHECKPOINT
 from superres.errors import ConfigError
+from superres.system.output import cache_folder
 from superres.tasks.translation import VOCABULARY_FILE
 
 FACES = replace(TINY, source_shape=(4, 4, 3), target_shape=(8, 8, 3), prediction_heads=2, head_layer="sequential")
@@ -87,6 +89,16 @@ def test_a_process_decodes_by_the_variant_that_it_is_given_and_its_end_is_told(t
         assert decode(**question)["tokens"] == [FACES.target_length]
     with speed.worker(speed.ROOT, "x86-64-v99") as decode, pytest.raises(ConfigError, match="ended too early"):
         decode(**question)
+
+
+@pytest.mark.slow
+def test_the_first_use_is_that_of_the_command(tmp_path):
+    save_checkpoint(random_model(FACES, dtype=torch.float32), tmp_path / "toy")
+    Image.new("RGB", (4, 4), "teal").save(tmp_path / "face.png")
+    found = speed.upscale(cache_folder().parent, tmp_path / "face.png", "--checkpoint", str(tmp_path / "toy"),
+                          "--block-size", "1")
+    assert found["steps"] == found["tokens"] == FACES.target_length
+    assert found["seconds"] > 0
 
 
 def test_sentences_say_what_their_tables_say():

@@ -5,10 +5,12 @@
     python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed-text --only text --rounds 1
 
 Every variant of the compiled code decodes in a process of its own, and all processes and ways to decode take turns; the
-shortest of the rounds counts. With --beside, another checkout of superres takes its turns too, and `beside` is a table
-of its times over ours. Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower`
-(CPU time of the default over that of one token per step), `first-use` (from an empty cache), and `peers` (the network
-without compiled code, and transformers' GPT-2 of its size). --publish fills README and docs/ with the tables.
+shortest of the rounds counts. With --beside, another checkout of superres takes its turns too, by the variant that it
+chooses or the first of --variants, and `beside` is a table of its times over ours. --publish fills README and docs/.
+
+Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower` (CPU time of the default
+over that of one token per step), `first-use` (from an empty cache), and `peers` (the network without compiled code, and
+transformers' GPT-2 of its size).
 """
 
 from __future__ import annotations
@@ -286,7 +288,8 @@ def main(
     with ExitStack() as stack:
         workers = {label: stack.enter_context(worker(ROOT, name)) for label, name in chosen.items()}
         if beside is not None:
-            workers[beside.name] = stack.enter_context(worker(beside.resolve(), None))
+            first = next(iter(chosen.values())) if variants else None
+            workers[beside.name] = stack.enter_context(worker(beside.resolve(), first))
         table.measure(rows(parts, faces, text, rounds, workers))
     table.finish()
     if publish:

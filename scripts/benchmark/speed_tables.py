@@ -90,7 +90,7 @@ def first_use_table(document: Document) -> str:
 
 
 def beside_table(document: Document) -> str:
-    """Return the times of another checkout, by its own choice of a variant, over ours."""
+    """Return the times of another checkout over those of our fastest variant."""
     name, first, rows = document["conditions"]["beside"], labels(document)[0], []
     for row, found in values(document).items():
         for way, by_label in found.items() if row not in ("first-use", "peers") else ():
