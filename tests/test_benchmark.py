@@ -14,12 +14,10 @@ from fakes import random_model
 from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
-import engines
-from engines import compare_with_peers, random_upscaler
 from superres.cli import benchmark as command
 from superres.cli.benchmark import parse_batches
 from superres.cli.main import run
-from superres.config import PRESETS, DecodeConfig
+from superres.config import PRESETS
 from superres.errors import ConfigError
 from superres.evaluation import benchmark
 from superres.evaluation import beside as other_ways
@@ -240,36 +238,8 @@ def test_numbers_out_of_range_are_refused(upscaler, sources):
             run_benchmark(image_workload(upscaler, sources), batches, repeats)
 
 
-def test_peers_have_our_size_and_are_timed_beside_us(upscaler, sources, monkeypatch):
+def test_the_other_network_has_our_size(upscaler):
     pytest.importorskip("transformers", reason="transformers is missing: pip install -e '.[peers]'")
     same = gpt2(TINY)
     ours = sum(weight.numel() for weight in upscaler.model.decoder.parameters())
     assert sum(weight.numel() for weight in same.transformer.h.parameters()) == pytest.approx(ours, rel=0.35)
-    monkeypatch.setattr(engines, "NEW_TOKENS", 40)
-    monkeypatch.setattr(engines, "UNCACHED_CALLS", 1)
-    rows = compare_with_peers({upscaler.engine: upscaler}, sources[:1], DecodeConfig(accept="distance"), repeats=1)
-    assert [row["way"].split(",")[0] for row in rows] == [
-        "transformers generate", "transformers generate", f"{upscaler.engine}: greedy",
-        f"{upscaler.engine}: blockwise", "no cache"]
-    assert (rows[0]["over_generate"], rows[0]["tokens"]) == (1, TINY.target_length - 1)
-    assert all(row["tokens_per_second"] * row["seconds"] == pytest.approx(row["tokens"]) for row in rows)
-
-
-def test_engines_are_in_one_table_with_what_is_beside_them(upscaler, sources):
-    reports = [run_benchmark(image_workload(one, sources), (1, 2), 1, QUICK) for one in (
-        upscaler, Upscaler(random_model(TINY, dtype=torch.float32), "tiny", "0123", "cpu", engine="native-int8"))]
-    document = {"rows": {f"engine {report['engine']}": {"values": report} for report in reports}}
-    views = engines.views(document)
-    rows = [line.split(" | ")[:2] for line in views["pictures-per-second"].splitlines()[2:]]
-    names = [report["engine"] for report in reports]
-    assert [name for batch, name in rows if name in names] == names * 2
-    assert len(rows) == len({tuple(row) for row in rows})
-    assert views["speed-ups"].count("| exact, k = 2 |") == 4
-    assert set(engines.plots(document)) == {f"{plot}-{name}.png" for plot in ("speed", "step") for name in names}
-
-
-def test_random_networks_accept_what_they_are_forced_to(sources):
-    drawn = random_upscaler(replace(PRESETS["base"], encoder_layers=1, **SHAPES), "auto")
-    assert (drawn.model_config.width, drawn.model_config.decoder_layers) == (256, 6)
-    trace = drawn(sources[:1], DecodeConfig(6, min_block=5)).traces[0]
-    assert 5 <= trace.mean_accepted_block_size <= 6

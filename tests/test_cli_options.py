@@ -43,7 +43,7 @@ def spellings(command):
 
 @cache
 def options_of(command):
-    """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark/engines.py"."""
+    """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark/speed.py"."""
     command = "app" if command == "app.py" else command
     if not command.endswith(".py"):
         return set().union(*(spellings(found) for name, found in COMMANDS.items()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
+from PIL import Image
 from skimage import data
 
 import demo
 import draw_decode
 import draw_dev
 import measurements
-import overview
 from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
@@ -48,16 +45,6 @@ def test_names_of_rows_stand_left_of_a_sheet_and_change_no_picture():
     np.testing.assert_array_equal(named[16:, margin:], plain[16:])
     for top in (16, 48):
         assert (named[top:top + 32, :margin] < 128).any()
-
-
-def test_the_picture_of_speed_is_drawn_from_its_measurements():
-    document = json.loads((measurements.MEASUREMENTS / "overview.json").read_text())
-    drawn, shown = io.BytesIO(overview.plots(document)["speed.png"]), measurements.ROOT / ".github/pictures/speed.webp"
-    colours = [ImageColor.getrgb(colour) for shades in overview.COLOURS.values() for colour in shades]
-    areas = [[(np.asarray(Image.open(picture).convert("RGB")) == colour).all(-1).sum() for colour in colours]
-             for picture in (drawn, shown)]
-    shares = [np.divide(area, sum(area)) for area in areas]  # fonts change the size of all bars, and not their ratios
-    np.testing.assert_allclose(*shares, atol=0.003)
 
 
 @pytest.mark.slow

@@ -78,13 +78,7 @@ def cells(name, view):
     return [[cell.strip().split(" ±")[0] for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
-def test_a_ratio_across_engines_and_the_cost_of_limits_are_those_of_their_tables():
-    times = cells("faces-64", "seconds")
-    gains = [min(float(row[column]) for row in times if row[1] == "greedy")
-             / min(float(row[column]) for row in times if row[1].startswith("exact")) for column in (2, 3)]
-    said = (f"the fastest exact decoding is {gains[0]:.2f} times as fast as the fastest greedy decoding with AVX-512, "
-            f"and {gains[1]:.2f} times with AVX2")
-    assert all(said in page for page in words("README.md", "docs/results.md"))
+def test_the_cost_of_limits_is_that_of_its_table():
     cost = max(float(row[1]) - float(row[2]) for row in cells("consistent", "cost"))
     assert all(f"at most {cost:.2f} dB" in page for page in words("docs/results-faces.md", "docs/acceptance.md"))
 
@@ -109,7 +103,7 @@ def test_a_document_has_command_commit_date_and_processor_and_its_views_are_show
     assert document["machine"]["cpu"]
     shown = {found[2] for page in pages() for found in SECTION.finditer(page.read_text()) if found[1] == path.stem}
     assert shown <= measurements.views(document).keys()
-    assert shown or path.stem == "overview"  # a plot
+    assert shown
     assert shown == document.get("printed", {}).keys() or "rows" in document
 
 

@@ -3,7 +3,8 @@
     python scripts/device/measure.py stream --data dev.npz --output stream.json
 
 Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per step; widths, batches,
-CPU), `stream` (images per second), `threads` (two threads decode at once).
+CPU), `benchmark` (that of `superres benchmark images`), `stream` (images per second), `threads` (two threads decode at
+once).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import typer
 from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.batching import feed_of
 from superres.errors import ConfigError
+from superres.evaluation.benchmark import run_benchmark
+from superres.evaluation.workload import image_workload
 from superres.pipeline.auto import face_task
 from superres.pipeline.pipeline import pick_device
 from superres.system.machine import Timer, machine, peak_bytes
@@ -31,6 +34,8 @@ from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import read_faces
 
 Report = dict[str, Any]
+BENCHMARK_SECONDS = 35
+"""Time of a benchmark of one engine; what does not fit is left out."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,13 @@ def same(one: np.ndarray, other: np.ndarray) -> float:
     return float((one == other).all(1).mean())
 
 
+def benchmark(run: Run) -> None:
+    """Measure every engine by block size and batch, beside other ways, and the limits of the device."""
+    for name in run.engines:
+        run.write(name, run_benchmark(image_workload(run.load(name), run.lr), run.batches, 3,
+                                     seconds=BENCHMARK_SECONDS))
+
+
 def stream(run: Run) -> None:
     """Decode a stream of four images per row, and report images per second and the peak memory."""
     run.report["streams"] = []
@@ -160,7 +172,7 @@ def threads(run: Run) -> None:
         number in found and bool((found[number] == images).all()) for number, images in enumerate(expected)]})
 
 
-PARTS = {"smoke": smoke, "exact": exact, "stream": stream, "threads": threads}
+PARTS = {"smoke": smoke, "exact": exact, "benchmark": benchmark, "stream": stream, "threads": threads}
 
 
 class Warnings(logging.Handler):

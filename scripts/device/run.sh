@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check superres on a GPU, or train there, within a time limit:
 #
-#   bash scripts/device/run.sh check SECONDS [options of both measure.py and scripts/benchmark/engines.py]
+#   bash scripts/device/run.sh check SECONDS [options of measure.py]
 #   bash scripts/device/run.sh train SECONDS [options of train.py]
 #
 # Run it in the repository's root, after scripts/device/prepare.py. Each part has its own process and time limit, so one
@@ -18,8 +18,7 @@ shift 2
 python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
 work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
 slower=1 probe=(--probe-batches 64,128) kernel=()
-benchmark=(--engines triton-bf16 --batches 1,64,1024 --seconds 35)
-exact=(--engines triton-bf16,triton) fast=(--engines triton-bf16) # plain alone would take the whole time
+exact=(--engines triton-bf16,triton) fast=(--engines triton-bf16) benchmark=("${fast[@]}") # plain alone would take the whole time
 if [[ $device == cpu ]]; then
   slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1)
   benchmark=(--engines auto --batches 1) exact=() fast=()
@@ -84,10 +83,7 @@ case $what in
     part probe 60 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
       "${probe[@]}"
     # superres benchmark images by block size and batch, beside other ways, and the limits
-    rm -rf "$work/benchmark"
-    part benchmark 90 "$python" scripts/benchmark/engines.py --device "$device" --data "$here/dev.npz" --busy \
-      --no-peers --output "$work/benchmark" "${benchmark[@]}" "$@"
-    if [[ -f $work/benchmark/engines.json ]]; then cp "$work/benchmark/engines.json" "$OUT/benchmark.json"; fi
+    measure benchmark 90 "${benchmark[@]}" "$@"
     measure stream 30 "${fast[@]}" "$@" # images per second of a refilled stream
     # Variants of the kernel: compiled side by side, compared and timed in the time that is left.
     part kernel "$(left)" "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" \
