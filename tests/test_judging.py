@@ -52,6 +52,7 @@ def sources(rng):
     return rng.integers(0, 256, (3, 2, 2, 3), np.uint8)
 
 
+@torch.inference_mode()
 def of_single_steps(upscaler, source, target):
     """Return the bits and the variances of a picture's tokens, by steps of one token in float32, as p1 judges."""
     tokens, bits, variance = torch.from_numpy(target.reshape(1, -1).astype(np.int64)), 0.0, []
