@@ -90,12 +90,12 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
         ("sequential", "A random sample at temperature 0.9, one token per step.", sample.sequential(), "sequential"),
         ("sample", "The tokens of sequential, several per step.", sample, "sequential"))}
     try:
-        int8 = Upscaler.load(checkpoint, device, "native-int8")
+        floats = Upscaler.load(checkpoint, device, "native")
     except ConfigError as error:
-        print(f"The engine native-int8 is left out: {error}", flush=True)
+        print(f"The engine native is left out: {error}", flush=True)
         return variants
-    return {**variants, "native-int8": Variant(
-        "As exact, in 8-bit integers (engine native-int8): a few pixels may differ.", int8, exact, "greedy")}
+    return {**variants, "native": Variant(
+        "As exact, in float32 (engine native): a few pixels may differ.", floats, exact, "greedy")}
 
 
 def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:

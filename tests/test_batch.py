@@ -61,7 +61,7 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7, "crop": None,
         "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
         "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png",
-                    "sheet": False, "keep": None, "finish": None, "start": 8},
+                    "sheet": False, "keep": None, "finish": None, "start": 8, "engine": "fake"},
         "size": (out / "b.png").stat().st_size, "version": version_of(str(faces / "b.png")),
         "shard_sha256": None, "sample": None, "bits_per_dim": None,
     }

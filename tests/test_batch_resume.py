@@ -168,6 +168,7 @@ def test_an_output_that_is_not_whole_is_made_again_and_no_other(faces, out, whol
     ({"decode": DISTANCE}, "accept 'exact' there, 'distance' now"),
     ({"upscaler": FakeUpscaler(revision="ffff")}, "checkpoint 'fake@0123abcd' there, 'fake@ffff' now"),
     ({"source": "lowres"}, "source 'auto' there, 'lowres' now"),
+    ({"upscaler": FakeUpscaler(engine="native-int8")}, "engine 'fake' there, 'native-int8' now"),
 ])
 def test_changed_settings_are_refused_or_redone_on_request(faces, out, whole, tmp_path, change, named):
     run(faces, out)
@@ -179,6 +180,26 @@ def test_changed_settings_are_refused_or_redone_on_request(faces, out, whole, tm
     run(faces, tmp_path / "fresh", **change)
     assert contents(out) == contents(tmp_path / "fresh")
     assert run(faces, out, **change).skipped == 36
+
+
+@pytest.mark.parametrize(("begun", "now", "goes_on"), [
+    (None, "native", True), ("native", "triton", True), ("native-int8", "native-int8", True),
+    (None, "native-int8", False), ("native", "native-int8", False), ("native-int8", "plain", False),
+])
+def test_a_run_goes_on_with_an_engine_of_the_same_format_alone(tmp_path, out, begun, now, goes_on):
+    """The manifest of an earlier release names no engine; its default was native."""
+    run(write_image(tmp_path / "face.png"), out, FakeUpscaler(engine=begun or "native"))
+    if begun is None:
+        (row,) = rows_of(out)
+        del row["options"]["engine"]
+        (out / "manifest.jsonl").write_text(json.dumps(row) + "\n")
+    upscaler = FakeUpscaler(engine=now)
+    if goes_on:
+        assert run(tmp_path / "face.png", out, upscaler).skipped == 1
+    else:
+        with pytest.raises(OutputError, match=f"engine '{begun or 'native'}' there, '{now}' now"):
+            run(tmp_path / "face.png", out, upscaler)
+    assert not upscaler.batches
 
 
 @pytest.mark.parametrize("name", ["superres.batch.rows.Journal.append", "fakes.FakeUpscaler.__call__"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,27 @@ def test_pictures_of_all_ways_are_those_of_the_compiled_engine(folder, upscaler,
         assert answer["digest"] == digest, way
         assert [(stage["tokens"], stage["steps"], stage["accepted"]) for stage in answer["stages"]] == [
             (tokens, steps, list(accepted)) for tokens, steps, accepted in stages], way
+
+
+@pytest.mark.parametrize(("kind", "number", "way"), [
+    ("small", 0, {"size": 32}), ("large", 0, {}), ("large", 3, {"temperature": 0.7, "seed": 5, "sample": 3}),
+], ids=["small", "large", "sample"])
+def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_browser(
+    folder, sources, kind, number, way,
+):
+    """The server's page loads the checkpoint with the engine that it takes on this processor by itself."""
+    pytest.importorskip("gradio")
+    from superres.web.decoding import Decoder
+    from superres.web.paint import drawn
+
+    link = urlsafe_b64encode(sources[0].tobytes()).decode()
+    decoder = Decoder(superres.load("celeba-8to64", device="cpu"))
+    try:
+        (face,) = drawn(decoder, kind, {"x": link, "t": 0.7, "s": 5, "n": number})["faces"]
+    finally:
+        decoder.close()
+    (answer,) = asked(folder, [(sources[0], way)])["answers"]
+    assert (face["digest"], face["steps"]) == (answer["digest"], sum(stage["steps"] for stage in answer["stages"]))
 
 
 def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_path):

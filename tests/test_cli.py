@@ -158,7 +158,7 @@ def test_a_manifest_is_summarised_by_its_latest_rows(loaded, data, capsys, monke
     assert run(["manifest", "summary", "out/manifest.jsonl"]) == 1
     first, settings, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("2 done, 0 skipped, 1 failed; ")
-    assert settings == "2 by fake@0123abcd --block-size 10 --accept distance"
+    assert settings == "2 by fake@0123abcd --block-size 10 --accept distance --engine fake"
     assert "cannot read the manifest none" in refusal(capsys, "manifest", "summary", "none")
 
 

@@ -34,7 +34,7 @@ FASTEST = DecodeConfig(adaptive=True)
 @pytest.fixture(scope="module")
 def upscaler():
     found = Upscaler.load(device="cpu")
-    if found.engine != "native":
+    if found.engine != "native-int8":
         pytest.skip("this machine cannot compile the native engine")
     return found
 
@@ -160,7 +160,7 @@ def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(ups
         patch.setitem(sys.modules, "demo", demo)  # dataclasses look their module up
         spec.loader.exec_module(demo)
     variants = demo.load_variants(upscaler.name, "cpu")
-    assert list(variants) == ["greedy", "exact", "blocks", "epsilon 2", "sequential", "sample", "native-int8"]
+    assert list(variants) == ["greedy", "exact", "blocks", "epsilon 2", "sequential", "sample", "native"]
     assert variants["exact"].options == upscaler.default
     demo.decode(variants, np.asarray(Image.open(FACE))[None], 1)
     for variant in variants.values():

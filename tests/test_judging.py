@@ -19,6 +19,7 @@ from superres.config import DecodeConfig, Reliability
 from superres.decoding.batching import feed_of
 from superres.errors import CheckpointError, ConfigError, ScoresError
 from superres.evaluation.reliability import calibrate_mask, least_faces, mask_scores, pixel_error, threshold_of
+from superres.pipeline.engines import step_model
 from superres.pipeline.judging import judge
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.face_data import FacePairs
@@ -51,10 +52,11 @@ def sources(rng):
     return rng.integers(0, 256, (3, 2, 2, 3), np.uint8)
 
 
+@torch.inference_mode()
 def of_single_steps(upscaler, source, target):
-    """Return the bits and the variances of a picture's tokens, by steps of one token."""
+    """Return the bits and the variances of a picture's tokens, by steps of one token in float32, as p1 judges."""
     tokens, bits, variance = torch.from_numpy(target.reshape(1, -1).astype(np.int64)), 0.0, []
-    session = upscaler.scoring.session(upscaler.source_tokens(source[None]), 1)
+    session = step_model(upscaler.model, engine="plain").session(upscaler.source_tokens(source[None]), 1)
     for place in range(tokens.shape[1]):
         before = tokens[:, max(place - 1, 0)].view(1, 1)
         log_p = session.step(before, torch.tensor([place])).scores[0, 0].double().log_softmax(-1).numpy()

@@ -388,10 +388,15 @@ def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(
     assert message in caplog.text
 
 
-def test_an_attention_head_too_wide_for_bytes_is_refused():
+def test_bytes_are_the_default_and_float32_serves_an_attention_head_too_wide_for_them(caplog):
+    assert step_model(random_model(replace(SMALL, **NATIVE), dtype=torch.float32)).engine == "native-int8"
+    assert not caplog.records
     model = random_model(replace(SMALL, **{**NATIVE, "width": 288, "attention_heads": 1}), dtype=torch.float32)
     with pytest.raises(NativeUnavailable, match="at most 256, not 288; choose native"):
-        NativeModel(model, precision="int8")
+        step_model(model, engine="native-int8")
+    assert step_model(model).engine == "native"
+    (line,) = caplog.messages
+    assert line.startswith("decoding with the engine native, which takes about twice as long: with int8")
 
 
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):

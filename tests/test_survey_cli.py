@@ -221,7 +221,7 @@ def test_decoder_settings_enlargements_and_photographs_are_methods(here, decodin
     study = stored_study()
     assert [comparison.name for comparison in study.comparisons] == ["k6 vs camera", "bicubic vs camera"]
     record = study.methods["k6"]
-    assert record["checkpoint"] == "fake"
+    assert (record["checkpoint"], record["engine"]) == ("fake", "fake")
     assert (record["config"]["block_size"], record["config"]["epsilon"]) == (6, 2)
     assert record["mean_accepted_block_size"] == pytest.approx(6)
     assert study.methods["camera"] == {"photographs": True}

@@ -228,7 +228,7 @@ def test_info_says_what_is_used_and_why(capsys):
     assert run(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["native"].startswith(build.chosen().variant.name)
-    assert found["self-test"] == "passed"
+    assert (found["self-test"], found["engine"]) == ("passed", "native-int8")
     assert len(found["variants"]) == len(for_machine())
     assert run(["info"]) == 0
     text = capsys.readouterr().out
@@ -240,7 +240,9 @@ def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
     without_compilers(monkeypatch)
-    assert report()["native"].startswith("none: no C++ compiler")
+    found = report()
+    assert found["native"].startswith("none: no C++ compiler")
+    assert found["engine"] == "plain"
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class FakeStream:
     """An upscaler whose stream gives two frames: half of the tokens, then all; every iteration accepts 8."""
 
     def __init__(self):
-        self.name, self.revision, self.asked = "fake", "0", []
+        self.name, self.revision, self.engine, self.asked = "fake", "0", "fake", []
         self.default, self.face_task = DecodeConfig(), TASK
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
 

@@ -66,7 +66,6 @@ class Worker:
 
         if os.path.isdir(folder):
             os.chdir(folder)
-        self.settings = settings
         self.error: BaseException | None = None
         loaded = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
         self.upscaler = loaded.at_size(settings.task.target).from_size(settings.task.source)
@@ -74,6 +73,7 @@ class Worker:
         if here != settings.checkpoint:
             raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; copy "
                                   "the same checkpoint to every machine")
+        self.settings = replace(settings, engine=self.upscaler.engine)
         self.rows = settings.options.batch_size or self.upscaler.fitting_rows(settings.decode)
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from superres.batch.inputs import Input
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
-from superres.config import DecodeConfig
+from superres.config import ENGINE_NUMBERS, DecodeConfig
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.image_files import FORMATS
 from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import Mask, face_sheet
+
+EARLIER_ENGINE = "native"  # the default of the releases whose manifests name no engine
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -133,32 +135,40 @@ class Summary:
 class RunSettings:
     """The settings that determine an output besides its input; manifest rows and outputs record them.
 
-    `checkpoint` is name@revision, and `task` has the sizes of its network's input and output. Raises ConfigError if the
-    crop of the options is smaller than the network's input.
+    `checkpoint` is name@revision, `task` has the sizes of its network's input and output, and `engine` is None where
+    other machines decode, each with its own. Raises ConfigError if the crop of the options is smaller than the
+    network's input.
     """
 
     checkpoint: str
     decode: DecodeConfig
     options: BatchOptions
     task: FaceTask
+    engine: str | None = None
 
     @classmethod
     def of(cls, upscaler: Upscaler, decode: DecodeConfig, options: BatchOptions) -> RunSettings:
         """Return the settings of a run with an upscaler."""
-        return cls(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
+        return cls(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task, upscaler.engine)
 
     def __post_init__(self) -> None:
         self.options.check_crop(self.task.source)
         self.config = self.decode.to_dict()
-        self.content_options = {**self.options.content_options(), "start": self.task.source}
+        self.content_options = {**self.options.content_options(), "start": self.task.source, "engine": self.engine}
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
 
     def differences(self, row: Row) -> list[str]:
-        """Return the settings in which a row differs, as text; exact tokens do not depend on an adaptive block size."""
-        there = {"checkpoint": row.checkpoint, **(row.config or {}), **(row.options or {})}
+        """Return the settings in which a row differs, as text, without those on which its tokens do not depend.
+
+        They are an adaptive block size of exact decoding, and the engine among those of one format.
+        """
+        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, **(row.config or {}), **(row.options or {})}
+        alike = {"adaptive"} if self.decode.is_exact else set[str]()
+        if self.engine is None or _numbers(there["engine"]) == _numbers(self.engine):
+            alike.add("engine")
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
-                if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
+                if there.get(name) != value and name not in alike]
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
@@ -219,6 +229,10 @@ def encode(
     if options.sheet:
         picture = replace(picture, rgb=face_sheet(request.source, image, reliable), alpha=None)
     return FORMATS[options.format](picture, record)
+
+
+def _numbers(engine: str) -> str:
+    return ENGINE_NUMBERS.get(engine, engine)
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

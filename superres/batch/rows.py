@@ -44,8 +44,8 @@ class Row:
             stages: two or three of the stages whose pictures are averaged. `seconds` are its share of the time.
         checkpoint: name@revision.
         config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
-        options: the other options of the run that determine an output: `BatchOptions.content_options`, and as `start`
-            the side of the model's input.
+        options: the other options of the run that determine an output: `BatchOptions.content_options`, as `start`
+            the side of the model's input, and the `engine`.
         sha256: digest of the picture's file.
         crop: the square of a photo, with the attributes of `superres.tasks.crops.Crop`; None for other pictures.
         size: bytes of the file that holds the output: the picture, or the shard.

@@ -75,6 +75,8 @@ def upscale(
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples, options.finish)
     settings = RunSettings.of(upscaler, decode, options)
+    if elsewhere is not None:
+        settings = replace(settings, engine=None)
     rows = 1 if elsewhere is not None else min(options.batch_size or upscaler.fitting_rows(decode),
                                                plan.count * options.samples)
     kind = PartStore if options.in_parts else FolderStore

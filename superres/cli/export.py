@@ -24,7 +24,7 @@ export_app = typer.Typer(help="Convert a checkpoint for another engine, or for t
 def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
     """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
 
-    In float32, CTranslate2 then gives the tokens of greedy decoding (`peers` extra).
+    In float32, CTranslate2 then gives the tokens of greedy decoding with the engine native (`peers` extra).
     """
     from superres.pipeline.ctranslate2_export import export_ctranslate2
 

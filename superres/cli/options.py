@@ -123,7 +123,7 @@ Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint,
 Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto is a GPU if it is faster.")]
 Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding step is "
                                "computed: plain by torch, native by code compiled for this CPU on first use, triton by "
-                               "one kernel for GPUs; int8 and bf16 round the weights.")]
+                               "one kernel for GPUs; int8 and bf16 round the weights. auto is native-int8 on a CPU.")]
 BatchSize = Annotated[int, Option(metavar="N", help="Images decoded together, 1 or more.")]
 LengthPenalty = Annotated[float, Option(metavar="A", rich_help_panel=DECODING, help="Exponent of beam search's length "
                                         "penalty: hypotheses are ranked by log p / ((5 + length) / 6)**A.")]

@@ -267,8 +267,7 @@ def summary(path: OneManifest) -> None:
         counts.seconds += row.seconds or 0.0
         if row.checkpoint is not None and row.status == "ok":
             changed = {name: value for name, value in (row.config or {}).items() if usual.get(name) != value}
-            if finish := (row.options or {}).get("finish"):
-                changed["finish"] = finish
+            changed |= {name: value for name in ("finish", "engine") if (value := (row.options or {}).get(name))}
             made[" ".join([row.checkpoint, *(as_option(name, str(value)) for name, value in changed.items())])] += 1
     for line in [counts.line(), *(f"{count} by {settings}" for settings, count in made.most_common()),
                  *counts.reason_lines()]:

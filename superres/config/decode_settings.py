@@ -34,11 +34,14 @@ CRITERION_PLUGINS, PROPOSER_PLUGINS, ENGINE_PLUGINS = "superres.criteria", "supe
 ENGINE_NAMES = with_plugins(["auto", "plain", "native", "native-int8", "triton", "triton-bf16"], ENGINE_PLUGINS)
 """Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
 
-"plain" uses torch on any device, "native" compiled code for CPUs, and "triton" one kernel for GPUs. "auto" chooses
-"native" on a CPU that supports it, and "triton" on a GPU for the networks that it decodes. "triton-bf16" rounds the
-weights, keys and values to bfloat16, "native-int8" weights, keys, values and inputs of products to bytes, so their
-tokens can differ from those of other engines.
+"plain" uses torch on any device, "native" compiled code for CPUs, and "triton" one kernel for GPUs. "native-int8"
+rounds weights, keys, values and inputs of products to bytes, "triton-bf16" weights, keys and values to bfloat16, so
+their tokens can differ from those of other engines. "auto" chooses "native-int8" on a CPU, "native" if bytes do not
+support the network, and "triton" on a GPU for the networks that it decodes; "plain" serves otherwise.
 """
+ENGINE_NUMBERS = {"plain": "float32", "native": "float32", "native-int8": "int8", "triton": "float32",
+                  "triton-bf16": "bfloat16"}
+"""The format of an engine's numbers. Engines of one format give the same tokens but where two scores almost tie."""
 CriterionName = Literal["exact", "distance", "top-k"]
 ProposerName = Literal["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
 SamplingName = Literal["coupled", "speculative"]

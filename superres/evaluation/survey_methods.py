@@ -318,7 +318,7 @@ def _decode(
                upscaler(batch, options, samples=spec.samples, keep=KEEPS[0]) for batch in batches]
     stages = [[trace for result in parts for trace in result.traces]
               for parts in zip(*(result.stages for result in results), strict=True)]
-    record = {"checkpoint": upscaler.name, "revision": upscaler.revision,
+    record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "engine": upscaler.engine,
               "config": resolve_options(options, upscaler).to_dict(),
               "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
     if spec.samples > 1:

@@ -11,21 +11,27 @@ import torch
 
 from superres.errors import ConfigError
 from superres.native import build
+from superres.native.model import ENGINES
 from superres.native.variants import for_machine
 from superres.system.machine import cpu_name, usable_cores
 from superres.system.output import cache_folder
 
 
 def report() -> dict[str, Any]:
-    """Describe this machine and what superres uses of it, as a JSON object; this may compile the native engine."""
+    """Describe this machine and what superres uses of it, as a JSON object; this may compile the native engine.
+
+    `engine` is what the engine "auto" is on this processor, for the networks that it supports.
+    """
     torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    native = _native()
     cache, files = cache_folder(), {"libraries": "native-*", "measured costs": "cost-*.json"}
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable",
-        **_native(),
+        **native,
+        "engine": "plain" if native["native"].startswith("none") else ENGINES["int8"],
         "compiler": _compiler(),
         "cache": ", ".join([str(cache), *(f"{kind}: {len([*cache.glob(glob)])}" for kind, glob in files.items())]),
     }

@@ -57,8 +57,8 @@ def load(
         name_or_dir: a bundled checkpoint's name such as "celeba-8to32", a folder, or a Hugging Face hub id
             ("owner/name").
         device: "auto", "cpu" or "cuda".
-        engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto" takes the fastest
-            exact engine of the device.
+        engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto" takes
+            "native-int8" on a CPU, and "triton" on a GPU.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.

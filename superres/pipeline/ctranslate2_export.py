@@ -34,8 +34,8 @@ result = translator.translate_batch([line], beam_size=1, max_decoding_length={le
 print(pieces.decode(result[0].hypotheses[0]))
 ```
 
-With `compute_type="float32"` and `beam_size=1`, the tokens are those of greedy decoding with superres, which also stops
-the translation of n tokens at 2n + 10 tokens.
+With `compute_type="float32"` and `beam_size=1`, the tokens are those of greedy decoding with superres and its engine
+native, which also stops the translation of n tokens at 2n + 10 tokens.
 """
 
 

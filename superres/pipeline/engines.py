@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from superres.config import ENGINE_NAMES, ENGINE_PLUGINS, Registry, require_choice
 from superres.errors import ConfigError
@@ -15,15 +16,18 @@ from superres.nn.torch_model import StepModel
 
 LOG = logging.getLogger(__name__)
 
+bytewise = partial(NativeModel, precision="int8")
+
 
 def automatic(model: EncoderDecoder, end_token: int | None, warn: Callable[..., None] = LOG.warning) -> StepModel:
     """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else the plain step.
 
-    `warn` is told why a slower engine serves.
+    On a CPU, that is "native-int8", whose tokens are the same on every processor and in browsers. `warn` is told why a
+    slower engine serves.
     """
     if model.signal.device.type == "cpu":
         try:
-            return NativeModel(model, end_token)
+            return compiled(model, end_token, warn)
         except NativeUnavailable as error:
             warn("decoding with the engine plain, which takes ten times as long or more: %s", error)
     if model.signal.device.type == "cuda":
@@ -32,6 +36,16 @@ def automatic(model: EncoderDecoder, end_token: int | None, warn: Callable[..., 
             return triton(model, end_token, warn=warn)
         warn("decoding with the engine plain on the GPU, since triton does not decode with this network: %s", reason)
     return StepModel(model, end_token)
+
+
+def compiled(model: EncoderDecoder, end_token: int | None, warn: Callable[..., None] = LOG.warning) -> StepModel:
+    """Take compiled code with bytes, or with float32, and a warning says why, if bytes do not support the network."""
+    try:
+        return bytewise(model, end_token)
+    except NativeUnavailable as error:
+        made = NativeModel(model, end_token)
+        warn("decoding with the engine native, which takes about twice as long: %s", error)
+        return made
 
 
 def triton(
@@ -56,7 +70,7 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
     "auto": automatic,
     "plain": StepModel,
     "native": NativeModel,
-    "native-int8": lambda model, end_token: NativeModel(model, end_token, precision="int8"),
+    "native-int8": bytewise,
     "triton": triton,
     "triton-bf16": lambda model, end_token: triton(model, end_token, half=True),
 }, ENGINE_PLUGINS, StepModel, "engine")

@@ -53,7 +53,7 @@ def url(folder):
 
 @pytest.fixture(scope="module")
 def upscaler():
-    return superres.load("celeba-8to64", "cpu", "native-int8")
+    return superres.load("celeba-8to64", "cpu")
 
 
 @pytest.fixture
