@@ -4,6 +4,7 @@
     python scripts/native_kernels.py bench                   # make native-bench
     python scripts/native_kernels.py step                    # what a step needs and takes, as JSON: `bench` calls it
     python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
+    python scripts/native_kernels.py test --sanitize thread  # the tests of decodes, which use threads, for data races
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants of aarch64 are
 compiled by a cross compiler and run by qemu-aarch64 if both are installed, and those of WebAssembly by the package
@@ -43,6 +44,9 @@ CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Processors that the emulator imitates: the Cortex-A72 has no dot products.
 EMULATED = {"aarch64": "cortex-a72", "aarch64-dotprod": "max"}
 
+SANITIZE = {"thread": ("-fsanitize=thread", "-g", "-O1", "-fno-builtin-memcpy")}
+"""Flags by sanitizer. ThreadSanitizer sees no access of more than 16 bytes but calls of memcpy, which vectors use."""
+
 NODE_VERSION = 22
 """The first version of Node.js with relaxed SIMD."""
 
@@ -53,6 +57,7 @@ class Target(NamedTuple):
     variant: Any
     compiler: tuple[str, ...]
     runner: tuple[str, ...] = ()
+    sanitizer: str | None = None
 
     @property
     def label(self) -> str:
@@ -61,7 +66,7 @@ class Target(NamedTuple):
 
     def file(self, name: str) -> Path:
         """Return the path of a file that is made for this target."""
-        return BUILD / f"{self.variant.name}-{self.label}" / name
+        return BUILD / "-".join(filter(None, (self.variant.name, self.label, self.sanitizer))) / name
 
     def compile(self, source: Path) -> Path:
         """Return the object file of `source`; compile it if it or a header has changed."""
@@ -71,7 +76,7 @@ class Target(NamedTuple):
             target.parent.mkdir(parents=True, exist_ok=True)
             # GCC notes that other compilers pass wide vectors in another way; none is passed between files.
             flags = [*VARIANTS["FLAGS"], *self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall",
-                     "-Wextra", "-Wno-psabi", "-Wno-unused-local-typedefs"]
+                     "-Wextra", "-Wno-psabi", "-Wno-unused-local-typedefs", *SANITIZE.get(self.sanitizer, ())]
             execute(*self.compiler, *flags, f"-I{CPP}", "-c", "-o", f"{target}.part", str(source))
             Path(f"{target}.part").replace(target)
         return target
@@ -154,8 +159,8 @@ def build(chosen: list[Target], what: str) -> None:
         jobs = {(target, source): pool.submit(target.compile, source) for source in sources for target in chosen}
         for target in chosen:
             objects = [str(jobs[target, source].result()) for source in sources]
-            threads = () if target.variant in VARIANTS["WASM"] else ("-pthread",)
-            execute(*target.compiler, "-O3", *threads, "-o", str(target.file(what)), *objects)
+            flags = [*SANITIZE.get(target.sanitizer, ()), *["-pthread"] * (target.variant not in VARIANTS["WASM"])]
+            execute(*target.compiler, "-O3", *flags, "-o", str(target.file(what)), *objects)
 
 
 def run_tests(chosen: list[Target]) -> bool:
@@ -163,7 +168,8 @@ def run_tests(chosen: list[Target]) -> bool:
     passed = failed = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(lambda target: subprocess.run(
-            [*target.runner, str(target.file("test"))], capture_output=True, text=True, check=False), chosen))
+            [*target.runner, str(target.file("test")), *["decoding"] * bool(target.sanitizer)],
+            capture_output=True, text=True, check=False), chosen))
     for target, result in zip(chosen, results, strict=True):
         last = (result.stdout.splitlines() or [""])[-1]
         words = last.split()
@@ -265,14 +271,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("test", "bench", "step"))
     parser.add_argument("variants", nargs="*", metavar="variant", help="the variants; all by default")
+    parser.add_argument("--sanitize", choices=SANITIZE, help="test the fastest variant, or those named")
     arguments = parser.parse_args()
     if unknown := set(arguments.variants) - set(VARIANTS["BY_NAME"]):
         raise SystemExit(f"unknown variant {', '.join(unknown)}; choose {' or '.join(VARIANTS['BY_NAME'])}")
     if arguments.what == "step":
         step()
         return
-    chosen = [target for target in targets(arguments.what == "test")
+    chosen = [target for target in targets(arguments.what == "test" and not arguments.sanitize)
               if not arguments.variants or target.variant.name in arguments.variants]
+    if arguments.sanitize:
+        fastest = chosen if arguments.variants else chosen[-1:]
+        chosen = [target._replace(sanitizer=arguments.sanitize) for target in fastest]
     build(chosen, arguments.what)
     if arguments.what == "test":
         sys.exit(not run_tests(chosen))

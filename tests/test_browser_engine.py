@@ -214,7 +214,7 @@ def test_addresses_have_four_bytes_and_structures_are_aligned():
     assert offset_of(abi.CLinear, "scale") == 32
     assert offset_of(abi.CSession, "size.width") == 8
     assert size_and_alignment(abi.CInput) == (24, 8)
-    assert size_and_alignment(abi.CThreads) == (24, 8)
+    assert size_and_alignment(abi.CThreads) == (32, 8)
 
 
 def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path, capsys):

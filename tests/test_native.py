@@ -114,6 +114,7 @@ def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows,
 
     def scores(width, threads):
         session = NativeModel(model, threads=threads, precision=precision).session(source, width)
+        session.session.threads.least_columns = 1
         steps = range(0, config.target_length - width + 1, width)
         start = torch.zeros(rows, dtype=torch.int64)
         return torch.cat([session.step(inputs[:, p : p + width], start + p).scores for p in steps], dim=1)

@@ -97,6 +97,13 @@ def printed():
             print(measured.session(source[:1], 3).session.threads.count)
             # More threads than cores take turns, and none waits for ever.
             print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
+            session = model(threads=1).session(source[:1], 6)
+            session.session.threads.count, session.session.threads.least_columns = 4, 3
+            before = len(os.listdir("/proc/self/task"))
+            for width in (1, 6):
+                session.resize(width)
+                session.step(torch.zeros(1, width, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+                print(len(os.listdir("/proc/self/task")) - before)
     """)
 
 
@@ -109,7 +116,13 @@ def test_a_forked_child_decodes(printed):
 @compiler
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
 def test_an_affinity_mask_bounds_the_threads(printed):
-    assert printed[-2:] == ["1", "True"]
+    assert printed[-4:-2] == ["1", "True"]
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
+def test_a_helper_starts_for_the_first_columns_that_it_shares(printed):
+    assert printed[-2:] == ["0", "1"]
 
 
 def test_torch_gets_its_threads_back():

@@ -23,7 +23,12 @@ from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.torch_step import PARTS
 
 GROUP_WIDTH = 64
-"""Width of a group: see `Layers` in cpp/model/layer.h. A narrower one takes less time than the wait for its thread."""
+"""Width of a group of attention heads and hidden units: see `Layers` in cpp/model/layer.h. Another width changes the
+last bits of scores. A narrower group takes less time than the wait for its thread."""
+
+LEAST_COLUMNS = 4
+"""Fewest columns per thread from which threads share a step's columns. With fewer, one thread takes little
+more time for all columns than for its own, because it reads the same weights."""
 
 SLOT_AXIS = 2
 """The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
@@ -58,7 +63,7 @@ class NativeSession(ProposingSession):
         )
         self.session = abi.CSession(
             size=size, weights=packed.weights,
-            threads=abi.CThreads(count=threads, rows_at_once=2),
+            threads=abi.CThreads(count=threads, rows_at_once=2, least_columns=LEAST_COLUMNS),
             input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
                              conditioned=self.conditioned),
             ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
@@ -287,7 +292,7 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | Non
 
 
 def groups_of(config: ModelConfig) -> int:
-    """Return into how many groups the attention heads and hidden units of a layer are divided, for threads to share."""
+    """Return into how many groups the attention heads and hidden units of a layer are divided."""
     return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
         config.attention_heads % groups or config.width // groups % abi.PANEL
         or config.filter_size // groups % abi.PANEL))

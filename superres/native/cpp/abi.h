@@ -62,7 +62,7 @@ struct Sizes {
   int64_t batch, width, length, d, attention_heads, filter, layers, vocabulary, channels, outputs;
   int64_t slots, block_length, cross_slots;  // of the caches, in keys
   int64_t key_distance;                      // positions from a key to the next one
-  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Layers`
+  int64_t groups;  // of attention heads and of hidden units: see `Layers`
   int64_t stride;  // floats per row of `projected`: 3 * D or the padded outputs, whichever is larger
 };
 
@@ -211,9 +211,10 @@ enum Part : int64_t { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 
 // How the threads share the rows.
 struct Threads {
-  int64_t count;     // largest number of threads per call
-  int64_t waits;   // whether a call uses all its threads even on a busy machine
-  int64_t rows_at_once;  // rows that one thread decodes as one group: see `superres_iterate`
+  int64_t count;          // largest number of threads per call
+  int64_t waits;          // whether a call uses all its threads even on a busy machine
+  int64_t rows_at_once;   // rows that one thread decodes as one group: see `superres_iterate`
+  int64_t least_columns;  // fewest columns per thread from which threads share a step's columns: see `step`
 };
 
 // Memory of a step, one slice per row of the batch; two each of `x` and `parts` [groups]. `gathered` [rows, W, N] is a result

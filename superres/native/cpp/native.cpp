@@ -5,7 +5,7 @@
 // block of k tokens therefore gets bit for bit the scores that the same tokens get one at a time.
 //
 // With at least one row per thread, groups of rows are distributed over the threads of a team. With fewer rows, the
-// threads share the outputs of each product.
+// threads share the columns of a wide step, and the attention heads and hidden units of a narrow one.
 
 #include "model/encoder.h"
 #include "decode/loop.h"

@@ -6,14 +6,14 @@
 
 namespace {
 
-// Changes the session and the state to those for a step of `width` tokens of rows [begin, end): see `narrow` in model/step.h.
-void narrow(Session& s, LoopState& l, int64_t begin, int64_t end, int64_t width) {
-  const int64_t skipped = begin * (s.size.width - width);
-  narrow(s, begin, end, width);
-  l.hidden += skipped * s.size.d;
-  l.scores += skipped * s.size.vocabulary;
+// The state for steps of `width` tokens of rows from `begin`, instead of those of a session with these sizes.
+LoopState narrowed(LoopState l, const Sizes& size, int64_t begin, int64_t width) {
+  const int64_t skipped = begin * (size.width - width);
+  l.hidden += skipped * size.d;
+  l.scores += skipped * size.vocabulary;
   l.tokens += skipped;
   l.best_tokens += skipped;
+  return l;
 }
 
 // Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
@@ -26,9 +26,9 @@ void run(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64
     } else if (l.lookahead.size) {
       LookaheadDecoding{{s, l, team, begin, end}}.iterate(record);
     } else if (l.block_costs.costs) {
-      Session own = s;
-      LoopState state = l;
-      narrow(own, state, begin, end, *std::max_element(l.block_costs.sizes + begin, l.block_costs.sizes + end));
+      const int64_t width = *std::max_element(l.block_costs.sizes + begin, l.block_costs.sizes + end);
+      Session own = narrowed(s, begin, end, width);
+      LoopState state = narrowed(l, s.size, begin, width);
       BlockwiseDecoding{own, state, team, begin, end}.iterate(l.block_costs.count - 1, record);
     } else {
       BlockwiseDecoding{s, l, team, begin, end}.iterate((n + 1 < count ? l.block_size : following) - 1, record);

@@ -64,10 +64,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
   Session draft = *p.draft;
   const bool int8 = draft.weights.int8_filter.product.weight && choose.screens;
   for (int64_t h = 0; h < count; h++) {
-    if (h < 2) {
-      draft = *p.draft;
-      narrow(draft, begin, end, h ? 1 : p.draft->size.width);
-    }
+    if (h < 2) draft = narrowed(*p.draft, begin, end, h ? 1 : p.draft->size.width);
     const int64_t width = draft.size.width, V = draft.size.vocabulary, shift = begin * (p.draft->size.width - width);
     int64_t* read = p.tokens + shift;
     const StepOutput output{p.hidden + shift * draft.size.d, p.scores + shift * V, int8 ? p.best_tokens + shift : nullptr,

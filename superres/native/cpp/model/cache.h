@@ -6,8 +6,9 @@
 
 namespace {
 
-// Writes the key and value of an attention head to a slot of the cache.
-void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) {
+// Writes the key and value of an attention head to a slot of the cache. Other threads do not write the slots whose bytes of a
+// value share its words if these words are `own`.
+void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, const float* key, const float* value, bool own) {
   const int64_t size = sizes.d / sizes.attention_heads, slots = sizes.slots, start = head * slots * size;
   if (!cache.key_scale) {
     float* keys = (float*)cache.key + start + key_place(slot, size);
@@ -25,6 +26,10 @@ void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, co
   }
   cache.value_scale[head * slots + slot] = quantise(value, size, bytes).scale;
   uint32_t* values = (uint32_t*)cache.value + start / 4 + slot / 4 * size;
+  if (!own) {
+    for (int64_t i = 0; i < size; i++) ((uint8_t*)(values + i))[slot % 4] = (uint8_t)bytes[i] ^ 0x80;
+    return;
+  }
   const uint32_t shift = slot % 4 * 8;
   for (int64_t i = 0; i < size; i += LANES) {
     const uvec mine = as<uvec>(load_bytes(bytes + i) + 128) << (int)shift;
@@ -33,20 +38,24 @@ void write_slot(const Sizes& sizes, Cache& cache, int64_t head, int64_t slot, co
 }
 
 // Writes the key and value of an attention head at a position to the cache, if the position has a key.
-void write_key(const Sizes& sizes, Cache& cache, int64_t head, int64_t position, const float* key, const float* value) {
+void write_key(const Sizes& sizes, Cache& cache, int64_t head, int64_t position, const float* key, const float* value,
+               bool own = false) {
   if (position % sizes.key_distance == 0)
-    write_slot(sizes, cache, head, position / sizes.key_distance % sizes.slots, key, value);
+    write_slot(sizes, cache, head, position / sizes.key_distance % sizes.slots, key, value, own);
 }
 
 // Writes the keys and values of all columns, for attention heads [first, last). They are part of `projected` [rows, stride].
 void write_columns(const Rows& rows, Cache& cache, const float* projected, int64_t first, int64_t last) {
   const Sizes& sizes = rows.s.size;
-  const int64_t D = sizes.d, size = D / sizes.attention_heads;
+  const int64_t D = sizes.d, size = D / sizes.attention_heads, word = 4 * sizes.key_distance;  // positions of a word's slots
   for (int64_t b = rows.begin; b < rows.end; b++)
-    for (int64_t w = 0; w < sizes.width; w++, projected += sizes.stride)
+    for (int64_t w = 0; w < sizes.width; w++, projected += sizes.stride) {
+      const int64_t position = rows.place(b, w), start = position / word * word;
+      const bool own = start >= rows.place(b, 0) && start + word <= rows.place(b, sizes.width);
       for (int64_t h = first; h < last; h++)
-        write_key(sizes, cache, b * sizes.attention_heads + h, rows.place(b, w), projected + D + h * size,
-                  projected + 2 * D + h * size);
+        write_key(sizes, cache, b * sizes.attention_heads + h, position, projected + D + h * size, projected + 2 * D + h * size,
+                  own);
+    }
 }
 
 // Commits `count` columns of row b of the last step over a tree: writes their keys and values to the caches of all layers, and

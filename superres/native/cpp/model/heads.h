@@ -178,7 +178,7 @@ template <typename Choose>
 int64_t propose(Session& s, Team& team, int64_t begin, int64_t end, const Proposals& request, const Choose& choose) {
   if (s.heads.recurrent) return propose_in_turn(s, team, begin, end, request, choose);
   const ParallelHeads heads{s, team, begin, end, request};
-  const int64_t count = request.count, at_once = choose.judges ? team.size : count;  // heads
+  const int64_t count = request.count, at_once = choose.judges ? 1 : count;  // heads; sharing one costs more than it saves
   read_states(s, begin, end, request, heads.here);
   if (!choose.more(1)) return 0;
   if (s.heads.dense) heads.expand_all();

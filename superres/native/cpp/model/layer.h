@@ -1,4 +1,4 @@
-// The decoder's layers, on the rows of one team.
+// The decoder's layers, on the rows of one team or on columns of them.
 
 #pragma once
 
@@ -15,13 +15,15 @@ struct Residual {
   float *next_x, *next_parts;  // memory for the value, and for the parts of the next sub-layer
 };
 
-// The layers of a team's rows.
+// The layers of a team's rows, or of some columns of one row, whose team is then a single thread.
 //
-// The groups of a sub-layer (attention heads, or hidden units) are shared by the threads. Each group computes a part of the
-// sub-layer's output, so that threads wait for one another once per sub-layer. Parts are added in order: the result does not
-// depend on the number of threads.
+// The attention heads and hidden units of a sub-layer form groups. Each group computes a part of the sub-layer's output, and
+// parts are added in order: the result does not depend on the number of threads. A team shares the groups, so that its threads
+// wait for one another once per sub-layer.
 struct Layers : Rows {
-  explicit Layers(const Rows& rows) : Rows(rows) {}
+  const bool whole;  // whether these are all columns of their rows
+
+  Layers(const Rows& rows, bool whole) : Rows(rows), whole(whole) {}
 
   int64_t part_size() const { return s.size.batch * s.size.width * s.size.d; }  // floats from a part to the next
 
@@ -49,7 +51,8 @@ struct Layers : Rows {
   }
 
   // A sub-layer: calls body(layers, x, first, last, parts) for ranges of groups, where x is the sub-layer's input [rows, D],
-  // normalised where norm is "pre". Each thread computes x for itself, which is faster than sharing it.
+  // normalised where norm is "pre". Each thread computes x for itself, which is faster than sharing it. The parts may be
+  // incomplete until the stream's value is read.
   template <typename Body>
   void sublayer(Residual& residual, const float* bias, const float* norm_weight, const float* norm_bias, const Body& body) const {
     team.share(s.size.groups, [me = *this, residual, norm_weight, norm_bias, body](int64_t first, int64_t last) {
@@ -79,23 +82,29 @@ struct Layers : Rows {
     residual.next_parts += s.size.groups * part_size();
   }
 
-  // One decoder layer.
-  void run(int64_t number, Residual& residual, Clock& clock) const {
+  // The start of a decoder layer: its self-attention; of some columns only up to the keys and values, since other threads may not
+  // have written those of further columns yet.
+  void begin_layer(int64_t number, Residual& residual) const {
+    const Layer* layer = s.weights.layer + number;
+    sublayer(residual, layer->output.bias, layer->norm_weight[0], layer->norm_bias[0],
+             [=](const Layers& me, const float* x, int64_t first, int64_t last, float* parts) {
+      me.project(layer->projection, 3, x, me.of(me.s.scratch.projected, me.s.size.stride), me.s.size.stride, first, last);
+      if (!me.s.tree.longest) me.write_keys(number, first, last);
+      if (me.whole) me.attend(number, first, last, parts);
+    });
+  }
+
+  // The rest of a decoder layer, once the keys and values of all columns are in the cache.
+  void end_layer(int64_t number, Residual& residual, Clock& clock) const {
     float *wide = of(s.scratch.wide, s.size.filter), *projected = of(s.scratch.projected, s.size.stride);
     float* attended = of(s.scratch.attended, s.size.d);
     const Layer* layer = s.weights.layer + number;
     LayerCache* cache = s.cache + number;
-    sublayer(residual, layer->output.bias, layer->norm_weight[0], layer->norm_bias[0],
-             [=](const Layers& me, const float* x, int64_t first, int64_t last, float* parts) {
-      const int64_t heads = me.s.size.attention_heads / me.s.size.groups;
-      me.project(layer->projection, 3, x, projected, me.s.size.stride, first, last);
-      me.self_attention(*cache, projected, attended, first * heads, last * heads);
-      me.contract(layer->output, attended, first, last, parts);
-    });
+    if (!whole) attend(number, 0, s.size.groups, (float*)residual.parts);
     if (s.size.cross_slots)
       sublayer(residual, layer->cross_output.bias, layer->norm_weight[1], layer->norm_bias[1],
                [=](const Layers& me, const float* x, int64_t first, int64_t last, float* parts) {
-        const int64_t heads = me.s.size.attention_heads / me.s.size.groups;
+        const int64_t heads = me.group_heads();
         me.project(layer->cross_query, 1, x, projected, me.s.size.d, first, last);
         me.cross_attention(cache->cross, projected, attended, first * heads, last * heads);
         me.contract(layer->cross_output, attended, first, last, parts);
@@ -155,17 +164,32 @@ struct Layers : Rows {
     return s.scratch.weights + (b * s.size.attention_heads + h) * s.size.width * weights_stride();
   }
 
-  // Self-attention of attention heads [first, last), whose cache it writes first.
-  void self_attention(LayerCache& cache, const float* projected, float* out, int64_t first, int64_t last) const {
+  int64_t group_heads() const { return s.size.attention_heads / s.size.groups; }
+
+  // Writes the keys and values of groups [first, last) of a layer's self-attention to its cache.
+  void write_keys(int64_t number, int64_t first, int64_t last) const {
+    write_columns(*this, s.cache[number].self, of(s.scratch.projected, s.size.stride), first * group_heads(), last * group_heads());
+  }
+
+  // Groups [first, last)' parts of a layer's self-attention.
+  void attend(int64_t number, int64_t first, int64_t last, float* parts) const {
+    const float* projected = of(s.scratch.projected, s.size.stride);
+    float* attended = of(s.scratch.attended, s.size.d);
+    const int64_t from = first * group_heads(), to = last * group_heads();
+    if (s.tree.longest) tree_attention(s.cache[number], projected, attended, from, to);
+    else self_attention(s.cache[number].self, projected, attended, from, to);
+    contract(s.weights.layer[number].output, attended, first, last, parts);
+  }
+
+  // Self-attention of attention heads [first, last).
+  void self_attention(const Cache& cache, const float* projected, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size.d, W = s.size.width, stride = s.size.stride, slots = s.size.slots, size = D / s.size.attention_heads;
-    if (s.tree.longest) return tree_attention(cache, projected, out, first, last);
-    write_columns(*this, cache.self, projected, first, last);
     int64_t *from = scratch<VISIBLE, int64_t>(2 * W), *to = from + W;
     for (int64_t b = begin; b < end; b++, projected += W * stride, out += W * D) {
       for (int64_t w = 0; w < W; w++) to[w] = last_visible(place(b, w)), from[w] = first_visible(to[w]);
       for (int64_t h = first; h < last; h++)
-        attend_rows(W, projected + h * size, stride, head_of(cache.self, b * s.size.attention_heads + h, slots, size), slots, size,
-                    from, to, nullptr, weights_of(b, h), weights_stride(), out + h * size, D);
+        attend_rows(W, projected + h * size, stride, head_of(cache, b * s.size.attention_heads + h, slots, size), slots, size, from,
+                    to, nullptr, weights_of(b, h), weights_stride(), out + h * size, D);
     }
   }
 

@@ -1,4 +1,4 @@
-// The rows of one team, and their input.
+// The rows of one team, or columns of them, and their input.
 
 #pragma once
 
@@ -6,16 +6,16 @@
 
 namespace {
 
-// Batch rows [begin, end) of a session, each with W columns.
+// Batch rows [begin, end) of a session, each with W columns, which start at column `first` of the whole step.
 struct Rows {
   Session& s;
   Team& team;
-  int64_t begin, end;
+  int64_t begin, end, first;
   const int64_t *tokens, *position;  // [B, W], [B]
 
   int64_t count() const { return (end - begin) * s.size.width; }
   float* of(float* memory, int64_t stride) const { return memory + begin * s.size.width * stride; }
-  int64_t place(int64_t b, int64_t w) const { return position[b] + (s.tree.longest ? s.tree.depth[w] : w); }
+  int64_t place(int64_t b, int64_t w) const { return position[b] + first + (s.tree.longest ? s.tree.depth[w] : w); }
   int64_t inside(int64_t b, int64_t w) const { return place(b, w) < s.size.length ? place(b, w) : s.size.length - 1; }
 
   void normalise_all(const float* x, const float* weight, const float* bias, float* out) const {
@@ -37,10 +37,23 @@ void write_deviation(const Session& s, int64_t b, int64_t position, float deviat
   if (position >= 0 && position < s.size.length) s.neighbourhood.deviation[b * (s.size.length + 2) + position] = deviation;
 }
 
-// Writes the decoder's input to x, and the deviations of the tokens read from their estimates.
+// Writes the deviations of the tokens read from their estimates.
+void write_deviations(const Rows& rows) {
+  const Session& s = rows.s;
+  const int64_t T = s.size.length;
+  for (int64_t b = rows.begin; b < rows.end; b++)
+    for (int64_t w = 0; w < s.size.width; w++) {
+      const int64_t before = rows.place(b, w) - 1, r = b * s.size.width + w;
+      if (before < 0 || before >= T) continue;
+      const float deviation = (rows.tokens[r] - s.ordinal.estimate[b * T + before]) / s.ordinal.residual_scale;
+      if (s.tree.longest) s.neighbourhood.column_deviation[r] = deviation;
+      else write_deviation(s, b, before, deviation);
+    }
+}
+
+// Writes the decoder's input to x.
 void embed(const Rows& rows, float* x) {
   const Session& s = rows.s;
-  const Neighbourhood& near = s.neighbourhood;
   const int64_t D = s.size.d, T = s.size.length, start = s.size.vocabulary * s.size.channels;
   for (int64_t b = rows.begin; b < rows.end; b++)
     for (int64_t w = 0; w < s.size.width; w++, x += D) {
@@ -49,11 +62,6 @@ void embed(const Rows& rows, float* x) {
       const float* embedding = s.weights.token_table + entry * D;
       const float* table = s.input.position_table + ((s.input.conditioned ? b * T : 0) + rows.inside(b, w)) * D;
       for (int64_t i = 0; i < D; i += LANES) store(x + i, load(embedding + i) + load(table + i));
-      if (near.features && before >= 0 && before < T) {
-        const float deviation = (token - s.ordinal.estimate[b * T + before]) / s.ordinal.residual_scale;
-        if (s.tree.longest) near.column_deviation[b * s.size.width + w] = deviation;
-        else write_deviation(s, b, before, deviation);
-      }
     }
 }
 

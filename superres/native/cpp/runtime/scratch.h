@@ -10,7 +10,7 @@ namespace {
 // Areas of memory, one per use.
 enum Use {
   SPECTRUM, TRANSFORMED, INPUT_ROWS, WIDE_ROWS, SCORE_ROWS, SHARED, ATTENTION_BYTES, SUBLAYER_INPUT, VISIBLE, WRITTEN, QUANTISED,
-  SCREENED, NOISE, SCALED, WEIGHTS, WHOLE_WEIGHTS, CHOSEN, GUESSES
+  SCREENED, NOISE, SCALED, WEIGHTS, WHOLE_WEIGHTS, CHOSEN, GUESSES, COLUMNS
 };
 
 // Memory of the calling thread for `count` values, at a multiple of 64 bytes. Its contents are undefined.

@@ -207,10 +207,10 @@ struct Pool {
     worked = 0;
   }
 
-  // Accounts for a team's call that took `seconds`, of which the leader ran on a core for `busy` seconds.
+  // Accounts for `seconds` of a team's work, of which the leader ran on a core for `busy` seconds.
   void judge(bool counts, double seconds, double busy) {
+    worked += busy;
     if (counts && seconds - busy > STALL) stalled(seconds - busy);
-    else worked += seconds;
   }
 };
 
@@ -225,12 +225,15 @@ Pool*& pool() {
   return current;
 }
 
-// The threads of a call; a single thread needs no pool.
+// The threads of a call; a single thread needs no pool. Helpers are woken for the first job that is shared: a helper without
+// work would keep a core busy.
 struct Team {
   Pool* pool = nullptr;
   int size = 1;
-  bool waits = false;   // waits for its helpers even on a busy machine
+  bool waits = false;     // waits for its helpers even on a busy machine
+  bool works = false;     // has shared a job
   bool is_close = false;  // has shared short jobs, in which threads wait for one another
+  double started = 0, on_core = 0;  // when it shared its first job, and the leader's seconds on a core until then
 
   // Calls body(begin, end) for parts of [0, count), at most one part per thread, and returns when all are done.
   template <typename Body>
@@ -244,11 +247,19 @@ struct Team {
     hand_out(count, parts, false, body);
   }
 
+  // Accounts for the team's work. From then on, the leader works alone.
+  void end() {
+    if (works) pool->judge(is_close && !waits, now() - started, seconds_on_core() - on_core);
+    works = false;
+    size = 1;
+  }
+
  private:
   template <typename Body>
   void hand_out(int64_t count, int64_t pieces, bool brief, const Body& body) {
     if (pieces > count) pieces = count;
     if (pieces > MAX_PIECES) pieces = MAX_PIECES;
+    if (pieces > 1 && size > 1 && !works) begin();
     if (size == 1 || pieces < 2) {
       if (count > 0) body((int64_t)0, count);
       return;
@@ -257,6 +268,13 @@ struct Team {
     Job job{[](const void* body, int64_t begin, int64_t end) { (*(const Body*)body)(begin, end); }, count, pieces, {}};
     std::memcpy(job.body, &body, sizeof body);
     finish(job, sizeof body, brief);
+  }
+
+  // Wakes the helpers. There are fewer if the system allows fewer threads.
+  void begin() {
+    works = true;
+    started = now(), on_core = seconds_on_core();
+    size = 1 + pool->summon(size - 1, waits);
   }
 
   // Does the job together with the helpers.
@@ -274,7 +292,7 @@ struct Team {
     bool late = false;
     for (int i = 1; i < size; i++) late = await(pool->lanes[i - 1], number) || late;
     is_close = is_close || brief;
-    if (late && brief && !waits) size = 1;  // for the rest of the call
+    if (late && brief && !waits) end();
   }
 
   // Waits until a helper has done its pieces; returns whether the wait exceeded STALL.
@@ -303,16 +321,10 @@ void with_team(int threads, bool waits, const Body& body) {
   threads -= others;  // concurrent calls use a thread each
   Team team;
   const bool leads = threads > 1 && !here.led.exchange(true);
-  if (leads) {
-    const double started = now(), worked = seconds_on_core();
-    const bool rests = !waits && started < here.rest_until;
-    if (!rests) team = Team{&here, 1 + here.summon(threads - 1, waits), waits};
-    body(team);
-    if (!rests) here.judge(team.is_close && !waits, now() - started, seconds_on_core() - worked);
-    here.led.store(false);
-  } else {
-    body(team);
-  }
+  if (leads && (waits || now() >= here.rest_until)) team = Team{&here, threads, waits};
+  body(team);
+  team.end();
+  if (leads) here.led.store(false);
   here.calls.fetch_sub(1);
 }
 

@@ -208,19 +208,20 @@ struct Batch {
   Model& model;
   Memory memory;
   Session s;
-  const int64_t rows = 3, threads = 2;
+  const int64_t rows, threads;
   Integers lengths;
   std::vector<LayerCache> caches;
   int64_t not_finite = 0;
 
-  Batch(Model& model, int64_t width, Digest& digest) : model(model), s(model.session), lengths(3, model.S), caches(model.layers) {
+  Batch(Model& model, int64_t width, Digest& digest, int64_t rows = 3, int64_t threads = 2)
+      : model(model), s(model.session), rows(rows), threads(threads), lengths(rows, model.S), caches(model.layers) {
     const int64_t D = model.D, block = model.image ? 64 : model.T;
     Sizes& size = s.size;
     size.batch = rows, size.width = width;
     size.slots = padded((model.image ? 2 * block : model.T) + width + 31, LANES);
     size.block_length = model.image ? block : size.slots;
     size.key_distance = 1;
-    s.threads = {threads, 0, 2};
+    s.threads = {threads, 1, 2, 1};
     s.cache = caches.data();
     for (LayerCache& cache : caches) cache.self = self_cache();
     encode(digest);
@@ -237,12 +238,21 @@ struct Batch {
     return {memory.zeros(values / 4), memory.zeros(values / 4), memory.zeros(heads * slots), memory.zeros(heads * slots)};
   }
 
+  // The keys and values of all layers.
+  std::string cache_bytes() const {
+    std::string out;
+    const int64_t size = rows * s.size.slots * model.D * (model.format == INT8 ? 1 : sizeof(float));
+    for (const LayerCache& cache : caches)
+      for (const void* part : {cache.self.key, cache.self.value}) out.append((const char*)part, size);
+    return out;
+  }
+
   // Encodes pseudo-random sources; those of text have different lengths.
   void encode(Digest& digest) {
     const int64_t D = model.D, S = model.S, T = model.T, positions = padded(S, LANES);
     Integers sources;
     for (int64_t i = 0; i < rows * S; i++) sources.push_back(memory.random.integer(0, model.V - 1));
-    if (!model.image) lengths[1] = 17, lengths[2] = 9;
+    for (int64_t b = 1; !model.image && b < rows; b++) lengths[b] = b == 1 ? 17 : 9;
     float* states = memory.zeros(rows * positions * D);
     Encoded encoded{states, nullptr, nullptr, nullptr, nullptr, S, positions, lengths.data()};
     if (model.image) {
@@ -269,6 +279,16 @@ struct Batch {
     for (LayerCache& cache : caches)
       cache.cross = {memory.zeros(rows * positions * D), memory.zeros(rows * positions * D), nullptr, nullptr};
     superres_remember(&s, states);
+  }
+
+  // A step over known tokens [rows, T] at the positions from `start`. Returns the scores, then the states.
+  std::vector<float> step(const Integers& tokens, int64_t start) {
+    const int64_t W = s.size.width, all = rows * W, scores = all * model.V;
+    std::vector<float> out(scores + all * model.D);
+    Integers read(all), position(rows, start);
+    for (int64_t r = 0; r < all; r++) read[r] = start + r % W ? tokens[r / W * model.T + start + r % W - 1] : 0;
+    superres_step(&s, read.data(), position.data(), out.data() + scores, out.data());
+    return out;
   }
 
   // Decodes in blocks of the session's width. Returns the tokens [rows, T] and counts the iterations.
@@ -308,19 +328,33 @@ void check_steps(Model& model, const Integers& tokens, Digest& digest) {
   const int64_t k = model.k, T = model.T;
   Batch batch(model, k, unused);
   const int64_t all = batch.rows * k;
-  std::vector<float> hidden(all * model.D), scores(all * model.V);
   int64_t wrong = 0;
   for (int64_t start = 0; start + k <= T; start += k) {
-    Integers read(all), position(batch.rows, start);
-    for (int64_t r = 0; r < all; r++) read[r] = start + r % k ? tokens[r / k * T + start + r % k - 1] : 0;
-    superres_step(&batch.s, read.data(), position.data(), hidden.data(), scores.data());
-    digest.add(scores.data(), scores.size());
+    const std::vector<float> scores = batch.step(tokens, start);
+    digest.add(scores.data(), all * model.V);
     for (int64_t r = 0; r < all; r++) {
       const float* own = &scores[r * model.V];
       wrong += std::max_element(own, own + model.V) - own != tokens[r / k * T + start + r % k];
     }
   }
   CHECK_WITH(!wrong, "%lld tokens", (long long)wrong);
+}
+
+// Threads that share the columns of steps compute the bits that one thread does: scores and states, and keys and values in a
+// ring that wraps.
+void check_shared_steps(Model& model, const Integers& tokens) {
+  Digest unused;
+  for (int64_t rows = 1; rows <= 3; rows++)
+    for (int64_t threads = rows + 1; threads <= 4; threads++) {
+      Batch alone(model, model.k, unused, rows, 1), shared(model, model.k, unused, rows, threads);
+      double seconds[SCORES + 1]{};
+      shared.s.report.seconds = seconds;
+      for (int64_t start = 0; start + model.k <= model.T; start += model.k)
+        CHECK_WITH(alone.step(tokens, start) == shared.step(tokens, start), "%lld rows, %lld threads, position %lld",
+                   (long long)rows, (long long)threads, (long long)start);
+      CHECK(alone.cache_bytes() == shared.cache_bytes());
+      CHECK(*std::min_element(seconds, seconds + SCORES + 1) > 0);
+    }
 }
 
 void check_model(bool image, Format format, Digest& digest) {
@@ -330,6 +364,7 @@ void check_model(bool image, Format format, Digest& digest) {
   CHECK(steps == model.T + 1);
   add_tokens(greedy, digest);
   check_steps(model, greedy, digest);
+  check_shared_steps(model, greedy);
   // Exact blocks give the same tokens, in fewer iterations.
   const Integers exact = Batch(model, model.k, digest).decode(DISTANCE, 0, nullptr, iterations);
   CHECK(exact == greedy);
