@@ -262,8 +262,9 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     The names and shapes of all tensors must match exactly; they are compared before the weights are read into memory.
     Raises CheckpointError if the folder is missing or damaged, the tensors do not match, or a weight is not finite.
     """
-    path, model = Path(folder) / WEIGHTS, meta_network(read_network(folder))
+    path = Path(folder) / WEIGHTS
     with TorchThreads(1):  # hundreds of small operations: further threads would wait for one another
+        model = meta_network(read_network(folder))
         load_weights(model, read_tensors(path, model), str(path))
     return model.eval()
 

@@ -122,6 +122,14 @@ def test_a_call_that_fails_says_why_and_the_next_one_succeeds(how, told, misbeha
     assert is_running(first["process"]) == (how in ("grow", "fail"))
 
 
+def test_a_process_that_is_started_early_serves_the_next_call(misbehave):
+    before = set(psutil.Process().children())
+    misbehave.start()
+    (started,) = set(psutil.Process().children()) - before
+    (first, _) = misbehave()
+    assert first["process"] == started.pid
+
+
 def test_errors_of_the_package_come_as_they_are_and_prints_do_not_disturb(misbehave):
     with pytest.raises(InvalidInputError, match=r"a; b\nand c{300}"):
         list(misbehave(how="refuse"))

@@ -14,7 +14,7 @@ from fakes import BAD_KEYS, NATIVE, TINY, random_model
 import superres
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder
+from superres.decoding.batching import COLUMNS, RefilledDecoder
 from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.pipeline import upscaler as module
 from superres.pipeline.auto import load
@@ -77,9 +77,10 @@ def test_stream_shows_the_tokens_of_a_call_in_order_and_nothing_beyond_them(upsc
     shown = list(upscaler.stream(sources, SAMPLED, keys=[3, 1, 2], interval=0))
     np.testing.assert_array_equal(shown[-1].images, called.images)
     assert [trace.accepted for trace in shown[-1].traces] == [trace.accepted for trace in called.traces]
-    assert [result.is_complete for result in shown] == [False] * 23 + [True]
-    for iteration, result in enumerate(shown, 1):
-        done = iteration * 16 * 8
+    iterations = COLUMNS // (3 * 8)  # between two results
+    assert [result.is_complete for result in shown] == [False] * (3072 // (iterations * 8)) + [True]
+    for number, result in enumerate(shown, 1):
+        done = min(number * iterations * 8, 3072)
         assert [trace.tokens for trace in result.traces] == [done] * 3
         assert (result.filled.reshape(3, -1) == (np.arange(3072) < done)).all()
         np.testing.assert_array_equal(result.images, np.where(result.filled, shown[-1].images, 0))

@@ -10,9 +10,13 @@ import torch
 from fakes import NATIVE, SMALL, VARIANTS, ScriptedModel, Waiting, proposer_for, random_model, random_tokens, stacked
 
 from decodes import decode
-from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder
+from superres.config import Confidence, DecodeConfig
+from superres.decoding import batching
+from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.native import build
+from superres.native.decoder import NativeDecoder
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 
@@ -150,3 +154,49 @@ def test_what_is_under_way_is_known_when_decoding_fails():
     next(steps)
     assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
     assert 3 <= decoder.tokens_under_way <= 15
+
+
+INTERVALS = [None, 1, 7, 1000]
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("way", ["exact", "distance", "colours"])
+def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(way, rows, monkeypatch):
+    config, options = replace(VARIANTS["sequential heads"], **NATIVE), DecodeConfig(**WAYS[way])
+    model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, rows)[0]
+    sizes = None if options.is_sampling else ConfidentBlockSize(
+        Confidence(0.0, 1.0, 0.8), [1.0, 1.1, 1.2, 1.3, 1.4], options, config.vocabulary)
+    asked, advance = [], NativeDecoder.advance
+    monkeypatch.setattr(NativeDecoder, "advance", lambda self, count: asked.append(count) or advance(self, count))
+    found = []
+    for interval in INTERVALS:
+        for name in ("DONE_CHECK_INTERVAL", "LAUNCH_INTERVAL"):
+            monkeypatch.setattr(batching, name, interval or getattr(batching, name))
+        items = [Waiting(one, key, key) for key, one in enumerate(source)]
+        decoder = RefilledDecoder(model, feed_of(items), stacked, options, rows, batch=True, adaptive=lambda *_: sizes)
+        asked.clear()
+        finished = [one for some in decoder.run() for one in some]
+        found.append([(one.tokens.tolist(), one.trace.accepted, one.trace.proposed.tolist()) for one in finished])
+        most = max(one.trace.iterations for one in finished)
+        assert len(asked) <= 2 + most / (interval or batching.DONE_CHECK_INTERVAL)
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+def test_torch_starts_no_threads_beside_those_of_the_compiled_code(monkeypatch):
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
+    model, seen = NativeModel(random_model(config, dtype=torch.float32)), set()
+
+    def watched(method):
+        return lambda *given: seen.add(torch.get_num_threads()) or method(*given)
+
+    for owner, name in ((NativeModel, "encode"), (NativeModel, "session"), (PlainDecoder, "results")):
+        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        refilled(model, random_tokens(config, 5)[0], DecodeConfig(), 2, ready=[1, 1])
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

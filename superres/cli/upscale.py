@@ -39,6 +39,7 @@ from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
+from superres.tasks.untrusted import READER
 
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])  # formats that pack pictures into shards
 FEW = 20
@@ -157,6 +158,8 @@ def upscale(
 
     check_samples(decode, samples, finish)
     plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow, listed))
+    if is_few:
+        READER.start()  # which takes about as long as loading the checkpoint
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)

@@ -25,6 +25,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, sources_at, with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel, Session, Sources
+from superres.system.machine import TorchThreads
 
 GROUP = {"cpu": 1, "cuda": 16}
 """Number of sources encoded in one call, by kind of device. A smaller group is filled up to that number, since the
@@ -34,7 +35,12 @@ DONE_CHECK_INTERVAL = 16
 """Number of iterations between two checks for complete rows; between them nothing is read from the device."""
 
 LAUNCH_INTERVAL = 128
-"""The same for a batch on an accelerator whose iterations are one launch, in which complete rows stop by themselves."""
+"""The same for compiled iterations that end with the last row, if no row is looked at before: a call of the code costs
+as much as several iterations."""
+
+COLUMNS = 1024
+"""Columns (rows times tokens per step) after which compiled iterations on a CPU return at the latest, unless there are
+fewer than DONE_CHECK_INTERVAL: a decode is stopped, and shows how far it is, only between two calls."""
 
 END_CHECK_INTERVAL = 4
 """The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
@@ -138,6 +144,8 @@ class RefilledDecoder(Generic[ItemT]):
         self.model = with_proposer_state(model, self.proposer)
         self.model_calls = 0
         self.loop: BlockwiseLoop | None = None
+        # Where the steps have threads of their own, torch's would compete with them for the cores.
+        self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
         self._kind = decoding_type(self.proposer, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
@@ -173,14 +181,14 @@ class RefilledDecoder(Generic[ItemT]):
             self.block_size = adaptive
         self._prepare(self._fresh)
         self._fresh = []
-        session, keys = self._first_rows()
         confident = None if isinstance(adaptive, int) else adaptive
-        self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys, self.block_size, self.proposer,
-                                         resizable=adaptive is not None, confident=confident)
-        count = 1  # the first iteration reads the start of the sequences
+        with self.torch_threads:
+            session, keys = self._first_rows()
+            self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys, self.block_size, self.proposer,
+                                             resizable=adaptive is not None, confident=confident)
         while True:
             started = time.perf_counter()
-            loop.run(count)
+            loop.run(self._interval(loop))
             loop.done()
             self._seconds += time.perf_counter() - started
             self._share()
@@ -191,22 +199,28 @@ class RefilledDecoder(Generic[ItemT]):
             yield finished
             if loop.complete:
                 return
-            count = self._interval(loop)
 
     def _interval(self, loop: BlockwiseLoop) -> int:
         """Return the number of iterations until the next check for complete rows.
 
-        Iterations past an end token are wasted, and on a CPU a check costs nothing.
+        Iterations past an end token are wasted, and on a CPU a check takes little time. The first iteration only reads
+        the start of the sequences. A text that is decoded as a batch is shown after each of its few iterations.
         """
         is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
-        interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
+        is_compiled = is_cpu and loop.is_native
+        is_single = is_compiled and not self.batch and len(self._rows) == 1
+        if not len(loop.recorder) and not is_single:
+            return 1
+        if is_single or (is_compiled and self.batch and not ends):
+            columns = len(self._rows) * loop.plain.session.width
+            return max(DONE_CHECK_INTERVAL, min(LAUNCH_INTERVAL, COLUMNS // columns))
         if not is_cpu and self.batch and loop.is_native:
             return LAUNCH_INTERVAL
+        interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
         if not is_cpu or self.batch:
             return interval
-        if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):
-            # Native iterations end with the last row, before which no sequence gets a row.
-            return END_CHECK_INTERVAL if ends and len(self._rows) > 1 else DONE_CHECK_INTERVAL
+        if loop.is_native and not (self._more or self._waiting):
+            return END_CHECK_INTERVAL if ends else DONE_CHECK_INTERVAL
         return min(interval, max(1, self.model.length // LONG))
 
     def _next(self, limit: int, wait: bool) -> Sequence[ItemT]:
@@ -223,9 +237,10 @@ class RefilledDecoder(Generic[ItemT]):
         source, padding = self._sources(items)
         self._device = source.device
         size = self.group or GROUP.get(source.device.type, 1)
-        for start in range(0, len(items), size):
-            part = slice(start, start + size)
-            self._encode(items[part], source[part], None if padding is None else padding[part], size)
+        with self.torch_threads:
+            for start in range(0, len(items), size):
+                part = slice(start, start + size)
+                self._encode(items[part], source[part], None if padding is None else padding[part], size)
         self._seconds += time.perf_counter() - started
 
     def _encode(self, items: Sequence[ItemT], source: Tensor, padding: Tensor | None, size: int) -> None:
@@ -303,8 +318,9 @@ class RefilledDecoder(Generic[ItemT]):
         rows = [row for number in numbers if (row := self._rows[number]) is not None]
         if not rows:
             return []
-        tokens = loop.decoder.results(self._index(numbers))[0].cpu()
-        traces = loop.recorder.rows(numbers, [row.since for row in rows])
+        with self.torch_threads:
+            tokens = loop.decoder.results(self._index(numbers))[0].cpu()
+            traces = loop.recorder.rows(numbers, [row.since for row in rows])
         return [Result(row.item, one, trace, row.seconds) for row, one, trace in zip(rows, tokens, traces, strict=True)]
 
     def _refill(self, loop: BlockwiseLoop) -> None:
@@ -312,13 +328,15 @@ class RefilledDecoder(Generic[ItemT]):
         empty = [number for number, row in enumerate(self._rows) if row is None]
         if self._more and len(self._waiting) < len(empty):
             self._prepare(self._next(len(empty) - len(self._waiting), wait=not self.under_way))
-        for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
-            loop.replace(rows, session, chosen, keys)
+        with self.torch_threads:
+            for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
+                loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
         can_shrink = self.model.end_token is None or (loop.is_native and len(self._rows) >= SHRUNK_TEXT)
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
-            loop.keep(kept, self._empty(kept))
+            with self.torch_threads:
+                loop.keep(kept, self._empty(kept))
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))

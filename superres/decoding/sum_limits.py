@@ -11,6 +11,7 @@ Limits are whole numbers below 2**24, so float32 holds them exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,15 +46,24 @@ class Limits:
         coarse = None if task.coarse is None else torch.from_numpy(task.coarse).to(device)
         return cls(group, earlier, low, high, torch.arange(len(low), device=device), coarse)
 
+    @cached_property
+    def following(self) -> Tensor:
+        """Number of later positions of each position's group, int64 [T + 1]."""
+        return self.earlier.shape[1] - (self.earlier >= 0).sum(1)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Columns of `LimitedSession.record` that hold the tokens at `earlier`, int64 [T + 1, E]; 0 for none."""
+        return torch.where(self.earlier < 0, 0, self.earlier + 2)
+
     def bounds(self, source: Tensor) -> Tensor:
         """Return bounds for source tokens [B, S], int64 [B, 2, T + 1].
 
         The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is the sum of the earlier
         tokens of its group. Positions past the end, for which the last entry stands, have no limits.
         """
-        following = self.earlier.shape[1] - (self.earlier >= 0).sum(1)  # [T + 1]: later positions of the group
         low, high = self._sums(source)
-        low = low[:, self.group] - (len(self.low) - 1) * following
+        low = low[:, self.group] - (len(self.low) - 1) * self.following
         bounds = torch.stack([low, high[:, self.group]], dim=1)
         bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
         return bounds
@@ -134,7 +144,6 @@ class LimitedSession(StatefulSession):
         # this session's cache, as keys and values are the network's: a session does not see the decoder's rows.
         self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
         super().__init__(session, RowTensors(self.bounds, self.record))
-        self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
         self.columns = torch.arange(session.width, device=bounds.device)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
@@ -146,7 +155,7 @@ class LimitedSession(StatefulSession):
 
     def _bounds(self, target: Tensor, last: Tensor | None = None) -> Tensor:
         """Return the limits [B, 2, N] at targets [B, N], given the tokens recorded up to position `last`, or all."""
-        columns = self.earlier[target]  # [B, N, E]
+        columns = self.limits.columns[target]  # [B, N, E]
         if last is not None:
             columns = columns.masked_fill(columns > last + 2, 0)
         return self._less(self.record.gather(1, columns.flatten(1)).view(columns.shape).sum(-1), target)
@@ -202,7 +211,7 @@ class LimitedTreeSession(LimitedSession):
         column = self.ancestors[: self.tree.scored].expand(len(tokens), -1, -1).gather(2, nearest)
         inside = (earlier >= 0) & (back == nearest) & (column >= 0)
         both = torch.cat([self.record, tokens], dim=1)
-        columns = torch.where(inside, self.record.shape[1] + column, self.earlier[target])
+        columns = torch.where(inside, self.record.shape[1] + column, self.limits.columns[target])
         sums = both.gather(1, columns.flatten(1)).view(columns.shape).sum(-1)
         return StepOutput(self.limits.masked(output.scores, self._less(sums, target)), (output, place))
 

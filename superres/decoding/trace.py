@@ -91,10 +91,11 @@ class TraceRecorder:
 
     def extend(self, steps: Tensor, block_size: int) -> None:
         """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are valid."""
-        self._count += len(steps)
+        self._count += steps.shape[0]
         while self._parts:  # few long parts are read faster than many short ones
             before, size = self._parts[-1]
-            if (size, before.shape[1:]) != (block_size, steps.shape[1:]) or not len(before) <= len(steps) < LONGEST:
+            if size != block_size or before.shape[1:] != steps.shape[1:] or not (
+                    before.shape[0] <= steps.shape[0] < LONGEST):
                 break
             self._parts.pop()
             steps = torch.cat([before, steps])

@@ -191,12 +191,11 @@ class NativeModel(StepModel):
         own.threads, own.trials = threads // count, {}
         return [own] * count
 
-    def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
-        if isinstance(source, Tensor):
-            tokens, source = source, self.encoder(source, self._most_threads(), padding)
-            source.tokens = None if self.shortlists is None else tokens
+    def _encoded(self, source: Tensor, padding: Tensor | None) -> Memory:
         with TorchThreads(1):
-            return super().encode(source, padding, copies)
+            memory = self.encoder(source, self._most_threads(), padding)
+        memory.tokens = None if self.shortlists is None else source
+        return memory
 
     def decoder(self, plain: PlainDecoder) -> Decoder | None:
         return native_decoder(plain)
@@ -205,10 +204,10 @@ class NativeModel(StepModel):
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         threads, shortlist = self._most_threads(), None
-        memory = self.encode(source, padding, copies)
-        if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
-            shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
         with TorchThreads(1):
+            memory = self.encode(source, padding, copies)
+            if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
+                shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
             return self._timed(NativeSession(self.packed, memory, width, threads, shortlist), threads)
 
     def tree_session(  # type: ignore[override]
@@ -222,8 +221,8 @@ class NativeModel(StepModel):
                 self.warned = True
             return super().tree_session(source, tree, kept, padding)
         threads = self._most_threads()
-        memory = self.encode(source, padding)
         with TorchThreads(1):
+            memory = self.encode(source, padding)
             return self._timed(NativeTreeSession(self.packed, memory, tree, threads), threads)
 
     def _timed(self, session: AnySession, threads: int) -> AnySession:

@@ -75,11 +75,14 @@ class StepModel:
         # The scores and the sampling noise of every column, and intermediate results.
         return 16 * 8 * width * self.vocabulary
 
-    @float32_products()
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
-        memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)
+        memory = self._encoded(source, padding) if isinstance(source, Tensor) else source
         return memory.repeat(copies).rounded_up(SOURCE_MULTIPLE)
+
+    @float32_products()
+    def _encoded(self, source: Tensor, padding: Tensor | None) -> Memory:
+        return self.model.encode(source, padding, self.half)
 
     @float32_products()
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:

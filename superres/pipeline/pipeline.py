@@ -201,12 +201,13 @@ class Pipeline:
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""
-        return dataclasses.replace(self.default, adaptive=self.default.adaptive and width is None)
+        return self.default if width is None else dataclasses.replace(self.default, adaptive=False)
 
     def block_size(self, options: DecodeConfig) -> int:
         """Return the block size of `options`. Raises ConfigError if the checkpoint does not support `options`."""
-        require(isinstance(options, DecodeConfig), "options must be a DecodeConfig, such as that of "
-                f"{type(self).__name__.lower()}.options(block_size=4), not {shown(options)}")
+        if not isinstance(options, DecodeConfig):
+            raise ConfigError("options must be a DecodeConfig, such as that of "
+                              f"{type(self).__name__.lower()}.options(block_size=4), not {shown(options)}")
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
     def adaptive_size(
@@ -214,8 +215,8 @@ class Pipeline:
     ) -> int | ConfidentBlockSize | None:
         """Return what chooses the block size of `options` for source tokens [B, S]: see `BlockSizes.get`."""
         # Limits cost hardly any time, so costs are measured without them.
-        unlimited = self.proposers.get(dataclasses.replace(options, consistent=False))
-        return self.block_sizes.get(options, source, padding, unlimited)
+        unlimited = dataclasses.replace(options, consistent=False) if options.consistent else options
+        return self.block_sizes.get(options, source, padding, self.proposers.get(unlimited))
 
     def row_bytes(self, options: DecodeConfig) -> int:
         """Return the bytes of a session's row with `options`."""

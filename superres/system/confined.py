@@ -99,6 +99,13 @@ class Confined:
             if not is_kept:
                 child.end()
 
+    def start(self) -> None:
+        """Start a child for a later call: it imports the function's module while the caller does other work."""
+        with suppress(ValueError), self._lock:  # the call says why no process can be started
+            child = self._taken()
+            self._busy.discard(child)
+            self._idle.append(child)
+
     def _taken(self) -> _Child:
         """Return a child that waits for a call, now busy."""
         with self._lock:

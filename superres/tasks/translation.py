@@ -98,10 +98,10 @@ class Codec:
 
     def doubt(self, text: str) -> str:
         """Return why no translation of a text can be right, or "" if nothing speaks against it."""
-        letters = [letter for letter in text if letter.isalpha()]
+        letters = [*filter(str.isalpha, text)]
         if not letters:
             return NO_LETTERS
-        return UNKNOWN_SCRIPT if sum(letter in self.letters for letter in letters) < len(letters) / 2 else ""
+        return UNKNOWN_SCRIPT if sum(map(self.letters.__contains__, letters)) < len(letters) / 2 else ""
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each line, including END."""
