@@ -51,8 +51,12 @@ def record_costs(pipeline: Pipeline) -> CostRecord:
         found = {str(rows): _costs_of(pipeline, rows) for rows in BATCHES}
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    return CostRecord(found, name, usable_cores(), time.strftime("%Y-%m-%d", time.gmtime()),
-                      pipeline.revision)
+    return record_of(pipeline, found, name, usable_cores())
+
+
+def record_of(pipeline: Pipeline, batches: dict[str, StepCosts], processor: str, cores: int) -> CostRecord:
+    """Return the record of a network's costs that were measured today."""
+    return CostRecord(batches, processor, cores, time.strftime("%Y-%m-%d", time.gmtime()), pipeline.revision)
 
 
 def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:

@@ -94,7 +94,7 @@ class NativeModel(StepModel):
     engine = "native"
     own_threads = True
     adaptive = True
-    costs = general_costs(0.3)
+    costs = general_costs(0.4)
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,
