@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 from superres.config import CostRecord, CostTable, reader_of
@@ -38,14 +37,21 @@ def save_costs(folder: Path, engine: str, variant: str, record: CostRecord) -> N
     """
     table = read_costs(folder)
     table.setdefault(engine, {})[variant] = record
-    document = {name: {kind: found[kind].to_dict() for kind in sorted(found)} for name, found in sorted(table.items())}
-    # Each batch has its numbers on one line.
-    text = re.sub(r"[\[{][^\[\]{}]*(\[[^\]]*\])?[^\[\]{}]*[\]}]", lambda part: " ".join(part[0].split()),
-                  json.dumps(document, indent=1))
+    engines = list[str]()
+    for name, found in sorted(table.items()):
+        records = ",\n".join(_record_text(kind, found[kind]) for kind in sorted(found))
+        engines.append(f" {json.dumps(name)}: {{\n{records}\n }}")
     try:
-        write_atomically(folder / COSTS, (text + "\n").encode())
+        write_atomically(folder / COSTS, ("{\n" + ",\n".join(engines) + "\n}\n").encode())
     except OSError as error:
         raise OutputError(f"cannot write {folder / COSTS}: {error.strerror}; choose another folder") from error
+
+
+def _record_text(variant: str, record: CostRecord) -> str:
+    """Return the JSON of a record, with one line per number of rows."""
+    about = record.to_dict()
+    batches = [f"   {json.dumps(rows)}: {json.dumps(costs)}" for rows, costs in about.pop("batches").items()]
+    return f'  {json.dumps(variant)}: {json.dumps(about)[:-1]}, "batches": {{\n' + ",\n".join(batches) + "\n  }}"
 
 
 def record_for(table: CostTable, engine: str, variant: str) -> CostRecord | None:
