@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, TINY, LossyUpscaler, random_model
+from fakes import NATIVE, TINY, LossyUpscaler, random_model, save_cascades
 from PIL import Image
 from textual import sentences, write_checkpoint, write_pairs
 
 from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
 from superres.cli.main import run
-from superres.config import DecodeConfig, QualityBound
+from superres.config import CostRecord, DecodeConfig, QualityBound
 from superres.decoding import cost
 from superres.decoding.block_size import check_options
 from superres.errors import ConfigError, OutputError
@@ -186,16 +186,16 @@ def test_tune_records_costs_in_a_copy_whose_default_uses_them(folder, tmp_path, 
     assert f"{tmp_path} is no copy of {folder}; choose a new folder for --save" in capsys.readouterr().err
 
 
-def test_tune_records_the_stages_of_a_cascade_in_its_copy(folder, tmp_path, capsys):
-    last = replace(TINY, source_shape=TINY.target_shape, target_shape=(64, 64, 3))
-    save_checkpoint(random_model(last, dtype=torch.float32), folder.parent / "last")
-    (folder.parent / "both").mkdir(exist_ok=True)
-    (folder.parent / "both" / CONFIG).write_text(json.dumps({"format_version": 1, "stages": ["tiny", "last"]}))
-    assert tune("--checkpoint", folder.parent / "both", "--save", tmp_path / "copy", "--engine", "plain", "--json") == 0
+def test_tune_records_the_stages_of_a_cascade_in_its_copy(tmp_path, capsys):
+    save_cascades(tmp_path)
+    stages = json.loads((tmp_path / "three" / CONFIG).read_text())["stages"]
+    assert tune("--checkpoint", tmp_path / "three", "--save", tmp_path / "copy", "--engine", "plain", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert [*report["costs"]] == ["tiny", "last"]
+    assert [*report["costs"]] == stages
     copied = load(tmp_path / "copy", "cpu", "plain")
-    assert [stage.scoring.costs.to_dict() for stage in recording.stages_of(copied)] == [*report["costs"].values()]
+    assert [stage.scoring.costs for stage in recording.stages_of(copied)] == [
+        CostRecord.from_dict(record) for record in report["costs"].values()]
+    assert not [*tmp_path.glob(f"{stages[0]}/{COSTS}")]
 
 
 @pytest.mark.parametrize(("words", "message"), [
