@@ -113,7 +113,7 @@ NEIGHBOURS = {
     "x86-64-v4": ("x86-64-v3-vnni", "x86-64-v3", "x86-64-v2"),
     "aarch64": ("aarch64-dotprod", "x86-64-v2", "x86-64-v3"),
     "aarch64-dotprod": ("aarch64", "x86-64-v3-vnni", "x86-64-v3"),
-    "wasm32": ("wasm32-relaxed", "x86-64-v2"), "wasm32-relaxed": ("wasm32", "x86-64-v2"),
+    "wasm32": ("wasm32-relaxed", "x86-64-v2", "x86-64-v3"), "wasm32-relaxed": ("wasm32", "x86-64-v2", "x86-64-v3"),
 }
 """The variants whose costs are most like those of a variant, the nearest first."""
 
