@@ -135,8 +135,10 @@ def recorded(
                 times[size] = min(times.get(size, math.inf), 1e6 * (seconds - before) / steps)
         for stage, times in zip(stages, least, strict=True):
             known = [size for size in sorted(times) if size <= stage.model_config.prediction_heads]
-            blocks = np.interp(range(1, known[-1] + 1), known, [times[size] for size in known])
-            costs = StepCosts(tuple(map(float, blocks)), times[1], threads=1).rounded()
+            # A larger block never costs less; if it seems to, other work slowed down the smaller one.
+            rising = np.minimum.accumulate([times[size] for size in known[::-1]])[::-1]
+            blocks = np.interp(range(1, known[-1] + 1), known, rising)
+            costs = StepCosts(tuple(map(float, blocks)), float(rising[0]), threads=1).rounded()
             record = record_of(stage, {"1": costs}, f"{browser} on {cpu_name()}", 1)
             save_costs(folders[stage.name], stage.engine, variant, record)
 
