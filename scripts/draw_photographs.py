@@ -20,7 +20,7 @@ from PIL import Image
 
 from demo import PHOTOS
 from superres import SuperresError, Upscaler
-from superres.config import DEFAULT_CASCADE, EXACT_BLOCK
+from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
 from superres.system.output import write_result
 from superres.tasks.crops import Crop
@@ -45,7 +45,7 @@ def upright(photo: Pixels) -> Crop:
 
 def drawn(upscaler: Upscaler, source: Pixels, finish: str = "none") -> Pixels:
     """Return the exact picture of an input, uint8 [source, source, 3]."""
-    return upscaler(source[None], upscaler.options(block_size=EXACT_BLOCK), finish=finish).images[0]
+    return upscaler(source[None], finish=finish).images[0]
 
 
 def pictures(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a time limit, fixed seeds and costs, hypothesis profiles, and markers by file."""
+"""What all tests share: one thread, a time limit, fixed seeds, hypothesis profiles, and markers by file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from hypothesis import HealthCheck, settings
 from limits import hear_signals, limited
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from superres.config import DecodeConfig
     from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
 
@@ -135,29 +132,6 @@ def _decodes_end() -> Iterator[None]:
     machine, limit = sys.modules.get("superres.system.machine"), time.monotonic() + 60
     while machine is not None and machine.TorchThreads._depth and time.monotonic() < limit:
         time.sleep(0.05)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _costs() -> Iterator[None]:
-    """Costs of adaptive block sizes: fixed ones, so that no decode depends on the machine or on its other work.
-
-    Tests of the measurement pass their own `measure` to `BlockSizes`, and get the costs that it returns.
-    """
-    from fakes import fixed_costs
-
-    from superres.decoding.cost import measured_costs
-    from superres.pipeline import block_sizes
-
-    own = block_sizes.BlockSizes._costs
-
-    def costs(sizes: block_sizes.BlockSizes, options: DecodeConfig, *sources: Tensor | None) -> list[float]:
-        if sizes.measure is not measured_costs:
-            return own(sizes, options, *sources)
-        return fixed_costs(options.block_size or sizes.model.prediction_heads)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_sizes.BlockSizes, "_costs", costs)
-        yield
 
 
 @pytest.fixture

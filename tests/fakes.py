@@ -314,11 +314,6 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 """Proposers of one continuation a step."""
 
 
-def fixed_costs(largest, slope=0.15):
-    """Return costs of block sizes 1..`largest`, with which by default several tokens per step are fastest."""
-    return [1 + slope * further for further in range(largest)]
-
-
 @dataclass
 class ScriptedSession:
     """Session of a `ScriptedModel`; counts its calls."""

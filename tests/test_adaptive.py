@@ -1,18 +1,16 @@
-"""Adaptive block sizes: the same tokens at any sizes, the size that pays, and costs that are measured once."""
+"""Adaptive block sizes: the same tokens at any sizes, the size that pays, and recorded costs."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fakes import (
     SMALL,
-    TINY,
     VARIANTS,
-    fixed_costs,
     random_model,
     random_tokens,
 )
@@ -21,20 +19,21 @@ from hypothesis import strategies as st
 from stepping import check_steps
 
 from decodes import Numbered, decode
-from superres.config import DecodeConfig
+from superres.checkpoint import save_checkpoint
+from superres.config import CostRecord, DecodeConfig, StepCosts, general_costs
 from superres.decoding import cost
 from superres.decoding.batching import RefilledDecoder, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
-from superres.errors import ConfigError
-from superres.native import build
+from superres.errors import CheckpointError, ConfigError
 from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.recorded_costs import COSTS, read_costs, record_for, save_costs
+from superres.pipeline.upscaler import Upscaler
 
 HEADS = SMALL.prediction_heads
-compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("variant", ["base aids", "plain", "causal attention", "sequential heads", "text"])
@@ -53,124 +52,118 @@ def test_the_fastest_size_is_that_of_the_costs_if_four_of_five_proposals_pass(sl
     assert truth[size - 1] == pytest.approx(truth[least - 1 :].max())
 
 
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    """The folder that costs are kept in."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "superres"
-
-
-def make_sizes(measured, revision="0123", steady=True, slope=0.15):
-    """Make block sizes that find the machine `steady`, and add the batch size of every measurement to `measured`.
-
-    Each further token of a step costs `slope` of the first.
-
-    Those of single tokens, in sessions of their own, are not added.
-    """
-    def measure(model, source, options, largest, *arguments):
-        measured.extend([len(source)] * (largest > 1))
-        return fixed_costs(largest, slope), steady
-
+def sizes_of(**batches):
+    """Make block sizes by costs of batches: the share of further columns, a step alone, and `start`."""
     model = StepModel(random_model(SMALL, dtype=torch.float32))
-    return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
+    model.costs = CostRecord({name[1:]: StepCosts((1.0, 1.0 + slope), alone, start)
+                              for name, (slope, alone, start) in batches.items()}, cores=2)
+    return BlockSizes(model)
 
 
-def test_costs_are_those_of_the_proposer_that_is_used(cache, monkeypatch):
-    """A draft as large as its verifier makes larger blocks slower; proposals that were looked up do not.
-
-    A clock that counts multiplications in millionths of a second takes the place of the machine's.
-    """
-    network = random_model(replace(TINY, width=64, filter_size=256, decoder_layers=3), dtype=torch.float32)
-    spent = [0.0]
-
-    def count(layer, _, output):
-        spent[0] += 1e-6 * layer.in_features * output.numel()
-
-    for layer in network.modules():
-        if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_hook(count)
-    monkeypatch.setattr("superres.decoding.cost.time", SimpleNamespace(thread_time=lambda: spent[0]))
-    model, source = StepModel(network), random_tokens(network.config, 1)[0]
-    sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda *given: measured_costs(*given))
-    costs = {name: sizes._costs(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
-             for name, proposer in (("draft", DraftProposer(model)), ("lookup", LookupProposer()))}
-    assert costs["draft"][3] > 1.5 * costs["lookup"][3]
-    # In blocks of one token, the draft would not read the tokens that its next proposals depend on.
-    monkeypatch.setattr(sizes, "measure", lambda *_: ([1.0, 9.0, 18.0, 27.0], False))
-    drafted, looked_up = (sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
-                          for name, proposer in (("draft", DraftProposer(model)), ("lookup", LookupProposer())))
-    assert (drafted, looked_up) == (2, 1)
-    monkeypatch.setattr(sizes, "measure", lambda *_: ([1.0], False))
-    assert sizes.get(DecodeConfig(1, proposer="draft", adaptive=True), source, None, DraftProposer(model)) == 1
+OPTIONS = DecodeConfig(adaptive=True)
 
 
-def test_costs_are_measured_once_a_machine_and_network(cache):
-    source, options, measured = random_tokens(SMALL, 3)[0], DecodeConfig(adaptive=True), []
-    sizes = make_sizes(measured)
-    first = sizes.get(options, source)
-    assert sizes.get(replace(options, seed=7), source) == first
-    sizes.get(options, source[:2])
-    assert make_sizes(measured).get(options, source) == first
-    assert measured == [4, 2]
-    make_sizes(measured, "4567").get(options, source)
-    for path in cache.glob("cost-*.json"):
-        path.write_text(path.read_text().replace('"costs"', '"cost"'))
-    assert make_sizes(measured).get(options, source) == first
-    assert measured == [4, 2, 4, 4]
+@pytest.mark.parametrize(("alone", "start", "expected"), [
+    (1.0, 0.0, HEADS), (0.4, 0.0, 1), (1.0, 0.49 * SMALL.target_length, HEADS),
+    (1.0, 0.5 * SMALL.target_length, 1),  # a whole decode would gain less than 3 %
+])
+def test_blocks_are_decoded_only_where_a_whole_decode_gains(alone, start, expected):
+    """Blocks of five tokens take 1.6 and give 3.36."""
+    sizes, source = sizes_of(_1=(0.15, alone, start)), random_tokens(SMALL, 3)[0]
+    assert HEADS == 5
+    assert sizes.get(OPTIONS, source) == expected
     assert sizes.get(DecodeConfig(), source) is None
-
-
-@pytest.mark.parametrize(("alone", "expected"), [(0.4, 1), (1.0, HEADS)])
-def test_single_tokens_are_decoded_without_heads_wherever_blocks_would_not_pay(cache, alone, expected):
-    """A step costs `alone` in a session of its own; one of further tokens costs 1 and 0.15 for each of them."""
-    model = StepModel(random_model(SMALL, dtype=torch.float32))
-    sizes = BlockSizes(model, "0123", "plain", torch.device("cpu"), lambda _, source, options, largest, *more: (
-        [alone] if largest == 1 else fixed_costs(largest), True))
-    options, source = DecodeConfig(adaptive=True), random_tokens(SMALL, 3)[0]
-    assert sizes.get(options, source) == expected
     # Where blocks of at least two tokens are asked for, there is no choice.
-    assert sizes.get(replace(options, min_block=2), source) == HEADS
-    decoder = RefilledDecoder(model, feed_of([Numbered(row, row) for row in range(3)]),
-                              lambda items: (source[[item.row for item in items]], None), options, 3,
-                              adaptive=lambda *found: sizes.get(options, *found))
+    assert sizes.get(replace(OPTIONS, min_block=2), source) == HEADS
+    decoder = RefilledDecoder(sizes.model, feed_of([Numbered(row, row) for row in range(3)]),
+                              lambda items: (source[[item.row for item in items]], None), OPTIONS, 3,
+                              adaptive=lambda *found: sizes.get(OPTIONS, *found))
     list(decoder.run())
     assert decoder.loop.plain.session.width == expected
 
 
-def test_disturbed_costs_are_measured_again_by_the_next_process_and_kept_until_steady_ones_are_known(cache):
-    source, options, measured = random_tokens(SMALL, 2)[0], DecodeConfig(adaptive=True), []
-
-    def size(seen, slope, steady):
-        """Return the size that a new process chooses where it measures that a further token costs `slope`."""
-        sizes = make_sizes(seen, steady=steady, slope=slope)
-        assert sizes.get(options, source) == sizes.get(replace(options, seed=7), source)
-        return sizes.get(options, source)
-
-    assert size(measured, 0.15, False) == HEADS
-    assert size(measured, 9.0, False) == HEADS  # measured again, but the earlier costs are as good
-    assert measured == [2, 2]
-    assert size(measured, 9.0, True) == 1
-    assert measured == [2, 2, 2]
-    assert size(measured, 0.15, True) == 1
-    assert measured == [2, 2, 2]
+def test_the_costs_are_those_of_the_nearest_batch():
+    sizes = sizes_of(_1=(0.15, 1, 0), _8=(9, 1, 0), _64=(0.15, 1, 0))
+    found = [sizes.get(OPTIONS, random_tokens(SMALL, rows)[0]) for rows in (1, 2, 3, 22, 23, 500)]
+    assert found == [HEADS, HEADS, 1, 1, HEADS, HEADS]
 
 
-def test_costs_are_steady_if_two_rounds_agree(monkeypatch):
+def test_short_sentences_have_single_tokens_where_blocks_cost_something_at_once():
+    sizes = sizes_of(_1=(0.15, 1, 4))
+    sizes.model.end_token = 3
+    source, padding = random_tokens(SMALL, 2)[0][:, :20], torch.zeros(2, 20, dtype=torch.bool)
+    assert sizes.get(OPTIONS, source, padding) == HEADS
+    padding[:, 5:] = True
+    assert sizes.get(OPTIONS, source, padding) == 1
+
+
+def test_proposals_cost_what_the_proposer_s_cost():
+    """A draft as large as its verifier makes larger blocks slower; proposals that are looked up do not."""
+    sizes, source = sizes_of(_1=(0.15, 1, 0)), random_tokens(SMALL, 1)[0]
+    draft = StepModel(sizes.model.model)
+
+    def chosen(name, proposer):
+        return sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
+
+    # In blocks of one token, the draft would not read the tokens that its next proposals depend on.
+    assert (chosen("draft", DraftProposer(draft)), chosen("lookup", LookupProposer())) == (2, 4)
+    draft.weight_bytes //= 100
+    assert chosen("draft", DraftProposer(draft)) == 4
+    draft.costs = CostRecord({"1": StepCosts((1.0,), 1.0)}, cores=2)  # as recorded
+    assert chosen("draft", DraftProposer(draft)) == 2
+    assert sizes.get(DecodeConfig(1, proposer="draft", adaptive=True), source, None, DraftProposer(draft)) == 1
+
+
+def test_larger_blocks_never_cost_less(monkeypatch):
     model, source = StepModel(random_model(SMALL, dtype=torch.float32)), random_tokens(SMALL, 1)[0]
-    slow = {"round 1": {0}, "rounds 1 and 3": {0, 2}, "all rounds but one": {0, 1, 2}}
-    for rounds, expected in zip(slow.values(), (True, True, False), strict=True):
-        times = iter([3.0 if number in rounds and size == 1 else 1.0 + size
-                      for number in range(cost.ROUNDS) for size in range(HEADS)])
-        monkeypatch.setattr(cost, "_least_seconds", lambda *_, times=times: next(times))
-        costs, steady = measured_costs(model, source, DecodeConfig(), HEADS)
-        assert (costs[:3], steady) == ([1.0, 2.0, 3.0], expected)
+    times = iter([5.0, 2.0, 3.0, 4.0, 6.0] * cost.ROUNDS)
+    monkeypatch.setattr(cost, "_least_seconds", lambda *_: next(times))
+    assert measured_costs(model, source, DecodeConfig(), HEADS) == [2.0, 2.0, 3.0, 4.0, 6.0]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(cache):
-    cache.write_text("in the way")
-    measured = []
-    assert make_sizes(measured).get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]) == HEADS
-    assert measured == [1]
+@pytest.mark.parametrize(("engine", "variant", "expected"), [
+    ("native", "x86-64-v3", "a"), ("native", "x86-64-v2", "a"), ("native", "x86-64-v3-vnni", "b"),
+    ("native", "x86-64-v4", "b"), ("native-int8", "aarch64", "c"), ("native", "wasm32", "c"), ("plain", "cpu", None),
+])
+def test_a_class_without_a_record_has_that_of_its_neighbour(engine, variant, expected):
+    named = {name: replace(general_costs(0.1), processor=name) for name in "abc"}
+    table = {"native": {"x86-64-v3": named["a"], "x86-64-v4": named["b"]}, "native-int8": {"x86-64-v2": named["c"]}}
+    record = record_for(table, engine, variant)
+    assert (record and record.processor) == expected
+
+
+def test_costs_are_saved_for_an_engine_and_variant_and_read_again(tmp_path):
+    one = CostRecord({"1": StepCosts((1.5, 2.25), 1.25, 3.5, 1, 8, 4), "64": StepCosts((9.0,), 7.0)}, "a [processor]",
+                     2, "2026-01-01", "0123")
+    assert read_costs(tmp_path) == {}
+    save_costs(tmp_path, "native", "x86-64-v4", general_costs(0.1))
+    save_costs(tmp_path, "native", "x86-64-v3", one)
+    save_costs(tmp_path, "native", "x86-64-v4", one)
+    assert read_costs(tmp_path) == {"native": {"x86-64-v3": one, "x86-64-v4": one}}
+    assert "[1.5, 2.25], " in (tmp_path / COSTS).read_text()
+
+
+BATCH = {"blocks": [1, 2], "alone": 1}
+
+
+@pytest.mark.parametrize(("record", "message"), [
+    ([], "the costs must be an object"), ({"native": 3}, "native in the costs must be an object"),
+    ({"native": {"v": {}}}, "CostRecord needs batches"), ({"native": {"v": {"batches": {}}}}, "batches must have"),
+    *(({"native": {"v": {"batches": {name: BATCH}}}}, message) for name, message in (
+        ("one", "whole numbers of rows, not 'one'"), ("0", "must be at least 1"), ("9" * 9, "whole numbers of rows"))),
+    *(({"native": {"v": {"batches": {"1": {**BATCH, **change}}}}}, message) for change, message in (
+        ({"blocks": []}, "must have 1 to 1024 numbers, not 0"), ({"blocks": [1, 0]}, "blocks must be numbers from"),
+        ({"blocks": [1, "2"]}, "blocks must be a number, not '2'"), ({"blocks": [1] * 2000}, "blocks must have 1 to"),
+        ({"alone": -1}, "alone must be"), ({"alone": True}, "alone must be"), ({"threads": 0}, "threads must be at"),
+        ({"together": 1e9}, "together must be"), ({"start": 1e99}, "start must be"), ({"more": 1}, "setting more"))),
+])
+def test_a_damaged_file_of_costs_is_refused_in_one_line(record, message, tmp_path):
+    save_checkpoint(random_model(SMALL), tmp_path / "c")
+    (tmp_path / "c" / COSTS).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"costs\.json: .*; run superres tune again, or remove the fi") as found:
+        Upscaler.load(tmp_path / "c", "cpu", "plain")
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)
 
 
 def test_what_does_not_go_with_it_is_refused():

@@ -23,7 +23,6 @@ from fakes import (
     TINY,
     VARIANTS,
     draft_of,
-    fixed_costs,
     limits_of,
     proposer_for,
     random_model,
@@ -40,7 +39,7 @@ import superres
 from decodes import decode
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
-from superres.config import Confidence, DecodeConfig
+from superres.config import Confidence, DecodeConfig, general_costs
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
@@ -192,8 +191,9 @@ class Case:
 
     def chooser(self):
         if self.drawn.chooser == "confident":
-            return ConfidentBlockSize(self.drawn.confidence, fixed_costs(self.options.block_size), self.options,
-                                      self.model.vocabulary, self.model.end_token)
+            costs = general_costs(0.15).of(1).up_to(self.options.block_size)
+            return ConfidentBlockSize(self.drawn.confidence, costs, self.options, self.model.vocabulary,
+                                      self.model.end_token)
         if self.drawn.chooser == "costs":
             return max(self.options.min_block, self.options.block_size - 1 - self.drawn.seed)
         return None

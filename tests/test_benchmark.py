@@ -41,12 +41,6 @@ CPU = torch.device("cpu")
 QUICK = Timer(CPU, repeats=2, warm_up=1)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    """Keep no costs of these networks."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def upscaler():
     return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", "0123", "cpu")

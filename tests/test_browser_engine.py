@@ -15,12 +15,13 @@ from PIL import Image
 import native_kernels
 import superres
 from superres.cli.main import run
-from superres.config import EXACT_BLOCK, DecodeConfig
+from superres.config import DecodeConfig, general_costs
 from superres.errors import ConfigError
+from superres.evaluation.recording import stages_of
 from superres.native import abi
 from superres.native.image import offset_of, size_and_alignment
 from superres.native.variants import WASM
-from superres.pipeline.browser_export import packed_weights, write_engine
+from superres.pipeline.browser_export import exact_block, packed_weights, stage_image, write_engine
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
 
@@ -71,15 +72,26 @@ def asked(folder, questions, variant=""):
 
 def expected(upscaler, source, way):
     """Return the digest and the steps of each stage of the picture that the compiled engine draws."""
-    accept = way.get("accept", "exact")
-    size = way.get("blockSize") or (EXACT_BLOCK if accept == "exact" else 24)
-    options = DecodeConfig(
-        block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2), consistent=True,
-        temperature=way.get("temperature", 0.0), seed=way.get("seed", 0), nucleus=upscaler.default.nucleus)
-    result = upscaler.at_size(way.get("size", 64))(
-        source[None], options, keys=[image_key(source, way.get("sample", 1))])
-    return short_digest(result.images[0].tobytes()), [
-        (stage.traces[0].tokens, stage.traces[0].iterations, stage.traces[0].accepted) for stage in result.stages]
+    accept, drawn = way.get("accept", "exact"), {}
+    sizes = [way.get("blockSize") or (exact_block(stage) if accept == "exact" else 24) for stage in stages_of(upscaler)]
+    for size in {*sizes}:
+        options = DecodeConfig(
+            block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2), consistent=True,
+            temperature=way.get("temperature", 0.0), seed=way.get("seed", 0), nucleus=upscaler.default.nucleus)
+        drawn[size] = upscaler.at_size(way.get("size", 64))(
+            source[None], options, keys=[image_key(source, way.get("sample", 1))])
+    traces = [drawn[size].stages[number].traces[0] for number, size in enumerate(sizes[: len(drawn[sizes[0]].stages)])]
+    return short_digest(drawn[sizes[0]].images[0].tobytes()), [
+        (trace.tokens, trace.iterations, trace.accepted) for trace in traces]
+
+
+def test_the_block_size_of_exact_pictures_is_that_of_the_recorded_costs(upscaler, monkeypatch):
+    for slope, least, most in ((0.1, 2, 24), (2.0, 1, 1)):
+        record = general_costs(slope)
+        monkeypatch.setattr(upscaler.last, "costs", {"native-int8": {"wasm32-relaxed": record}})
+        assert least <= exact_block(upscaler.last) <= most
+        about, _ = stage_image(upscaler.last)
+        assert about["block"] == exact_block(upscaler.last)
 
 
 @pytest.mark.parametrize("variant", [variant.name for variant in WASM])

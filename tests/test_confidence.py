@@ -15,7 +15,7 @@ from test_refill import refilled
 
 from decodes import decode
 from superres.checkpoint import CONFIDENCE, read_confidence, save_checkpoint
-from superres.config import Confidence, DecodeConfig
+from superres.config import Confidence, CostRecord, DecodeConfig, StepCosts
 from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence, best_width, passing, reach
@@ -191,16 +191,15 @@ def test_damaged_coefficients_are_refused(values, tmp_path):
     (WAYS["exact"], ConfidentBlockSize), (WAYS["distance"], ConfidentBlockSize), (WAYS["top-k"], ConfidentBlockSize),
     ("unruled", int), (DecodeConfig(temperature=1.0), int),
 ])
-def test_other_criteria_and_samples_have_the_size_that_costs_make_the_fastest(options, kind, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_other_criteria_and_samples_have_the_size_that_costs_make_the_fastest(options, kind, monkeypatch):
     monkeypatch.setitem(CRITERIA, "unruled", Unruled)
     options = DecodeConfig(accept=options) if isinstance(options, str) else options
     model = StepModel(random_model(ORDINAL["base aids"], dtype=torch.float32))
-    sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
+    model.costs = CostRecord({"1": StepCosts(tuple(COSTS["rising"]), 1.0)})
+    sizes, without = BlockSizes(model), BlockSizes(model)
     source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)
     sizes.confidence = Confidence(1, 1)
     assert isinstance(sizes.get(options, source), kind)
-    without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
     assert without.get(options, source) == 4  # 2.95 tokens in 1.9; 3.36 in 2.2 are fewer per second
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 import time
@@ -128,16 +129,18 @@ def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler
         upscaler.options(accpet="exact")
 
 
-def test_costs_are_measured_outside_the_decoding_time(monkeypatch):
-    """The first call on a machine measures; its seconds are those of the decoding."""
-    ticks = iter(range(1000))
-    upscaler = Upscaler(random_model(replace(TINY, **NATIVE, free_scores=False)), "tiny", device="cpu")
-    upscaler.default = FASTEST
-    started = []
-    monkeypatch.setattr(upscaler.block_sizes, "get", lambda *_: started.append(next(ticks)))
-    monkeypatch.setattr("superres.pipeline.upscaler.time", changed(time, perf_counter=lambda: next(ticks)))
-    upscaler(np.zeros((1, 8, 8, 3), np.uint8))
-    assert started[0] == 0
+def test_the_clock_does_not_decide_the_steps_of_a_face(monkeypatch):
+    network = random_model(replace(TINY, **NATIVE, free_scores=False))
+    steps, source = set(), np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3)
+    for seconds in (1.0, 1e3):  # a machine that is a thousand times slower
+        ticks = itertools.count(0.0, seconds)
+        slow = changed(time, **dict.fromkeys(("perf_counter", "thread_time"), lambda ticks=ticks: next(ticks)))
+        for module in ("decoding.batching", "decoding.cost", "pipeline.upscaler"):
+            monkeypatch.setattr(f"superres.{module}.time", slow)
+        upscaler = Upscaler(network, "tiny", device="cpu")
+        assert upscaler.default == FASTEST
+        steps.add(upscaler(source).traces[0].iterations)
+    assert len(steps) == 1
 
 
 @pytest.mark.parametrize(("now", "differs"), [

@@ -23,7 +23,7 @@ from stepping import check_steps
 from test_consistency import assert_consistent
 
 from decodes import decode, iterations, result_of
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
@@ -37,7 +37,7 @@ from superres.native import build, weights
 from superres.native import model as native_model
 from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
-from superres.native.model import NativeModel, Trials
+from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
 
@@ -321,56 +321,29 @@ def test_rounded_weights_score_nearly_alike(variant):
     assert (full - rounded).norm() < 0.05 * full.norm()
 
 
-def test_the_fastest_number_of_threads_is_taken_and_a_busy_machine_forgotten():
-    seconds, now, steps = {1: 4.0, 2: 2.0, 4: 1.95, 6: 3.0}, 0.0, []
-
-    def step(threads):
-        nonlocal now
-        steps.append(threads)
-        now += seconds[threads]
-        return 1
-
-    trials = Trials([1, 2, 4, 6], clock=lambda: now)
-    assert trials.fastest(step) == 2  # 4 save less than 5 %
-    assert steps == [n for n in (1, 2, 4, 6) * native_model.FIRST_ROUNDS for _ in range(native_model.IN_A_ROW)]
-    seconds[6], done = 0.5, len(steps)
-    assert trials.fastest(step) == 2  # too early for another round
-    assert len(steps) == done
-    now += 10_000
-    assert trials.fastest(step) == 6
-    seconds[6] = 3.0
-    for _ in range(2 * native_model.ROUNDS):
-        now += 10_000
-        assert trials.fastest(step) == 6
-    assert trials.rounds == native_model.ROUNDS
+@pytest.mark.parametrize(("known", "cores", "limit", "rows", "expected"), [
+    (2, 2, 8, 1, 2), (2, 2, 1, 1, 1), (2, 2, 8, 17, 8),  # a row may have a thread of its own
+    (1, 4, 8, 17, 1),  # more threads did not gain
+    (2, 0, 8, 1, 2),  # nothing was measured
+])
+def test_a_session_takes_the_threads_and_rows_of_its_record(known, cores, limit, rows, expected, monkeypatch):
+    model = NativeModel(random_model(BLOCKS, dtype=torch.float32))
+    model.costs = CostRecord({"1": StepCosts((1.0,), 1.0, threads=known, together=2),
+                              "16": StepCosts((1.0,), 1.0, threads=known, together=8)}, cores=cores)
+    monkeypatch.setattr(native_model, "usable_cores", lambda: limit)
+    monkeypatch.setattr(native_model.TorchThreads, "limit", lambda: 16)
+    session = model.session(random_tokens(BLOCKS, rows)[0], 3)
+    assert session.session.threads.count == expected
+    assert session.session.threads.rows_at_once == (8 if rows > 1 else 2)
+    model.threads = 3
+    assert model.session(random_tokens(BLOCKS, rows)[0], 3).session.threads.count == 3
 
 
-def test_a_single_number_of_threads_is_not_timed():
-    assert Trials([1]).fastest(lambda threads: pytest.fail("timed")) == 1
-
-
-def test_a_small_batch_whose_threads_cost_more_does_not_take_them_from_a_large_one():
-    now, rows = 0.0, 16
-
-    def step(threads):
-        nonlocal now
-        now += rows / threads + 2 * (threads - 1)
-        return rows
-
-    trials = Trials([1, 2], clock=lambda: now)
-    assert trials.fastest(step) == 2
-    rows, now = 2, now + 10_000
-    trials.fastest(step)
-    rows = 16
-    assert trials.fastest(step) == 2
-
-
-def test_the_rows_that_a_thread_decodes_together_are_timed_without_a_trace():
+def test_rows_that_a_thread_decodes_together_have_the_scores_that_they_have_alone():
     model = model_of(BLOCKS, threads=1)
+    model.costs = CostRecord({"1": StepCosts((1.0,), 1.0, together=8)})
     source, target = random_tokens(BLOCKS, 17)
     together, alone = model.session(source, 3), [model.session(source[row : row + 1], 3) for row in range(17)]
-    assert together.session.threads.rows_at_once in native_model.TOGETHER
-    assert [min(trials.least.values()) > 0 for trials in model.trials.values()] == [True]
     for start in (0, 3):
         position = torch.full((17,), start)
         scores = together.step(target[:, start : start + 3], position).scores

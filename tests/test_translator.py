@@ -14,7 +14,7 @@ from textual import CONFIG, codec, learned, sentences, vocabulary, wordy
 
 import superres
 from superres.checkpoint import read_task_files, save_checkpoint
-from superres.config import BeamConfig, DecodeConfig
+from superres.config import BeamConfig, CostRecord, DecodeConfig, StepCosts
 from superres.decoding import reference
 from superres.decoding.batching import SHRUNK_TEXT
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
@@ -130,6 +130,17 @@ def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(t
     monkeypatch.setattr(several, "_translated", fails)
     with pytest.raises(ScoresError):
         several(LINES, batch_size=4)
+
+
+def test_a_call_without_options_is_that_of_the_default_and_its_record_decides_by_batch(folder, monkeypatch):
+    translator = load(folder, "cpu", "plain")
+    translator.default = DecodeConfig(adaptive=True)
+    pays, costly = StepCosts((1.0, 1.01), 1.0), StepCosts((1.0, 9.0), 1.0)
+    monkeypatch.setattr(translator.scoring, "costs", CostRecord({"1": pays, "16": costly}, cores=1))
+    for lines, batch_size, largest in ((LINES[:1], 64, 4), (LINES[:16], 64, 1), (LINES[:16], 2, 4)):
+        own, default = (translator(lines, options, batch_size=batch_size) for options in (None, translator.default))
+        assert (own.texts, own.model_calls) == (default.texts, default.model_calls)
+        assert {trace.proposed.shape[1] for line in own.traces for trace in line} == {largest}
 
 
 def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):

@@ -8,19 +8,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, TINY, LossyUpscaler, random_model
+from fakes import NATIVE, TINY, LossyUpscaler, random_model, save_cascades
 from PIL import Image
 from textual import sentences, write_checkpoint, write_pairs
 
 from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
 from superres.cli.main import run
-from superres.config import DecodeConfig, QualityBound
+from superres.config import CostRecord, DecodeConfig, QualityBound
+from superres.decoding import cost
 from superres.decoding.block_size import check_options
 from superres.errors import ConfigError, OutputError
-from superres.evaluation import tuning
+from superres.evaluation import recording, tuning
 from superres.evaluation.tuning import ACCEPTANCE, GREEDY, as_rows, compare, label, save_default, shortlist, within
 from superres.evaluation.tuning import tune_faces as search
+from superres.pipeline.recorded_costs import COSTS
+from superres.system import machine
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.pictures import read_image
@@ -49,6 +52,7 @@ def folder(trained):
     before = (trained / CONFIG).read_bytes()
     yield trained
     (trained / CONFIG).write_bytes(before)
+    (trained / COSTS).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -59,7 +63,17 @@ def data(tmp_path):
 
 
 def tune(*words):
-    return run(["tune", "--batch-size", "1", "--device", "cpu", *map(str, words)])
+    more = ["--batch-size", 1] if "--data" in words else []
+    return run(["tune", "--busy", "--device", "cpu", *map(str, [*more, *words])])
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """Measure costs in a moment."""
+    monkeypatch.setattr(recording, "BATCHES", (1, 3))
+    monkeypatch.setattr(recording, "TIMED", (1, 2))
+    monkeypatch.setattr(cost, "ROUNDS", 1)
+    monkeypatch.setattr(cost, "TIMED_SECONDS", 0.0)
 
 
 def test_every_setting_of_the_grid_is_accepted_and_has_a_name_of_its_own():
@@ -151,6 +165,54 @@ def test_tune_measures_the_real_network_and_saves_the_default_of_the_device(fold
     assert 0 <= report["confidence"]["calibration_error"] <= 1
     assert load(folder, "cpu").block_sizes.confidence.to_dict() == document["confidence"]
     assert load(folder, "cpu").default == fastest
+
+
+def test_tune_records_costs_in_a_copy_whose_default_uses_them(folder, tmp_path, capsys):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for _ in range(2):  # a copy is updated
+        assert tune("--checkpoint", folder, "--save", tmp_path / "copy", "--engine", "plain") == 0
+    assert "| tiny | 3 | " in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {*before, COSTS}
+    copied, heads = load(tmp_path / "copy", "cpu", "plain"), TINY.prediction_heads
+    assert copied.scoring.costs == copied.costs["plain"]["cpu"]
+    for rows in (1, 3):
+        costs = copied.scoring.costs.of(rows)
+        assert len(costs.blocks) == heads
+        assert 0 < costs.blocks[0] <= costs.blocks[-1]
+    assert (copied.scoring.costs.revision, copied.scoring.costs.is_measured) == (copied.revision, True)
+    assert not load(folder, "cpu", "plain").scoring.costs.is_measured
+    assert tune("--checkpoint", folder, "--save", tmp_path, "--engine", "plain") == 2
+    assert f"{tmp_path} is no copy of {folder}; choose a new folder for --save" in capsys.readouterr().err
+
+
+def test_tune_records_the_stages_of_a_cascade_in_its_copy(tmp_path, capsys):
+    save_cascades(tmp_path)
+    stages = json.loads((tmp_path / "three" / CONFIG).read_text())["stages"]
+    assert tune("--checkpoint", tmp_path / "three", "--save", tmp_path / "copy", "--engine", "plain", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [*report["costs"]] == stages
+    copied = load(tmp_path / "copy", "cpu", "plain")
+    assert [stage.scoring.costs for stage in recording.stages_of(copied)] == [
+        CostRecord.from_dict(record) for record in report["costs"].values()]
+    assert not [*tmp_path.glob(f"{stages[0]}/{COSTS}")]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--save", "there", "--no-save"], "--save DIR and --no-save contradict each other"),
+    (["--limit", 3], "--limit 3 has no effect without --data"),
+    (["--max-bits-loss", 1], "--max-bits-loss 1.0 has no effect without --data"),
+])
+def test_options_without_effect_are_refused(words, message, folder, capsys):
+    assert tune("--checkpoint", folder, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_busy_machine_records_nothing(folder, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "busyness", lambda: 2.0)
+    assert run(["tune", "--checkpoint", str(folder), "--device", "cpu"]) == 2
+    assert "this machine is busy" in capsys.readouterr().err
+    assert not (folder / COSTS).exists()
 
 
 def test_the_default_is_used_where_no_option_is_given_and_given_options_win(folder, tmp_path, data, capsys):

@@ -17,7 +17,7 @@ from PIL import Image
 from skimage import data
 from stress_demo import encoded, zipped
 
-from superres.config import EXACT_BLOCK, DecodeConfig
+from superres.config import DecodeConfig
 from superres.decoding.block_size import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
@@ -29,7 +29,7 @@ from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
 from superres.web.crops import crop_of, reduce_picture, subjects, take
-from superres.web.decoding import Deadline, Decoder, StoppedError, fixed_blocks
+from superres.web.decoding import Deadline, Decoder, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
 from superres.web.site import part_of
 
@@ -121,15 +121,6 @@ def test_the_static_page_has_an_example_s_face_upright(photo, monkeypatch):
         np.testing.assert_array_equal(area_reduce(part[top:top + side, left:left + side], 32, 32), subject.truth)
 
 
-@pytest.mark.parametrize(("heads", "options", "block_size"), [
-    (10, {"adaptive": True}, EXACT_BLOCK), (10, {}, EXACT_BLOCK), (2, {"temperature": 0.7}, 2),
-    (10, {"adaptive": True, "accept": "distance"}, None), (10, {"accept": "top-k", "block_size": 6}, 6),
-    (10, {"adaptive": True, "proposer": "draft"}, None)])
-def test_the_page_decodes_in_blocks_that_no_measured_time_chooses(heads, options, block_size):
-    shown = fixed_blocks(DecodeConfig(**options), heads)
-    assert shown == DecodeConfig(**{**options, "adaptive": False, "block_size": block_size})
-
-
 # Drawing
 
 
@@ -177,9 +168,8 @@ def test_settings_come_from_controls_and_the_others_from_the_checkpoint():
         options_of(DecodeConfig(), {**VALUES, "later_temperature": "warm"}.values())
     unset = {**VALUES, "block_size": 0, "accept": "exact"}.values()
     for default in (DecodeConfig(), DecodeConfig(adaptive=True)):
-        assert options_of(default, unset, heads=10) == replace(default, block_size=EXACT_BLOCK, adaptive=False,
-                                                               consistent=True)
-        assert options_of(default, VALUES.values(), heads=10) == wanted  # as the visitor chose
+        assert options_of(default, unset) == replace(default, consistent=True)
+        assert options_of(default, VALUES.values()) == wanted  # as the visitor chose
     tuned = DecodeConfig(min_block=3, proposer="jacobi", accept="top-k")
     values = {**VALUES, "block_size": 2, "accept": "top-k", "consistent": False}
     assert options_of(tuned, values.values()) == replace(tuned, block_size=2, min_block=2)

@@ -116,7 +116,7 @@ def cost_rows(
                           config: ModelConfig = config, model: EncoderDecoder = model) -> Values:
                     return {"engine": scoring.engine, "network_width": config.width, "layers": config.decoder_layers,
                             "batch": batch, "weights": sum(one.numel() for one in model.decoder.parameters()),
-                            "costs": measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)[0]}
+                            "costs": measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)}
 
                 yield Row(f"costs {engine}, width {width}, batch {batch}", costs, {"code": scoring.code})
 

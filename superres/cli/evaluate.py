@@ -1,10 +1,10 @@
-"""The commands `superres evaluate images`, `superres evaluate text`, `superres tune` and `superres calibrate`."""
+"""The commands `superres evaluate images`, `superres evaluate text` and `superres calibrate`."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer import Option
@@ -21,7 +21,6 @@ from superres.config import (
     LARGEST_ERROR,
     TRANSLATION,
     BeamConfig,
-    QualityBound,
     Reliability,
     require_choice,
 )
@@ -31,18 +30,12 @@ from superres.system.terminal import echo, echo_json
 from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
 
-if TYPE_CHECKING:
-    from superres.pipeline.pipeline import Pipeline
-
 BEAM = BeamConfig()
 
 Data = Annotated[Path, Option(metavar="PATH", help=opt.FACE_DATA)]
-TunedData = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, a CelebA root, or "
-                                   "parallel text PATH.en and PATH.de.")]
 Pairs = Annotated[Path, Option(metavar="PATH", help=opt.TEXT_DATA)]
 Split = Annotated[str, Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs only. [default: all]")]
-TunedLimit = Annotated[int, Option(metavar="N", help="Score the first N inputs only.")]
 Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; samples of the same input are scored "
                                 "together.")]
 Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
@@ -53,11 +46,6 @@ SamePerson = Annotated[bool, Option("--same-person", help="Score the share of pi
 Sheet = Annotated[Path | None, Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
 Beam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N hypotheses per "
                              "sentence; 0 leaves it out.")]
-MinPsnr = Annotated[float | None, Option(metavar="DB", help="Bound: smallest PSNR to the greedy images, in dB (try "
-                                         "40).")]
-MaxBits = Annotated[float | None, Option(metavar="BITS", help="Bound: largest increase in bits/dim under p1 over the "
-                                         "greedy images.")]
-Save = Annotated[bool, Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
 Tolerance = Annotated[float, Option(metavar="LEVELS", help="Largest difference from the truth of a pixel that is "
                                     "right, in grey levels, as the mean over the colours.")]
 Coverage = Annotated[float, Option(metavar="P", help="Share of the reliable pixels that are right, between 0 and 1.")]
@@ -111,7 +99,7 @@ def images(
         record = {"checkpoint": report["checkpoint"]}
         write_result(sheet, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
     tables = [report_table(report)] + ([samples_table(report["sampling"])] if samples > 1 else [])
-    _show({**report, "device": device}, "\n".join(tables), as_json)
+    show({**report, "device": device}, "\n".join(tables), as_json)
 
 
 def report_likelihood(context: typer.Context) -> None:
@@ -127,7 +115,7 @@ def report_likelihood(context: typer.Context) -> None:
     upscaler = opt.load_upscaler(given["checkpoint"], given["device"], "plain")
     pairs = read_faces(given["data"], upscaler.face_task, given["split"], given["limit"])
     report = {**evaluate_likelihood(pairs, upscaler, given["batch_size"]), "device": given["device"]}
-    _show(report, f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
+    show(report, f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
                   f"{likelihood_text(report)}\n{bytes_text(report)}", given["as_json"])
 
 
@@ -155,58 +143,7 @@ def text(
     decode = combined(opt.DEFAULTS, opt.given_options(context, decode), translator.model_config.prediction_heads)
     pairs = read_pairs(data, translator.languages, limit)
     report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
-    _show({**report, "device": translator.device.type}, report_lines(report), as_json)
-
-
-def tune(
-    context: typer.Context, data: TunedData, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
-    limit: TunedLimit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,
-    batch_size: opt.BatchSize = 16, device: opt.Device = "auto", save: Save = True, as_json: opt.AsJson = False,
-    engine: opt.Engine = "auto",
-) -> None:
-    """Find the fastest decoding settings within a quality bound.
-
-    The settings become the checkpoint's default for this machine's kind of device (cpu or cuda). They are the fastest
-    for the given batch size. The coefficients of adaptive block sizes are fitted to the same images or sentences. For
-    text, acceptance is exact, so there is no bound.
-    """
-    bound = None if _is_text(context, checkpoint) else QualityBound(min_psnr_to_greedy, max_bits_loss)
-    if bound is None:
-        opt.refuse_ineffective(context, "on text; leave it out", "split")
-    else:
-        check_split(context, data)
-
-    from superres.checkpoint import find_checkpoint
-    from superres.evaluation.calibration import calibrate_faces, calibrate_text, confidence_line
-    from superres.evaluation.tuning import label, save_default, tune_faces, tune_text
-    from superres.system.output import prepare_folder
-    from superres.tasks.face_data import read_faces
-    from superres.tasks.translation import read_pairs
-
-    folder = find_checkpoint(checkpoint)
-    if save:
-        prepare_folder(folder, "--checkpoint, or give --no-save")
-    pipeline: Pipeline
-    if bound is None:
-        opt.check_pairs(checkpoint, data)
-        pipeline = translator = opt.load_translator(checkpoint, device, engine=engine)
-        text_pairs = read_pairs(data, translator.languages, limit)
-        confidence, calibration = calibrate_text(translator, text_pairs)
-        report, table, fastest = tune_text(text_pairs, translator, batch_size)
-    else:
-        pipeline = upscaler = opt.load_upscaler(checkpoint, device, engine)
-        pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
-        confidence, calibration = calibrate_faces(upscaler, pairs)
-        report, table, fastest = tune_faces(pairs, upscaler, bound, batch_size)
-    if save:
-        save_default(folder, pipeline.device.type, fastest, confidence)
-    report |= {"confidence": calibration, "device": pipeline.device.type, "saved": str(folder) if save else None}
-    _show(report, table, as_json)
-    if not as_json:
-        if calibration is not None:
-            say(confidence_line(calibration))
-        outcome = f"saved as its default on {pipeline.device.type} in {folder}" if save else "not saved"
-        say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+    show({**report, "device": translator.device.type}, report_lines(report), as_json)
 
 
 def calibrate(
@@ -237,25 +174,12 @@ def calibrate(
     if save:
         save_entries(folder, {RELIABILITY: found.to_dict()})
     saved = str(folder) if save else None
-    _show({**report, "device": upscaler.device.type, "saved": saved}, mask_text(report), as_json)
+    show({**report, "device": upscaler.device.type, "saved": saved}, mask_text(report), as_json)
     if not as_json:
         say("not saved" if saved is None else f"saved in {folder}")
 
 
-def _is_text(context: typer.Context, checkpoint: str) -> bool:
-    """Return whether `tune` is for text. With a bound for faces it is not, which saves torch's import."""
-    bounded = any(opt.is_given(context, name) for name in ("min_psnr_to_greedy", "max_bits_loss"))
-    if bounded or checkpoint == DEFAULT_CHECKPOINT:
-        return False
-
-    from superres.checkpoint import find_checkpoint
-    from superres.pipeline.auto import checkpoint_task
-    from superres.tasks import translation
-
-    return checkpoint_task(find_checkpoint(checkpoint)) == translation.name
-
-
-def _show(report: dict[str, Any], text: str, as_json: bool) -> None:
+def show(report: dict[str, Any], text: str, as_json: bool) -> None:
     """Print a report as JSON on standard output, or its text on standard error."""
     echo_json(report) if as_json else echo(text, err=True)
 

@@ -20,7 +20,7 @@ import typer
 from superres import __version__
 from superres.cli.app import serve_demo
 from superres.cli.benchmark import benchmark_app
-from superres.cli.evaluate import calibrate, evaluate_app, tune
+from superres.cli.evaluate import calibrate, evaluate_app
 from superres.cli.export import export_app
 from superres.cli.info import info
 from superres.cli.options import HelpfulCommand, decoding_command
@@ -28,6 +28,7 @@ from superres.cli.space import space
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
 from superres.cli.translate import translate
+from superres.cli.tune import tune
 from superres.cli.upscale import manifest_app, upscale
 from superres.config import FACES, TRANSLATION
 from superres.errors import SuperresError

@@ -1,5 +1,6 @@
 """Frozen, validated settings of the network and of decoding, with a strict JSON form."""
 
+from superres.config.costs import MOST_THREADS, CostRecord, CostTable, StepCosts, general_costs
 from superres.config.decode_settings import (
     COVERAGE,
     CRITERION_NAMES,
@@ -11,7 +12,6 @@ from superres.config.decode_settings import (
     ENGINE_NAMES,
     ENGINE_NUMBERS,
     ENGINE_PLUGINS,
-    EXACT_BLOCK,
     FIRST_GUESS,
     LARGEST_ERROR,
     LARGEST_TEMPERATURE,
@@ -53,11 +53,11 @@ from superres.config.setting import (
 
 __all__ = [
     "COVERAGE", "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT",
-    "DEFAULT_TRANSLATOR", "DEVICES", "ENGINE_NAMES", "ENGINE_NUMBERS", "ENGINE_PLUGINS", "EXACT_BLOCK", "EXPERTS",
-    "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_ERROR", "LARGEST_TEMPERATURE",
-    "LEAST_TEMPERATURE", "LONGEST", "PLUGIN_NAME", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED",
-    "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence", "Config", "DecodeConfig", "DecodeOptions", "ModelConfig",
-    "QualityBound", "Registry", "Reliability", "Setting", "documented", "file_name", "is_number", "is_whole",
-    "parse_numbers", "portable_name", "reader_of", "require", "require_choice", "require_whole", "setting",
-    "settings_of", "without_case",
+    "DEFAULT_TRANSLATOR", "DEVICES", "ENGINE_NAMES", "ENGINE_NUMBERS", "ENGINE_PLUGINS", "EXPERTS", "FACES",
+    "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_ERROR", "LARGEST_TEMPERATURE",
+    "LEAST_TEMPERATURE", "LONGEST", "MOST_THREADS", "PLUGIN_NAME", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS",
+    "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence", "Config", "CostRecord", "CostTable",
+    "DecodeConfig", "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Reliability", "Setting", "StepCosts",
+    "documented", "file_name", "general_costs", "is_number", "is_whole", "parse_numbers", "portable_name", "reader_of",
+    "require", "require_choice", "require_whole", "setting", "settings_of", "without_case",
 ]

@@ -50,11 +50,6 @@ CRITERION_NAMES = with_plugins([*get_args(CriterionName)], CRITERION_PLUGINS)
 PROPOSER_NAMES = with_plugins([*get_args(ProposerName)], PROPOSER_PLUGINS)
 """Names of `superres.decoding.proposers.PROPOSERS`."""
 
-EXACT_BLOCK = 4
-"""Block size of exact acceptance where the number of steps must not depend on the machine, as in the web demo.
-
-Larger blocks take clearly more time on a CPU, for hardly fewer steps.
-"""
 LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-9, 1e9
 """Smallest temperature above 0, and the largest one; both are finite in float32.
 

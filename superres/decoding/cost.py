@@ -1,9 +1,10 @@
-"""The cost of blockwise decoding: the time of an iteration at each block size, measured on this machine."""
+"""Measure the cost of blockwise decoding on this machine: the time of an iteration at each block size."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer, with_proposer_state
 from superres.interfaces import ScoringModel
 
-TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
+TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32)
 """Block sizes whose cost is measured; the costs of sizes between them are interpolated."""
 
 BURST = 16  # Iterations that are timed together
@@ -25,38 +26,33 @@ TIMED_SECONDS = 0.05  # Smallest total time of the measurements of one block siz
 LONG_SECONDS = 0.1
 """Largest time of a burst of several iterations, in seconds. An iteration that takes longer is timed once per round."""
 
-STEADY = 1.2  # Largest ratio of a block size's second best to its best round on a machine without much other work
-
 
 def measured_costs(
     model: ScoringModel, source: Tensor, options: DecodeConfig, largest: int, padding: Tensor | None = None,
-    proposer: Proposer | None = None,
-) -> tuple[list[float], bool]:
-    """Return the seconds of an iteration at block sizes 1..`largest`, and whether they are steady.
+    proposer: Proposer | None = None, timed: Sequence[int] = TIMED,
+) -> list[float]:
+    """Return the seconds of an iteration at block sizes 1..`largest`.
 
-    They are not steady if other work on the machine has disturbed the measurement. The number of sources [B, S] is the
-    batch size to measure; `padding` is bool [B, S]. An iteration includes the proposals of `proposer`; by
-    `options.proposer` if None.
+    The number of sources [B, S] is the batch size to measure; `padding` is bool [B, S]. An iteration includes the
+    proposals of `proposer`; by `options.proposer` if None. `timed` are the block sizes to measure besides the largest.
     """
     proposer = proposer or PROPOSERS[options.proposer]()
     model = with_proposer_state(model, proposer)
-    sizes = sorted({*(size for size in TIMED if size < largest), largest})
-    seconds = np.empty((ROUNDS, len(sizes)))
+    sizes = sorted({*(size for size in timed if size < largest), largest})
+    least = np.full(len(sizes), np.inf)
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
         loop = BlockwiseLoop(model, session, options, keys, largest, proposer, resizable=True)
         loop.plain.end_token = None  # a row that ended during the measurement would cost nothing from then on
         # In rounds over all sizes, so that other work on the machine slows no single size.
-        for times in seconds:
+        for _ in range(ROUNDS):
             for index, size in enumerate(sizes):
                 loop.resize(size)
-                times[index] = _least_seconds(loop, source.device)
-    seconds.sort(axis=0)
-    steady = bool((seconds[1] <= STEADY * seconds[0]).all())
+                least[index] = min(least[index], _least_seconds(loop, source.device))
     # A larger block never costs less; if it seems to, other work on the machine slowed down the smaller one.
-    least = np.minimum.accumulate(seconds[0, ::-1])[::-1]
-    return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)], steady
+    least = np.minimum.accumulate(least[::-1])[::-1]
+    return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)]
 
 
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:

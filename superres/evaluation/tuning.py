@@ -1,4 +1,4 @@
-"""Search for the fastest decoding settings on this machine, within a bound on the loss of quality.
+"""Search for the fastest decoding settings on this machine, within a bound on the loss of quality, and save them.
 
 Variants of decoding are compared by the quality that each acceptance loses, and by its gain in block size and time.
 """
@@ -6,19 +6,21 @@ Variants of decoding are compared by the quality that each acceptance loses, and
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from superres.checkpoint import CONFIDENCE, DECODE, read_config, save_entries
-from superres.config import Confidence, DecodeConfig, QualityBound, require
+from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config, read_stages, save_entries, weights_digest
+from superres.config import Confidence, CostRecord, DecodeConfig, QualityBound, require
 from superres.decoding.acceptance import CRITERIA
 from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
 from superres.evaluation.picture_scores import agreement
 from superres.evaluation.text import Variant, decode_text
+from superres.pipeline.recorded_costs import save_costs
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import markdown_table, number_text
+from superres.system.output import markdown_table, number_text, prepare_folder
 from superres.tasks.face_data import FacePairs
 from superres.tasks.translation import TextPairs
 
@@ -197,6 +199,33 @@ def tune_text(
         "settings": as_rows(dict(rows)),
     }
     return report, markdown_table(["settings", "tokens per step", "ms per sentence"], lines), order[0]
+
+
+def tuned_folder(folder: Path, target: Path) -> Path:
+    """Return the folder to save in: the checkpoint's own, or `target`, which becomes a copy with all its stages.
+
+    Raises:
+        ConfigError: there is something else than such a copy at `target`.
+        OutputError: the folder cannot be written.
+    """
+    stages = read_stages(folder)
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        own, found = ([weights_digest(stage) for stage in read_stages(one) or [one]] if (one / CONFIG).exists() else []
+                      for one in (folder, target))
+        require(own == found, f"{target} is no copy of {folder}; choose a new folder for --save")
+        for stage in read_stages(target) or [target]:
+            prepare_folder(stage, "--save DIR, or give --no-save")
+        return target
+    prepare_folder(target, "--save DIR, or give --no-save")
+    for one, copied in ((folder, target), *((stage, target / stage.name) for stage in stages)):
+        shutil.copytree(one, copied, dirs_exist_ok=True)
+    return target
+
+
+def save_costs_of(engine: str, variant: str, folder: Path, records: Sequence[CostRecord]) -> None:
+    """Save the records of an engine and variant in a checkpoint, or in the stages of a cascade in their order."""
+    for stage, record in zip(read_stages(folder) or [folder], records, strict=True):
+        save_costs(stage, engine, variant, record)
 
 
 def save_default(folder: Path, kind: str, options: DecodeConfig, confidence: Confidence | None = None) -> None:

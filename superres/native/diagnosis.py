@@ -25,7 +25,7 @@ def report() -> dict[str, Any]:
     torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     native = _native()
-    cache, files = cache_folder(), {"libraries": "native-*", "measured costs": "cost-*.json"}
+    cache, files = cache_folder(), {"libraries": "native-*"}
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",

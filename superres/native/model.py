@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-import time
-from collections.abc import Callable, Sequence
 from ctypes import byref
 from functools import partial
 from typing import TypeVar
@@ -18,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from superres.config import general_costs
 from superres.decoding.blockwise import PlainDecoder
 from superres.interfaces import Decoder, Sources, StepOutput
 from superres.native.abi import LANES, MAX_HEAD, PANEL, CTree
@@ -37,60 +35,7 @@ LOG = logging.getLogger(__name__)
 ENGINES = {"float32": "native", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
 
-FIRST_ROUNDS, ROUNDS, IN_A_ROW, PAUSE = 4, 16, 4, 20
-"""Timed steps per number of threads, of which the fastest counts. The first session does FIRST_ROUNDS rounds over all
-numbers of threads, so that a load peak slows all numbers alike. Each later session does one round, up to ROUNDS rounds,
-since the machine may have been busy throughout the first session; but only after PAUSE times as long as the rounds
-before took, since a sentence takes hardly longer than a round. A round times IN_A_ROW steps in succession, since
-threads that were asleep are slow at first."""
-
-TOGETHER = (2, 8, 32)
-"""Numbers of rows that a thread may decode together; the first where there are fewer. The rows of a group share each
-read of the weights, but the caches of a large group do not fit the processor's, whose sizes and speeds differ: which
-number is fastest is timed."""
-
 AnySession = TypeVar("AnySession", bound=NativeSession)
-
-
-class Trials:
-    """Timings of a step with each of `numbers`, in ascending order: of threads, or of rows decoded together.
-
-    `clock` returns seconds; `rounds` is the number of rounds of timings done so far, `first` of them by the first
-    session and up to `most` in all; `least` holds the shortest seconds of a step per row for each number.
-    """
-
-    def __init__(
-        self, numbers: Sequence[int], first: int = FIRST_ROUNDS, most: int = ROUNDS, in_a_row: int = IN_A_ROW,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.rounds, self.first, self.most, self.in_a_row, self.clock = 0, first, most, in_a_row, clock
-        self.due = -math.inf
-        self.least = dict.fromkeys(numbers, math.inf)
-
-    def fastest(self, step: Callable[[int], int]) -> int:
-        """Return the number with the fastest step, after timing `step`, which takes a number and returns its rows.
-
-        Timings per row are kept, since a large batch never takes less time than a small one.
-        """
-        begun = self.clock()
-        if begun < self.due or self.rounds >= self.most or len(self.least) == 1:
-            return self._best()
-        more = 1 if self.rounds else self.first
-        self.rounds += more
-        for number in (*self.least,) * more:
-            for _ in range(self.in_a_row):
-                started = self.clock()
-                rows = step(number)
-                self.least[number] = min(self.least[number], (self.clock() - started) / rows)
-        self.due = self.clock() + PAUSE * (self.clock() - begun)
-        return self._best()
-
-    def _best(self) -> int:
-        best = min(self.least)
-        for number, seconds in self.least.items():
-            if seconds < 0.95 * self.least[best]:  # a larger number must save at least 5 %
-                best = number
-        return best
 
 
 class NativeTreeSession(NativeSession):
@@ -133,7 +78,7 @@ class NativeModel(StepModel):
     Args:
         model: the network in evaluation mode, on the CPU.
         end_token: token that ends a sequence early.
-        threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
+        threads: number of threads per step; None takes as many as gain by the recorded costs, up to torch's limit.
         precision: "float32" computes with the weights as they are. "int8" stores weights, keys and values in a byte
             each, and rounds the inputs of products: every column with a scale of its own, so that no result depends on
             the step width. The sums are exact integers. The encoder of images has the same format.
@@ -149,6 +94,7 @@ class NativeModel(StepModel):
     engine = "native"
     own_threads = True
     adaptive = True
+    costs = general_costs(0.4)
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,
@@ -171,7 +117,6 @@ class NativeModel(StepModel):
                                     f"{head}; choose native")
         library()
         self.threads, self.warned = threads, False
-        self.trials: dict[tuple[int | str, ...], Trials] = {}
         # Hundreds of small operations: further threads would wait for one another, above all on a busy machine.
         with torch.inference_mode(), TorchThreads(1):
             self.packed = PackedWeights(model, precision)
@@ -181,6 +126,10 @@ class NativeModel(StepModel):
     def code(self) -> str:
         return f"{self.engine} {chosen().identity}"
 
+    @property
+    def variant(self) -> str:
+        return chosen().variant.name
+
     def side_by_side(self, decodes: int) -> list[StepModel]:
         """See `StepModel.side_by_side`: every decode has threads of its own, and does not wait for others."""
         threads = self._most_threads()
@@ -188,7 +137,7 @@ class NativeModel(StepModel):
         if count == 1:
             return [self]
         own = copy.copy(self)
-        own.threads, own.trials = threads // count, {}
+        own.threads = threads // count
         return [own] * count
 
     def _encoded(self, source: Tensor, padding: Tensor | None) -> Memory:
@@ -208,7 +157,7 @@ class NativeModel(StepModel):
             memory = self.encode(source, padding, copies)
             if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
                 shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
-            return self._timed(NativeSession(self.packed, memory, width, threads, shortlist), threads)
+            return self._planned(NativeSession(self.packed, memory, width, threads, shortlist))
 
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
@@ -223,20 +172,17 @@ class NativeModel(StepModel):
         threads = self._most_threads()
         with TorchThreads(1):
             memory = self.encode(source, padding)
-            return self._timed(NativeTreeSession(self.packed, memory, tree, threads), threads)
+            return self._planned(NativeTreeSession(self.packed, memory, tree, threads))
 
-    def _timed(self, session: AnySession, threads: int) -> AnySession:
-        """Let `session` use the fastest number of threads up to `threads`, unless it is fixed, and of rows together."""
+    def _planned(self, session: AnySession) -> AnySession:
+        """Let `session` use the recorded numbers of threads, of columns per thread and of rows together."""
+        threads = session.session.threads
         if self.threads is None:
-            # With at least one row per thread, threads do not wait for one another: such batches share their timings.
-            kind = "threads", min(session.batch, threads), session.width, threads
-            powers = [2**power for power in range((threads - 1).bit_length())]
-            session.choose_threads(self.trials.setdefault(kind, Trials([*powers, threads])).fastest)
-        share = -(-session.batch // threads)
-        if len(numbers := [rows for rows in TOGETHER if rows <= share]) > 1:
-            # In each round, the second step finds the weights and the caches where the first one has left them.
-            trials = Trials(numbers, 2, 2, 2, time.thread_time)
-            session.choose_rows(self.trials.setdefault(("rows", len(numbers), session.width), trials).fastest)
+            threads.count = min(threads.count, self.costs.threads_of(session.batch, session.width))
+        costs = self.costs.of(session.batch)
+        threads.rows_at_once = costs.together
+        if costs.least_columns is not None:
+            threads.least_columns = costs.least_columns
         return session
 
     def _most_threads(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from ctypes import byref
 from typing import Any
 
@@ -155,44 +154,6 @@ class NativeSession(ProposingSession):
         if not 1 <= width <= self.widest:
             raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
         self.width = self.session.size.width = width
-
-    def choose_rows(self, fastest: Callable[[Callable[[int], int]], int]) -> None:
-        """Let a thread decode as many rows together as `fastest` returns, which times steps of a number of rows.
-
-        Call it before other steps: they are steps in the middle of a target, whose caches are as full as they get.
-        """
-        tokens = torch.zeros(self.batch, self.width, dtype=torch.int64)
-        position, size = torch.full((self.batch,), self.config.target_length // 2), self.session.size
-        threads, self.session.threads.count = self.session.threads.count, 1
-
-        def step(rows: int) -> int:
-            size.batch = rows
-            self.step(tokens, position)
-            return rows
-
-        self.session.threads.rows_at_once = fastest(step)
-        size.batch, self.session.threads.count = self.batch, threads
-        self._forget()
-
-    def choose_threads(self, fastest: Callable[[Callable[[int], int]], int]) -> None:
-        """Use the number of threads that `fastest` returns for a step with this number; call it before other steps."""
-        tokens, position = (torch.zeros(shape, dtype=torch.int64) for shape in ((self.batch, self.width), self.batch))
-
-        def step(threads: int) -> int:
-            self.session.threads.count = threads
-            self.step(tokens, position)
-            return self.batch
-
-        # With `waits`, a step uses exactly the number of threads that is timed, even on a busy machine.
-        self.session.threads.waits = True
-        self.session.threads.count = fastest(step)
-        self.session.threads.waits = False
-        self._forget()
-
-    def _forget(self) -> None:
-        """Remove the only trace of timed steps that is not written anew before it is read: the tables show it."""
-        if self.deviation is not None:
-            self.deviation.zero_()
 
     def select(self, rows: Tensor, length: int) -> None:
         used = min(length, self.session.size.slots)

@@ -106,6 +106,17 @@ WASM = tuple(variant for variant in VARIANTS if variant.machine == "wasm32")
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
+NEIGHBOURS = {
+    "x86-64-v2": ("x86-64-v3", "x86-64-v3-vnni", "x86-64-v4"),
+    "x86-64-v3": ("x86-64-v3-vnni", "x86-64-v4", "x86-64-v2"),
+    "x86-64-v3-vnni": ("x86-64-v4", "x86-64-v3", "x86-64-v2"),
+    "x86-64-v4": ("x86-64-v3-vnni", "x86-64-v3", "x86-64-v2"),
+    "aarch64": ("aarch64-dotprod", "x86-64-v2", "x86-64-v3"),
+    "aarch64-dotprod": ("aarch64", "x86-64-v3-vnni", "x86-64-v3"),
+    "wasm32": ("wasm32-relaxed", "x86-64-v2", "x86-64-v3"), "wasm32-relaxed": ("wasm32", "x86-64-v2", "x86-64-v3"),
+}
+"""The variants whose costs are most like those of a variant, the nearest first."""
+
 _ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
 
 

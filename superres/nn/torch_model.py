@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from superres.config import CostRecord, general_costs
 from superres.interfaces import Decoder, Sources
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
@@ -42,6 +43,7 @@ class StepModel:
     half = False  # whether the engine computes in bfloat16
     adaptive = False  # whether wider steps cost so much more that block sizes are chosen by their cost
     own_threads = False
+    costs: CostRecord = general_costs(0.05)  # of decoding on this class of processors, by which block sizes are chosen
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
     """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""
 
@@ -59,6 +61,11 @@ class StepModel:
     def code(self) -> str:
         """What computes the steps, by which measured times are kept: the engine, and the compiled library if any."""
         return self.engine
+
+    @property
+    def variant(self) -> str:
+        """The class of processors of the engine's recorded costs: the variant of compiled code, or the device."""
+        return str(self.model.signal.device.type)
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
         """Return the models with which up to `decodes` decodes run fastest at the same time, each with one of them.

@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import EXACT_BLOCK, DecodeConfig
+from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.block_size import paying_size
 from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.confidence import usual
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.native import abi
@@ -35,6 +37,7 @@ from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
 from superres.nn.image_priors import AlignedConditioning
 from superres.nn.torch_model import SOURCE_MULTIPLE
+from superres.pipeline.recorded_costs import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 
@@ -119,12 +122,20 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     data, size = image.finished()
     convolutions = convolutions_of(cast(AlignedConditioning, model.model.conditioning))
     about = {"source": task.source, "target": task.target, "heads": config.prediction_heads,
-             "block": min(EXACT_BLOCK, config.prediction_heads), "width": config.width,
+             "block": exact_block(stage), "width": config.width,
              "at": {name: image.place(place) for name, place in at.items()},
              "computed": list(map(image.place, places)), "convolutions": [weight.shape[:2] for weight in convolutions],
              "links": image.links, "bytes": len(data), "memory": size}
     numbers = [*signals_of(model), *convolutions]
     return about, data + b"".join(part.float().contiguous().numpy().tobytes() for part in numbers)
+
+
+def exact_block(stage: Upscaler) -> int:
+    """Return the block size of exact acceptance that is the fastest by the recorded costs of WebAssembly."""
+    record = record_for(stage.costs, stage.engine, MODULES[-1]) or stage.scoring.costs
+    costs, heads = record.of(1), stage.model_config.prediction_heads
+    passing = usual(stage.block_sizes.confidence, DecodeConfig())
+    return paying_size(costs, costs.up_to(heads), 1, passing, stage.model_config.target_length)
 
 
 def native_model(stage: Upscaler) -> NativeModel:

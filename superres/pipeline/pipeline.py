@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import torch
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_confidence, read_decode_default, weights_digest
-from superres.config import DEVICES, DecodeConfig, ModelConfig, is_number, require, require_choice
+from superres.config import DEVICES, CostTable, DecodeConfig, ModelConfig, is_number, require, require_choice
 from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
@@ -26,6 +26,7 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.engines import step_model
 from superres.pipeline.fastest_device import fastest_device
+from superres.pipeline.recorded_costs import read_costs, use_costs
 from superres.pipeline.resolved_options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
@@ -102,6 +103,7 @@ class Pipeline:
         default: decoding settings of a call without options.
         scoring: the network in the form that the decoder uses.
         engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
+        costs: the recorded costs of the checkpoint, for all engines and variants.
         origin: arguments of `load` (the checkpoint's folder, device and engine); None if it was not loaded.
     """
 
@@ -109,6 +111,7 @@ class Pipeline:
     bundled: ClassVar[str]
     end_token: ClassVar[int | None] = None
     stages: int = 1
+    costs: CostTable = {}  # noqa: RUF012 -- replaced as a whole
     origin: tuple[str, str, str] | None = None
 
     def __init__(
@@ -128,7 +131,7 @@ class Pipeline:
         self.engine: str = self.scoring.engine
         self.default = default or fastest_exact(self.scoring.adaptive, model.config,
                                                 self.scoring.prediction_heads)
-        self.block_sizes = BlockSizes(self.scoring, revision, self.scoring.code, self.device)
+        self.block_sizes = BlockSizes(self.scoring)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 
     @classmethod
@@ -148,14 +151,15 @@ class Pipeline:
             ConfigError: the device is not available, or does not support the engine.
         """
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        where, confidence = pick_device(device), read_confidence(folder)
+        where, confidence, costs = pick_device(device), read_confidence(folder), read_costs(folder)
         model, name, revision = load_checkpoint(folder), folder.resolve().name, weights_digest(folder)
         cls._check_task(model.config, name)
         arguments = cls._task_arguments(folder, model)
         if where.type != "cpu" and device == engine == "auto":
             where = fastest_device(model, cls.end_token, revision, where)
         pipeline = cls(model, name, revision, where.type, read_decode_default(folder, where.type), engine, **arguments)
-        pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
+        pipeline.proposers.folder, pipeline.block_sizes.confidence, pipeline.costs = folder, confidence, costs
+        use_costs(pipeline.scoring, costs)
         pipeline.origin = str(folder.resolve()), device, engine
         return pipeline
 
@@ -214,7 +218,7 @@ class Pipeline:
         self, options: DecodeConfig, source: torch.Tensor, padding: torch.Tensor | None = None,
     ) -> int | ConfidentBlockSize | None:
         """Return what chooses the block size of `options` for source tokens [B, S]: see `BlockSizes.get`."""
-        # Limits cost hardly any time, so costs are measured without them.
+        # Limits cost hardly any time, so costs are those without them.
         unlimited = dataclasses.replace(options, consistent=False) if options.consistent else options
         return self.block_sizes.get(options, source, padding, self.proposers.get(unlimited))
 

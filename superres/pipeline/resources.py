@@ -16,6 +16,7 @@ from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
 from superres.decoding.proposers.proposer import Proposer
 from superres.interfaces import ScoringModel
 from superres.pipeline.engines import step_model
+from superres.pipeline.recorded_costs import read_costs, use_costs
 
 NGRAMS = "ngrams.safetensors"  # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
 
@@ -80,7 +81,9 @@ class Proposers:
         model = load_checkpoint(folder).to(self.device).requires_grad_(False)
         # A draft decodes step by step, which no kernel of whole rows does.
         engine = "plain" if self.device.type == "cuda" else self.engine
-        return DraftProposer(step_model(model, self.end_token, engine))
+        draft = step_model(model, self.end_token, engine)
+        use_costs(draft, read_costs(folder))
+        return DraftProposer(draft)
 
     def _ngrams(self, name: str) -> NgramProposer:
         proposer = NgramProposer(NgramTable.read(Path(name)))

@@ -35,10 +35,6 @@ SHARES = 3
 """If several groups of segments are translated at once, every thread gets at least so many of them, so that all end at
 about the same time."""
 
-GREEDY_ROWS = 8
-"""From so many segments in a batch on, compiled code for CPUs is fastest with one token per step: the arithmetic of
-every further column takes longer than the steps that it saves (docs/results.md, "Speed of translation")."""
-
 LONGEST_STREAM = 4
 """Batches in one of several streams that are decoded at once, at most: an interrupted translation waits for them."""
 
@@ -141,8 +137,7 @@ class Translator(Pipeline):
 
         Args:
             lines: lines of text.
-            options: settings of blockwise decoding or beam search. If None as for `Upscaler`, but compiled code decodes
-                batches of `GREEDY_ROWS` or more segments with one token per step, if the default gives the same tokens.
+            options: settings of blockwise decoding or beam search; `default` if None.
             keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The segments of a line
                 have different noise.
             batch_size: largest number of segments decoded together.
@@ -169,7 +164,7 @@ class Translator(Pipeline):
         `skip_failed`, such a line stays empty, and `Translated.failed` says why.
         """
         require_lines(lines)
-        options, given = self.default_of_width(width) if options is None else options, options
+        options = self.default_of_width(width) if options is None else options
         self.check(options)
         require_whole("batch-size", batch_size)
         check_callable("progress", progress)
@@ -178,11 +173,8 @@ class Translator(Pipeline):
         before, total = 0, sum(map(len, cut))
         for first in range(0, max(len(lines), 1), size):
             segments = self._segments(cut[first : first + size], keyed[first : first + size])
-            many = min(len(segments), batch_size) >= GREEDY_ROWS
-            sequential = given is None and many and self.scoring.adaptive and self.default.is_exact
             done = calls = 0
-            for finished, steps in self._all_translated(
-                    segments, self.default.sequential() if sequential else options, batch_size, width):
+            for finished, steps in self._all_translated(segments, options, batch_size, width):
                 done, calls = done + finished, calls + steps
                 if finished and progress is not None:
                     progress(before + done, total)

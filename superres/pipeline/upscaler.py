@@ -231,8 +231,6 @@ class Upscaler(Pipeline):
             of_first = None if progress is None else lambda done, _: progress(done, total)
             earlier = self.first._batch(given, faces, self.options_of_first(options), width, of_first)
             faces = self._enlarging(faces, earlier)
-        # This may measure costs, which are no part of the decoding time.
-        self.adaptive_size(self.of_last(options), *self._sources(faces))
         started, before = time.perf_counter(), total - self.model_config.target_length
         for _, results in self._steps(faces, options, width):
             if progress is not None:  # the results of a step take longer than the step

@@ -33,7 +33,7 @@ NUMBER = re.compile(r"[*+\-±(]*\d|-?$")
 
 
 def cache_folder() -> Path:
-    """Return the folder in the user's cache for compiled code, measured costs and locks."""
+    """Return the folder in the user's cache for compiled code, measured times and locks."""
     return user_cache_path("superres", appauthor=False)
 
 

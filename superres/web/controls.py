@@ -16,7 +16,6 @@ from gradio.context import Context
 from gradio.exceptions import InvalidPathError
 
 from superres.config import (
-    EXACT_BLOCK,
     FACES,
     TRANSLATION,
     DecodeConfig,
@@ -29,7 +28,7 @@ from superres.config import (
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.resolved_options import choices_for
-from superres.web.decoding import Decoder, fixed_blocks
+from superres.web.decoding import Decoder
 from superres.web.files import NOT_UPLOADED
 from superres.web.turns import VISITOR, FairQueue, Visitor
 
@@ -82,14 +81,11 @@ def offered(default: DecodeConfig, task: str) -> dict[str, Setting]:
 
 
 def decoding_controls(
-    default: DecodeConfig, heads: int, task: str = FACES, *, is_fixed: bool = False,
+    default: DecodeConfig, heads: int, task: str = FACES,
 ) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads.
-
-    `is_fixed` says whether a block size of 0 is that of `fixed_blocks`.
-    """
+    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads."""
     settings = offered(default, task)
-    controls = {name: control_of(name, about, default, heads, task, is_fixed) for name, about in settings.items()}
+    controls = {name: control_of(name, about, default, heads, task) for name, about in settings.items()}
     dependent = [name for name, about in settings.items() if about.depends_on == "accept"]
 
     def show_used(criterion: str) -> list[Any]:
@@ -101,7 +97,7 @@ def decoding_controls(
 
 
 def control_of(
-    name: str, about: Setting, default: DecodeConfig, heads: int, task: str, is_fixed: bool,
+    name: str, about: Setting, default: DecodeConfig, heads: int, task: str,
 ) -> gr.components.Component:
     """Lay out the control of one setting; a block size of 0 is the default's, and with one prediction head it is 1."""
     control, value = CONTROLS[name], getattr(default, name)
@@ -110,8 +106,8 @@ def control_of(
         "label": control.label, "info": f"{about.help.partition('. ')[0].removesuffix('.')}.",
         "visible": about.depends_on != "accept" or name in CRITERIA[default.accept].settings}
     if name == "block_size":
-        exact = EXACT_BLOCK if is_fixed else "chosen while decoding" if default.adaptive else ""
-        common["info"] += f" 0: {f'{exact} if acceptance is exact, else all' if exact else value or heads}."
+        chosen = "chosen while decoding if acceptance is exact, else all" if default.adaptive else value or heads
+        common["info"] += f" 0: {chosen}."
         return gr.Slider(0, max(heads, 2), int(heads == 1), step=1, interactive=heads > 1, **common)
     if about.choices:
         return gr.Dropdown(choices_for(name, task), value=value, filterable=False, **common)
@@ -251,11 +247,11 @@ def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
 
 
 def options_of(
-    default: DecodeConfig, values: Iterable[Value], task: str = FACES, heads: int | None = None,
+    default: DecodeConfig, values: Iterable[Value], task: str = FACES,
 ) -> DecodeConfig:
     """Return `default` with values of the controls, any JSON values in the order of `offered`; ConfigError if bad.
 
-    With a number of prediction `heads`, a block size of 0 is that of `fixed_blocks`, for a decode that the page shows.
+    A block size of 0 leaves it to `default`.
     """
     given = {}
     for (name, about), value in zip(offered(default, task).items(), values, strict=True):
@@ -264,11 +260,9 @@ def options_of(
             given[name] = None if is_unset else about.read(name, value if isinstance(value, str) else shown(value))
         else:
             given[name] = whole_number(name.replace("_", " "), value) if about.kind is int else value
-    if given["block_size"] != 0:
-        return default.changed(given)
-    del given["block_size"]
-    options = default.changed(given)
-    return options if heads is None else fixed_blocks(options, heads)
+    if given["block_size"] == 0:
+        del given["block_size"]
+    return default.changed(given)
 
 
 def whole_number(name: str, value: Value, least: int = 1 - 2**63, most: int = 2**63 - 1) -> int:

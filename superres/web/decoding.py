@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from superres.config import EXACT_BLOCK, BeamConfig, DecodeConfig
+from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaled import Upscaled
@@ -24,17 +24,6 @@ from superres.web.turns import StoppedError, Turns, Visitor
 
 Frame = TypeVar("Frame", Upscaled, Translated)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
-
-
-def fixed_blocks(options: DecodeConfig, heads: int) -> DecodeConfig:
-    """Return `options` without an adaptive block size; exact acceptance has blocks of `EXACT_BLOCK`, or of all heads.
-
-    An adaptive block size follows measured times, so its number of steps would depend on the machine, on its other
-    work, and on the number of pictures that are decoded together.
-    """
-    is_ours = options.is_exact and options.proposer == "heads"
-    return dataclasses.replace(options, block_size=min(EXACT_BLOCK, heads) if is_ours else options.block_size,
-                               adaptive=False)
 
 
 @dataclass
@@ -76,7 +65,7 @@ class Decoder:
         The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which the page shows first.
         """
         given = np.full(self.upscaler.face_task.source_shape, 128, np.uint8) if source is None else source
-        (frames,) = deque(self.upscale("warm-up", given[None], {"": self.default}), 1)
+        (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
         self.example = None if source is None else frames[""]
         if self.translator is not None:
             deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)
@@ -85,11 +74,6 @@ class Decoder:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
         self.is_closing = True
         self._turns.close()
-
-    @property
-    def default(self) -> DecodeConfig:
-        """The settings of a decode that the page shows, where the visitor chooses none."""
-        return fixed_blocks(self.upscaler.default, self.upscaler.model_config.prediction_heads)
 
     def before(self, visitor: Visitor) -> int | None:
         """Return how many requests of others are before that of a visitor who waits for a turn; None if none waits."""

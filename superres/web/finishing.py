@@ -33,8 +33,7 @@ def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
     side = controls.whole_number("side", asked["side"])
     source = pixels_of(asked["x"], task.from_size(side))
     upscaler = decoder.upscaler.from_size(side)
-    options = controls.options_of(
-        decoder.upscaler.default, asked["values"], heads=decoder.upscaler.model_config.prediction_heads)
+    options = controls.options_of(decoder.upscaler.default, asked["values"])
     with LATEST.question(str(asked)) as check:
         result = decoder.finish("finish", source[None], options, FINISH, check=check)
     record = drawing.record_of(upscaler, options, 1, FINISH)

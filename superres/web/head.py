@@ -46,7 +46,7 @@ class Preview:
         return self._png
 
     def _draw(self) -> bytes:
-        result = self.decoder.draw("card", self.source, self.decoder.default)
+        result = self.decoder.draw("card", self.source, self.decoder.upscaler.default)
         buffer = io.BytesIO()
         card(self.source, result.images[0]).save(buffer, "PNG", optimize=True)
         return buffer.getvalue()

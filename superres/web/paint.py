@@ -179,7 +179,7 @@ def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
 def _drawn(
     decoder: Decoder, draw: Callable[..., Upscaled], kind: str, asked: dict[str, Any],
 ) -> dict[str, Any]:
-    task, default = decoder.upscaler.face_task, decoder.default
+    task, default = decoder.upscaler.face_task, decoder.upscaler.default
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
     samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0), "temperature": asked["t"]}))
     options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1, OTHERS + 1)

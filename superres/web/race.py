@@ -17,7 +17,7 @@ def race_html(decoder: Decoder, truth: Pixels | None) -> str:
     Exact blocks and single steps make the same picture, so one decode tells the steps of both.
     """
     example = decoder.example
-    if example is None or example.sources is None or not decoder.default.is_exact:
+    if example is None or example.sources is None or not decoder.upscaler.default.is_exact:
         return ""
     source = example.sources[0]
     stages = [{"uri": drawing.data_uri(stage.images[0]), "side": stage.images.shape[1], "tokens": trace.tokens,

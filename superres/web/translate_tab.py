@@ -57,7 +57,7 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
                 buttons = [gr.Button(example, size="sm") for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 heads = translator.model_config.prediction_heads
-                settings = controls.decoding_controls(translator.default, heads, TRANSLATION, is_fixed=True)
+                settings = controls.decoding_controls(translator.default, heads, TRANSLATION)
                 settings.append(gr.Slider(
                     0, MAX_BEAM, 0, step=1, label="Beam search",
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks."))
@@ -74,11 +74,11 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
     endpoint(decoder, translator, settings)
 
 
-def variant_of(default: DecodeConfig, *values: Value, heads: int | None = None) -> DecodeConfig | BeamConfig:
+def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
     """Return `default` with values of the controls, see `options_of`; the last one is beam search's, 0 for blocks."""
     *settings, beam = values
     hypotheses = controls.whole_number("beam", beam, 0, MAX_BEAM)
-    return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings, TRANSLATION, heads)
+    return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings, TRANSLATION)
 
 
 def lines_of(text: Value) -> list[str]:
@@ -103,8 +103,7 @@ def translate_for_page(
     decoder: Decoder, translator: Translator, is_race: bool, text: Value, *settings: Value,
 ) -> Iterator[str]:
     """Translate, also one token per step if it is a race, and yield the HTML of the page."""
-    lines, heads = lines_of(text), translator.model_config.prediction_heads
-    variant = variant_of(translator.default, *settings, heads=heads)
+    lines, variant = lines_of(text), variant_of(translator.default, *settings)
     variants = {"": variant}
     if is_race:
         name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "In blocks"

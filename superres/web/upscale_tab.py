@@ -52,7 +52,7 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
             results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     with gr.Accordion("Lab: decoding settings", open=False):
-        settings = controls.decoding_controls(decoder.upscaler.default, heads, is_fixed=True)
+        settings = controls.decoding_controls(decoder.upscaler.default, heads)
         samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
                             info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
     gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
@@ -85,7 +85,7 @@ def upscale_for_page(
     decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value, *settings: Value,
 ) -> Iterator[str]:
     """Upscale, in a race also one pixel value per step, and yield the page's HTML: the live view, then the results."""
-    options = resolve_options(options_of(decoder, settings), decoder.upscaler)
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"": options}
     if is_race:
         variants = {"One pixel value per step": options.sequential(), "In blocks": options}
@@ -99,17 +99,11 @@ def sheet_for_page(
     decoder: Decoder, upload: Value, square: Value, start: Value, painted: Value, samples: float, *settings: Value,
 ) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
-    options = sampled(options_of(decoder, settings))
+    options = sampled(controls.options_of(decoder.upscaler.default, settings))
     variants = {"": resolve_options(options, decoder.upscaler)}
     deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
     subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     yield from views_of(decoder, "samples", subject, variants, deadline, count)
-
-
-def options_of(decoder: Decoder, settings: Sequence[Value]) -> DecodeConfig:
-    """Return the settings of a decode that the page shows, for values of the controls."""
-    upscaler = decoder.upscaler
-    return controls.options_of(upscaler.default, settings, heads=upscaler.model_config.prediction_heads)
 
 
 def views_of(

@@ -6,7 +6,7 @@
  * @property {"exact"|"distance"|"top-k"} [accept] - exact gives the picture of one token per step
  * @property {number} [epsilon] - largest accepted difference in grey levels, for "distance"; 2 by default
  * @property {number} [topK] - rank within which "top-k" accepts; 2 by default
- * @property {number} [blockSize] - tokens proposed per step; 0 stands for EXACT_BLOCK of superres.config with exact acceptance, else all heads
+ * @property {number} [blockSize] - tokens proposed per step; 0 stands for the fastest one with exact acceptance, by the recorded costs of WebAssembly, else all heads
  * @property {number} [temperature] - 0 draws the likeliest picture
  * @property {number} [seed] - of the noise of samples
  * @property {number} [sample] - 1, 2, ...: the number of the sample

@@ -1,0 +1,146 @@
+"""Measure the costs of decoding on this machine's class of processors, for a checkpoint's `costs.json`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from superres.config import MOST_THREADS, CostRecord, DecodeConfig, StepCosts
+from superres.decoding.cost import TIMED, measured_costs
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
+from superres.pipeline.pipeline import Pipeline
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import Timer, TorchThreads, cpu_name, usable_cores
+from superres.system.output import markdown_table, number_text
+from superres.system.progress import Progress
+
+BATCHES = (1, 4, 16, 64)
+"""Numbers of rows whose costs are recorded."""
+TOGETHER = (2, 8, 32)
+"""Numbers of rows that a thread may decode together. The rows of a group share each read of the weights, but the caches
+of a large group do not fit the processor's."""
+LEAST_COLUMNS = (2, 4, 8)
+"""Columns per thread from which threads may share the columns of a step. What a wait costs differs between machines."""
+FEW = 4
+"""Block size with which numbers of threads, of columns and of rows together are compared, besides that of all heads."""
+CLEAR = 0.95
+"""Largest ratio of the time with more threads, columns or rows together by which they count as faster."""
+SENTENCE = 16
+"""Source tokens of the sentences to measure with."""
+OPENED = 8
+"""Sessions that are opened to measure what opening one costs."""
+
+
+def stages_of(pipeline: Pipeline) -> list[Pipeline]:
+    """Return the pipelines of a cascade's stages in their order, or the pipeline itself."""
+    found, stage = list[Pipeline](), pipeline
+    while isinstance(stage, Upscaler) and stage.first is not None:
+        found.insert(0, stage.last or stage)
+        stage = stage.first
+    return [stage, *found]
+
+
+def record_costs(pipeline: Pipeline) -> CostRecord:
+    """Measure a network's costs with its engine; takes some seconds per number of rows, and needs an idle machine."""
+    with Progress(f"measuring the costs of {pipeline.name}"):
+        found = {str(rows): _costs_of(pipeline, rows) for rows in BATCHES}
+    device = pipeline.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return record_of(pipeline, found, name, usable_cores())
+
+
+def record_of(pipeline: Pipeline, batches: dict[str, StepCosts], processor: str, cores: int) -> CostRecord:
+    """Return the record of a network's costs that were measured today."""
+    return CostRecord(batches, processor, cores, time.strftime("%Y-%m-%d", time.gmtime()), pipeline.revision)
+
+
+def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:
+    """Measure one number of rows, with the numbers of threads, of columns and of rows per thread that are the fastest.
+
+    Batches of text are decoded side by side, on one thread each, and have the costs of one thread.
+    """
+    source, model = _sources(pipeline, rows), copy.copy(pipeline.scoring)
+    plan = StepCosts((1.0,), 1.0, threads=1, alone_threads=1, together=TOGETHER[0])
+    if isinstance(model, NativeModel):
+        plan = _fastest_plan(model, source, plan, rows > 1 and pipeline.end_token is not None)
+    found = _measured(model, source, plan)
+    if pipeline.end_token is None:
+        return found.rounded()
+    start = _opening(model, source, model.prediction_heads) - _opening(model, source, 1)
+    return dataclasses.replace(found, start=max(1e6 * start, 0.0)).rounded()
+
+
+def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts, on_one_thread: bool) -> StepCosts:
+    """Return `plan` with the numbers of threads, of columns per thread and of rows together that are the fastest."""
+    rows, most = len(source), min(usable_cores(), TorchThreads.limit())
+    numbers = [] if on_one_thread else sorted({2**power for power in range(1, (most - 1).bit_length())} | {most} - {1})
+    change = partial(dataclasses.replace, plan)
+    plan = _fastest(model, source, [plan, *(change(alone_threads=number) for number in numbers)], 1)
+    shared = [columns for columns in LEAST_COLUMNS if rows == 1 and 2 * columns <= model.prediction_heads]
+    change = partial(dataclasses.replace, plan)
+    plan = _fastest(model, source, [plan, *(change(threads=number, least_columns=columns)
+                                            for number in numbers for columns in shared or [LEAST_COLUMNS[1]])])
+    change, share = partial(dataclasses.replace, plan), -(-rows // plan.threads)
+    return _fastest(model, source, [plan, *(change(together=number) for number in TOGETHER[1:] if number <= share)])
+
+
+def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts], largest: int | None = None) -> StepCosts:
+    """Return the plan with the shortest times at few and at all heads; a later plan must be clearly faster.
+
+    `largest` is 1 if steps of one token alone are compared.
+    """
+    best, least = plans[0], math.inf
+    for plan in plans if len(plans) > 1 else ():
+        found = _measured(model, source, plan, (FEW,), largest)
+        time_of = math.sqrt(found.blocks[:FEW][-1] * found.blocks[-1])
+        if time_of < CLEAR * least:
+            best, least = plan, time_of
+    return best
+
+
+def _measured(
+    model: StepModel, source: Tensor, plan: StepCosts, timed: Sequence[int] = TIMED, largest: int | None = None,
+) -> StepCosts:
+    """Return `plan` with the times of iterations of up to `largest` tokens, by default of all heads.
+
+    `timed` are the block sizes to measure besides the largest.
+    """
+    # With the most cores, no batch gets more threads than the plan has.
+    model.costs = CostRecord({str(len(source)): plan}, cores=MOST_THREADS)
+    options = DecodeConfig()
+    (alone,) = measured_costs(model, source, options, 1)
+    blocks = [alone] if largest == 1 else measured_costs(model, source, options, model.prediction_heads, timed=timed)
+    return dataclasses.replace(plan, blocks=tuple(1e6 * seconds for seconds in blocks), alone=1e6 * alone)
+
+
+def _opening(model: StepModel, source: Tensor, width: int) -> float:
+    """Return the smallest seconds in which a session of `width` is opened."""
+    timer = Timer(source.device)
+    with torch.inference_mode():
+        memory = model.encode(source)
+        return min(timer.once(partial(model.session, memory, width)) for _ in range(OPENED))
+
+
+def _sources(pipeline: Pipeline, rows: int) -> Tensor:
+    """Return sources [rows, S] to measure with; their tokens have no influence on the times."""
+    config = pipeline.model_config
+    length = config.source_length if pipeline.end_token is None else min(SENTENCE, config.source_length)
+    tokens = 7 * torch.arange(rows * length, device=pipeline.device) % (config.vocabulary - 4) + 4
+    return tokens.view(rows, length)
+
+
+def costs_table(records: dict[str, CostRecord]) -> str:
+    """Return the records of checkpoints by name as a Markdown table."""
+    lines = [[name, rows, number_text(costs.alone, 1), f"{number_text(costs.blocks[-1], 1)} ({len(costs.blocks)})",
+              number_text(costs.start, 1), str(costs.threads), str(costs.together)]
+             for name, record in records.items() for rows, costs in record.batches.items()]
+    return markdown_table(["checkpoint", "batch", "us per step of one token", "us per step of all heads",
+                           "us per batch", "threads", "rows together"], lines)
