@@ -11,8 +11,8 @@ namespace {
 
 // Rows per register tile, and vectors of outputs for which the accumulators of `rows` rows fit the registers.
 #if defined(__AVX512F__)
-constexpr int MAX_ROWS = 12;  // 12 x 2 accumulators of 32 registers
-constexpr int vectors_of(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
+constexpr int MAX_ROWS = 6;  // 6 x 4 accumulators of 32 registers; more rows times 2 vectors take longer per row
+constexpr int vectors_of(int rows) { return rows <= 3 ? 8 : 4; }
 #elif defined(__AVX2__)
 constexpr int MAX_ROWS = 6;  // 6 x 1 vectors are 12 of 16 registers
 constexpr int vectors_of(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
@@ -136,7 +136,7 @@ template <typename Body>
 ALWAYS_INLINE void with_rows(int64_t rows, const Body& body) {
   switch (rows) {
 #define CASE(R) case R: if constexpr (R <= MAX_ROWS) body(std::integral_constant<int, R <= MAX_ROWS ? R : 1>()); break;
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
   }
 }

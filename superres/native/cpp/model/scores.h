@@ -42,7 +42,8 @@ ALWAYS_INLINE float sharpness_of(const Sizes& size, const Ordinal& ordinal, cons
 ALWAYS_INLINE void scores_around(const Sizes& size, const Ordinal& ordinal, float mu, const float* projected, float* scores) {
   const bool free_scores = size.outputs > ordinal.parameters;
   const float slope = exponential(sharpness_of(size, ordinal, projected));
-  for (int64_t v = 0; v < size.vocabulary; v++) scores[v] = -slope * std::fabs((float)v - mu);
+  // Few instruction sets convert vectors of 64-bit integers.
+  for (int32_t v = 0; v < (int32_t)size.vocabulary; v++) scores[v] = -slope * std::fabs((float)v - mu);
   if (ordinal.parameters > 2) {
     const float d = exponential(bounded(projected[size.outputs - 3])), square = d * d;
     for (int64_t v = 0; v < size.vocabulary; v++) scores[v] = d - std::sqrt(square + scores[v] * scores[v]);

@@ -156,7 +156,6 @@ void test_mask(Digest& digest) {
 
 void test_softmax(Digest& digest) {
   Numbers random;
-  const int64_t from = 0, last = 0;
   for (const int64_t groups : {1, 2, 5})
     for (const float unit : {0.5f, 30.0f, 1000.0f}) {
       std::vector<float> scores = random.reals(groups * LANES), weights = scores;
@@ -164,7 +163,8 @@ void test_softmax(Digest& digest) {
       vec most = fill(-INFINITY);
       for (int64_t g = 0; g < groups; g++) most = larger(load(scores.data() + g * LANES), most);
       float share;
-      softmax<1>({nullptr, 0, groups * LANES, 0, &from, &last, weights.data(), 0, 0, groups}, unit, &most, &share);
+      const int64_t from = 0, last = groups * LANES - 1;
+      softmax<1>(Queries(1, nullptr, 0, groups * LANES, 0, &from, &last, weights.data(), 0), unit, &most, &share);
       const double top = *std::max_element(scores.begin(), scores.end());
       double total = 0;
       for (const float x : weights) total += x;

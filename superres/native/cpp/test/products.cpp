@@ -177,7 +177,7 @@ void test_byte_vectors() {
   for (int i = -600; i <= 600; i++) CHECK(nearest(fill(i * 0.5f), 0.5f)[5] == std::nearbyint(i * 0.25));
 }
 
-// Sums of four products of stored bytes and quads, at all extremes.
+// Sums of four products of stored bytes and quads, or levels, at all extremes.
 void test_dot4() {
   Numbers random;
   for (int n = 0; n < 400; n++) {
@@ -187,15 +187,24 @@ void test_dot4() {
     if (n >= 300)
       for (uint8_t& x : stored) x = random.next() % 2 ? 255 : 1;
     Quad quads[LANES / 4];
+    Levels levels[LANES / 4];
     to_quads(row, LANES, quads);
+    int32_t sizes[LANES];
+    for (int i = 0; i < LANES; i++) sizes[i] = std::abs(row[i]) + 256;  // the lowest byte counts
+    store_levels(levels, load(sizes));
     uint32_t words[LANES];
     std::memcpy(words, stored.data(), sizeof words);
     for (int q = 0; q < LANES / 4; q++) {
       const ivec total = dot4(numbers() * 1000, Stored(load(words)), quads[q]);
+      const ivec weighted = dot4(numbers() * 1000, Signed(load(words)), levels[q]);
       for (int lane = 0; lane < LANES; lane++) {
-        int32_t expected = lane * 1000;
-        for (int i = 0; i < 4; i++) expected += (stored[4 * lane + i] - 128 + EXCESS) * row[4 * q + i];
+        int32_t expected = lane * 1000, of_levels = lane * 1000;
+        for (int i = 0; i < 4; i++) {
+          expected += (stored[4 * lane + i] - 128 + EXCESS) * row[4 * q + i];
+          of_levels += (stored[4 * lane + i] - 128) * std::abs(row[4 * q + i]);
+        }
         CHECK_WITH(total[lane] == expected, "%d and %d", total[lane], expected);
+        CHECK_WITH(weighted[lane] == of_levels, "%d and %d", weighted[lane], of_levels);
       }
     }
   }
