@@ -24,6 +24,9 @@ from superres.system.progress import Progress
 
 BATCHES = (1, 4, 16, 64)
 """Numbers of rows whose costs are recorded."""
+LONG = 50_000.0
+"""Microseconds of an iteration with all heads from which no larger batch is measured: its cost per row is about the
+same."""
 TOGETHER = (2, 8, 32)
 """Numbers of rows that a thread may decode together. The rows of a group share each read of the weights, but the caches
 of a large group do not fit the processor's."""
@@ -51,7 +54,11 @@ def stages_of(pipeline: Pipeline) -> list[Pipeline]:
 def record_costs(pipeline: Pipeline) -> CostRecord:
     """Measure a network's costs with its engine; takes some seconds per number of rows, and needs an idle machine."""
     with Progress(f"measuring the costs of {pipeline.name}"):
-        found = {str(rows): _costs_of(pipeline, rows) for rows in BATCHES}
+        found = dict[str, StepCosts]()
+        for rows in BATCHES:
+            found[str(rows)] = costs = _costs_of(pipeline, rows)
+            if costs.blocks[-1] > LONG:
+                break
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return record_of(pipeline, found, name, usable_cores())
