@@ -113,7 +113,10 @@ def test_pictures_of_all_ways_are_those_of_the_compiled_engine(folder, upscaler,
 def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_browser(
     folder, sources, kind, number, way,
 ):
-    """The server's page loads the checkpoint with the engine that it takes on this processor by itself."""
+    """The server's page loads the checkpoint with the engine that it takes on this processor by itself.
+
+    Steps may differ, since the fastest blocks do.
+    """
     pytest.importorskip("gradio")
     from superres.web.decoding import Decoder
     from superres.web.paint import drawn
@@ -125,7 +128,7 @@ def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_bro
     finally:
         decoder.close()
     (answer,) = asked(folder, [(sources[0], way)])["answers"]
-    assert (face["digest"], face["steps"]) == (answer["digest"], sum(stage["steps"] for stage in answer["stages"]))
+    assert face["digest"] == answer["digest"]
 
 
 def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_path):
@@ -140,7 +143,7 @@ def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_
 
 def test_24_exact_pictures_are_those_of_one_token_per_step_and_reduce_to_their_inputs(folder, sources):
     assert len({source.tobytes() for source in sources}) == 24
-    questions = [(source, {"blockSize": size}) for source in sources for size in (0, 1)]
+    questions = [(source, {"blockSize": size}) for source in sources for size in (4, 1)]
     answers = asked(folder, questions)["answers"]
     for source, blocks, single in zip(sources, answers[::2], answers[1::2], strict=True):
         assert blocks["digest"] == single["digest"]

@@ -57,15 +57,11 @@ def test_captions_become_german_in_few_steps(translator):
     assert steps * 2 < sum(result.tokens)
 
 
-def test_by_default_compiled_code_decodes_large_batches_greedily_and_small_ones_in_blocks(translator):
-    if not translator.engine.startswith("native"):
-        pytest.skip("no compiled engine here")
+def test_a_batch_has_the_same_texts_in_blocks_and_by_default(translator):
     lines = ["A dog runs through the snow.", "Two men are talking on the street."] * 4
-    many, few = translator(lines), translator(lines, batch_size=4)
-    assert many.texts == few.texts
-    assert all(trace.iterations == trace.tokens for trace in chain.from_iterable(many.traces))
-    assert all(trace.iterations < trace.tokens for trace in chain.from_iterable(few.traces))
-    chosen = translator(lines, superres.DecodeConfig(2))
+    single, chosen = translator(lines, superres.DecodeConfig(1)), translator(lines, superres.DecodeConfig(2))
+    assert single.texts == chosen.texts == translator(lines).texts
+    assert all(trace.iterations == trace.tokens for trace in chain.from_iterable(single.traces))
     assert all(trace.iterations < trace.tokens for trace in chain.from_iterable(chosen.traces))
 
 

@@ -145,7 +145,7 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     upload = {"path": str(tmp_path / "photo.png")}
     subject = subject_of(TASK, upload, "", 6, "", decoder.deadline())
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
-    views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}, decoder.deadline()))
+    views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=2)}, decoder.deadline()))
     assert 'viewBox="0 0 18 18"' in views[0]
     assert "Input, 6x6" in views[-1]
     assert "&quot;side&quot;:18" in views[-1]

@@ -34,7 +34,6 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.lookahead.iteration import Layout, LookaheadDecoder
 from superres.evaluation.workload import step_work
-from superres.native.model import ROUNDS
 from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -167,9 +166,8 @@ def measure(
     """
     model, timer = pipeline.scoring, Timer(pipeline.device)
     everything = {None: GREEDY, **variants}
-    for options in everything.values():
-        for _ in range(ROUNDS if model.own_threads else 1):  # new sessions choose their number of threads
-            list(islice(iterations(model, sources[0], options), 1))
+    for options in everything.values():  # the first decode starts what later ones find running
+        list(islice(iterations(model, sources[0], options), 1))
     decoded: dict[Any, list[Decoded]] = {name: [] for name in everything}
     seconds = dict.fromkeys(everything, 0.0)
     for source in sources:

@@ -81,11 +81,14 @@ def offered(default: DecodeConfig, task: str) -> dict[str, Setting]:
 
 
 def decoding_controls(
-    default: DecodeConfig, heads: int, task: str = FACES,
+    default: DecodeConfig, heads: int, task: str = FACES, block_size: int = 0,
 ) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads."""
+    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads.
+
+    The control of the block size begins at `block_size`; 0 leaves it to `default`.
+    """
     settings = offered(default, task)
-    controls = {name: control_of(name, about, default, heads, task) for name, about in settings.items()}
+    controls = {name: control_of(name, about, default, heads, task, block_size) for name, about in settings.items()}
     dependent = [name for name, about in settings.items() if about.depends_on == "accept"]
 
     def show_used(criterion: str) -> list[Any]:
@@ -97,7 +100,7 @@ def decoding_controls(
 
 
 def control_of(
-    name: str, about: Setting, default: DecodeConfig, heads: int, task: str,
+    name: str, about: Setting, default: DecodeConfig, heads: int, task: str, block_size: int,
 ) -> gr.components.Component:
     """Lay out the control of one setting; a block size of 0 is the default's, and with one prediction head it is 1."""
     control, value = CONTROLS[name], getattr(default, name)
@@ -108,7 +111,7 @@ def control_of(
     if name == "block_size":
         chosen = "chosen while decoding if acceptance is exact, else all" if default.adaptive else value or heads
         common["info"] += f" 0: {chosen}."
-        return gr.Slider(0, max(heads, 2), int(heads == 1), step=1, interactive=heads > 1, **common)
+        return gr.Slider(0, max(heads, 2), block_size if heads > 1 else 1, step=1, interactive=heads > 1, **common)
     if about.choices:
         return gr.Dropdown(choices_for(name, task), value=value, filterable=False, **common)
     if about.kind is bool:

@@ -29,6 +29,8 @@ from superres.web.drawing import is_complete
 MAX_LINES = 20
 MAX_CHARACTERS = 2000
 MAX_BEAM = 8
+SHOWN_BLOCK = 4
+"""Block size with which the tab begins: by default, the translator takes one token per step wherever that is faster."""
 REPLAY_SECONDS = 4.0  # longest duration of the slow-motion replay of a finished translation
 STEP_SECONDS = 0.3  # longest average duration of a step in the replay
 LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
@@ -57,7 +59,7 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
                 buttons = [gr.Button(example, size="sm") for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 heads = translator.model_config.prediction_heads
-                settings = controls.decoding_controls(translator.default, heads, TRANSLATION)
+                settings = controls.decoding_controls(translator.default, heads, TRANSLATION, min(SHOWN_BLOCK, heads))
                 settings.append(gr.Slider(
                     0, MAX_BEAM, 0, step=1, label="Beam search",
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks."))
