@@ -38,6 +38,9 @@ struct NoisyChoice {
   bool more(int64_t) const { return true; }
 };
 
+// Multiplications from which threads share the heads' states. Fewer take less time than the wait for a thread.
+constexpr int64_t SHARED_STATES = 1 << 21;
+
 // The heads of a team's rows that do not depend on one another's states, and their memory.
 struct ParallelHeads {
   Session& s;
@@ -72,9 +75,11 @@ struct ParallelHeads {
     });
   }
 
-  // Computes the states of heads [from, to), shared by the team.
+  // Computes the states of heads [from, to), shared by the team if they are wide or many.
   void compute_states(int64_t from, int64_t to) const {
-    team.share(to - from, [=, me = *this](int64_t first, int64_t past) {
+    Team alone;
+    const bool few = (end - begin) * (to - from) * 2 * s.size.d * s.heads.size < SHARED_STATES;
+    (few ? alone : team).share(to - from, [=, me = *this](int64_t first, int64_t past) {
       const Heads& heads = me.s.heads;
       const int64_t wide = heads.count * heads.size, panels = heads.size / PANEL;
       if (!heads.dense)
