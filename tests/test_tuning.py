@@ -70,7 +70,7 @@ def tune(*words):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     """Measure costs in a moment."""
-    monkeypatch.setattr(recording, "BATCHES", (1, 3))
+    monkeypatch.setattr(recording, "BATCHES", {"faces": (1, 3), "translation": (1, 3)})
     monkeypatch.setattr(recording, "TIMED", (1, 2))
     monkeypatch.setattr(cost, "ROUNDS", 1)
     monkeypatch.setattr(cost, "TIMED_SECONDS", 0.0)

@@ -22,8 +22,8 @@ from superres.system.machine import Timer, TorchThreads, cpu_name, usable_cores
 from superres.system.output import markdown_table, number_text
 from superres.system.progress import Progress
 
-BATCHES = (1, 4, 16, 64)
-"""Numbers of rows whose costs are recorded."""
+BATCHES = {"faces": (1, 4, 16, 64), "translation": (1, 4, 64)}
+"""Numbers of rows whose costs are recorded, by task."""
 LONG = 50_000.0
 """Microseconds of an iteration with all heads from which no larger batch is measured: its cost per row is about the
 same."""
@@ -38,6 +38,9 @@ CLEAR = 0.95
 """Largest ratio of the time with more threads, columns or rows together by which they count as faster."""
 SENTENCE = 16
 """Source tokens of the sentences to measure with."""
+SENTENCE_COST = 100.0
+"""Microseconds that blocks cost per sentence besides the session: its shortlist, and the memory of its proposals when
+it takes a row and leaves it. By so much 192 captions took longer than their iterations."""
 OPENED = 8
 """Sessions that are opened to measure what opening one costs."""
 
@@ -55,7 +58,7 @@ def record_costs(pipeline: Pipeline) -> CostRecord:
     """Measure a network's costs with its engine; takes some seconds per number of rows, and needs an idle machine."""
     with Progress(f"measuring the costs of {pipeline.name}"):
         found = dict[str, StepCosts]()
-        for rows in BATCHES:
+        for rows in BATCHES[pipeline.task]:
             found[str(rows)] = costs = _costs_of(pipeline, rows)
             if costs.blocks[-1] > LONG:
                 break
@@ -82,7 +85,7 @@ def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:
     if pipeline.end_token is None:
         return found.rounded()
     start = _opening(model, source, model.prediction_heads) - _opening(model, source, 1)
-    return dataclasses.replace(found, start=max(1e6 * start, 0.0)).rounded()
+    return dataclasses.replace(found, start=rows * SENTENCE_COST + max(1e6 * start, 0.0)).rounded()
 
 
 def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts, on_one_thread: bool) -> StepCosts:

@@ -65,9 +65,9 @@ class BlockSizes:
         """Return whether every iteration can choose its block size.
 
         Proposers other than the heads have no known probabilities. Sampling, and criteria without a rule, have no known
-        reach; tokens of text have none but in exact acceptance. On an accelerator, further proposals cost hardly
-        anything.
+        reach. Heads of text have probabilities, but to know one takes all scores of a vocabulary: captions took up to
+        1.18 times as long as with one block size. On an accelerator, further proposals cost hardly anything.
         """
         rule = CRITERIA[options.accept](options).rule
-        known = options.proposer == "heads" and rule is not None and (options.is_exact or self.model.end_token is None)
+        known = options.proposer == "heads" and rule is not None and self.model.end_token is None
         return known and not options.is_sampling and self.model.model.signal.device.type == "cpu"
