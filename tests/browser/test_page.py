@@ -50,12 +50,12 @@ def watch_a_decode(page, demo, frames):
     assert not page.is_visible("#stop")
     page.click("#run")
     for _ in range(3):
-        frames.release(4)
+        frames.release(2)
         page.wait_for_function("""before => (document.querySelector("#results .sr-block")
             ?.closest("figure").innerText ?? before) !== before""", arg=before)
         before = page.inner_text("#results figure")
         share, _, iterations = before.splitlines()[:3]
-        shown.append((int(share.split()[1]), int(iterations)))
+        shown.append((int(share.split()[1]), int(iterations.replace(",", ""))))
         assert page.is_visible("#stop")
     assert shown == sorted(shown)
     frames.release(ALL)
