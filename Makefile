@@ -34,7 +34,7 @@ dev.npz: $(VENV)/.installed
 	$(RUN) scripts/draw_dev.py $@
 
 mutations: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --maxprocesses 4 tests/mutations $(ARGS)
+	$(RUN) -m pytest -n auto --maxprocesses 4 tests/proofs/mutations $(ARGS)
 
 app: $(VENV)/.installed-ui
 	$(RUN) app.py $(ARGS)

@@ -1,7 +1,7 @@
 """The build hook of hatchling: puts the compiled native variants into the wheel of a platform.
 
-`make wheels` names the platform in SUPERRES_WHEEL_PLATFORM. Without it, as in `pip install .`, the wheel is pure, and
-the first use compiles the variant of its processor.
+`make wheels` names the platform in SUPERRES_WHEEL_PLATFORM. Without it, as in `pip install .`, the
+wheel is pure, and the first use compiles the variant of its processor.
 """
 
 from __future__ import annotations

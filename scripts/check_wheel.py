@@ -1,11 +1,13 @@
-"""Check a wheel of this system's platform in an empty environment, outside the repository; no compiler is on its path.
+"""Check a wheel of this system's platform in an empty environment, outside the repository; no
+compiler is on its path.
 
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant of its machine and of WebAssembly, upscale a face with the engine `native` to the
-pixels that this repository gives, write the page for browsers with its own modules, and serve the web demo with its
-examples. Dependencies such as torch and Gradio are those of the Python that runs this script; superres is the wheel's.
+The wheel must have every variant of its machine and of WebAssembly, upscale a face with the engine
+`native` to the pixels that this repository gives, write the page for browsers with its own modules,
+and serve the web demo with its examples. Dependencies such as torch and Gradio are those of the
+Python that runs this script; superres is the wheel's.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
 def check_contents(wheel: Path) -> None:
-    """Exit unless the wheel has the probe, every variant of its machine and of WebAssembly, and the weights."""
+    """Exit unless the wheel has the probe, every variant of its machine and of WebAssembly, and the
+    weights."""
     machine, _ = PLATFORMS[wheel.stem.partition("py3-none-")[2]]
     table = load_variants()
-    libraries = {"probe", *(variant.name for variant in (*table["for_machine"](machine), *table["WASM"]))}
+    libraries = {"probe",
+                 *(variant.name for variant in (*table["for_machine"](machine), *table["WASM"]))}
     with ZipFile(wheel) as archive:
         names = archive.namelist()
     found = {Path(name).stem for name in names if "/native/lib/" in name}
@@ -52,22 +56,25 @@ def install(wheel: Path, folder: Path) -> Path:
     commands = folder / ("Scripts" if sys.platform == "win32" else "bin")
     words = "--python", folder, "install", "--quiet", "--no-deps", wheel.resolve()
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-    # A folder named in a .pth file serves imports, but its own .pth files, such as an editable superres, are not read.
+    # A folder named in a .pth file serves imports, but its own .pth files, such as an editable
+    # superres, are not read.
     packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     Path(packages, "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return commands
 
 
 def upscale(words: list[str], folder: Path, environment: dict[str, str]) -> Image.Image:
-    """Upscale the face with the engine `native`, which does not fall back to another, and return the picture."""
-    subprocess.run([*words, "upscale", FACE.resolve(), "--engine", "native", "--output", folder], cwd=folder.parent,
-                   env=environment, check=True)
+    """Upscale the face with the engine `native`, which does not fall back to another, and return
+    the picture."""
+    subprocess.run([*words, "upscale", FACE.resolve(), "--engine", "native", "--output", folder],
+                   cwd=folder.parent, env=environment, check=True)
     return Image.open(folder / FACE.name)
 
 
 def export(words: list[str], folder: Path, environment: dict[str, str], wheel: Path) -> None:
     """Write the page for browsers, whose modules must be those of the wheel."""
-    subprocess.run([*words, "export", "web", folder], cwd=folder.parent, env=environment, check=True)
+    subprocess.run([*words, "export", "web", folder], cwd=folder.parent, env=environment,
+                   check=True)
     with ZipFile(wheel) as archive:
         for variant in load_variants()["WASM"]:
             own = archive.read(f"superres/native/lib/{variant.name}.wasm")
@@ -78,11 +85,13 @@ def export(words: list[str], folder: Path, environment: dict[str, str], wheel: P
 def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
     """Start the web demo, and load its page, whose paint box must have the examples."""
     command = [*words, "app", "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE,
+                          text=True) as process:
         giving_up = threading.Timer(SERVE_SECONDS, process.kill)
         giving_up.start()
         try:
-            if (found := re.search(r"open (\S+) ", process.stdout.readline() if process.stdout else "")) is None:
+            if (found := re.search(r"open (\S+) ", process.stdout.readline() if process.stdout
+                                   else "")) is None:
                 raise SystemExit("the web demo does not start")
             with urllib.request.urlopen(found[1], timeout=60) as answer:  # noqa: S310 -- our own server
                 if "Grace Hopper" not in answer.read().decode():
@@ -94,7 +103,8 @@ def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
 
 def main() -> None:
     """Check, and print what is used."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     wheel = parser.parse_args().wheel
     check_contents(wheel)
@@ -104,13 +114,16 @@ def main() -> None:
         # No other command can be found, and nothing compiled before.
         environment = {"PATH": str(commands), "HOME": scratch, "XDG_CACHE_HOME": f"{scratch}/cache"}
         words = [str(commands / "superres")]
-        text = subprocess.run([*words, "info", "--json"], cwd=folder, env=environment, check=True, capture_output=True)
+        text = subprocess.run([*words, "info", "--json"], cwd=folder, env=environment, check=True,
+                              capture_output=True)
         found = json.loads(text.stdout)
         print(text.stdout.decode())
         # The dependencies may have ziglang: then, only the path tells that nothing was compiled.
         compilers = "none", "the package ziglang"
-        if found["compiler"] not in compilers or str(commands.parent) not in found.get("library", ""):
-            raise SystemExit("the environment is not empty: it must have no compiler, and load the wheel's library")
+        if found["compiler"] not in compilers or str(commands.parent) not in found.get("library",
+                                                                                       ""):
+            raise SystemExit("the environment is not empty: it must have no compiler, and load the "
+                             "wheel's library")
         installed = upscale(words, folder / "installed", environment)
         own = [sys.executable, "-c", "from superres.cli.main import main; main()"]
         here = upscale(own, folder / "here", dict(os.environ))
@@ -118,7 +131,8 @@ def main() -> None:
             raise SystemExit("the wheel gives other pixels than this repository")
         export(words, folder / "page", environment, wheel)
         serve(words, folder, environment)
-        print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this repository gives")
+        print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this "
+              "repository gives")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Decode source tokens with a network, by the decoder of the pipelines, and look into it while it runs."""
+"""Decode source tokens with a network, by the decoder of the pipelines, and look into it while it
+runs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Numbered:
 
 @dataclass
 class Decoded:
-    """Result of a decode: tokens int64 [B, T], 0 past a row's end, and the acceptance trace of each row."""
+    """Result of a decode: tokens int64 [B, T], 0 past a row's end, and the acceptance trace of each
+    row."""
 
     tokens: Tensor
     traces: list[RowTrace]
@@ -47,10 +49,11 @@ def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Iterable[int] | Tensor | None = None, adaptive: Any = None, **more: Any,  # noqa: ANN401 -- as the decoder's
 ) -> Iterator[BlockwiseLoop]:
-    """Decode sources [B, S] as one batch, and yield the loop between its iterations, last when it is complete.
+    """Decode sources [B, S] as one batch, and yield the loop between its iterations, last when it
+    is complete.
 
-    `padding` is bool [B, S], `keys` are those of the sampling noise, and `adaptive` chooses the block size; further
-    arguments are those of `RefilledDecoder`.
+    `padding` is bool [B, S], `keys` are those of the sampling noise, and `adaptive` chooses the
+    block size; further arguments are those of `RefilledDecoder`.
     """
     def sources(items: Sequence[Numbered]) -> tuple[Tensor, Tensor | None]:
         rows = [item.row for item in items]

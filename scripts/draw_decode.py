@@ -1,4 +1,5 @@
-"""Draw README's moving picture: a face decoded one token per step, in exact blocks and within epsilon 2.
+"""Draw README's moving picture: a face decoded one token per step, in exact blocks and within
+epsilon 2.
 
     python scripts/draw_decode.py
 
@@ -45,7 +46,8 @@ class Decode:
     def text(self, step: int) -> str:
         """Return what stands below the picture after a step."""
         steps = len(self.result.ends(0))
-        return f"{min(step, steps):,} steps" + (f", {self.end}" if self.end and step >= steps else "")
+        return f"{min(step, steps):,} steps" + (f", {self.end}" if self.end and step >= steps
+                                                else "")
 
 
 def decode(upscaler: Upscaler, source: Pixels) -> list[Decode]:
@@ -62,24 +64,30 @@ def decode(upscaler: Upscaler, source: Pixels) -> list[Decode]:
     return found
 
 
-def draw_frame(step: int, decodes: list[Decode], source: Pixels, truth: Pixels, task: FaceTask) -> Image.Image:
+def draw_frame(step: int, decodes: list[Decode], source: Pixels, truth: Pixels,
+               task: FaceTask) -> Image.Image:
     """Return all pictures after a step, side by side between the input and the photo."""
     panels = [(f"input, {task.source_size}", source, ""),
-              *((decode.name, decode.result.after(0, step), decode.text(step)) for decode in decodes),
+              *((decode.name, decode.result.after(0, step), decode.text(step))
+                for decode in decodes),
               ("the photo", truth, "")]
     frame = Image.new("RGB", (len(panels) * (PANEL + GAP) + GAP, PANEL + 2 * LINE), "white")
-    draw, font, small = ImageDraw.Draw(frame), ImageFont.load_default(17), ImageFont.load_default(15)
+    draw, font, small = (ImageDraw.Draw(frame), ImageFont.load_default(17),
+                         ImageFont.load_default(15))
     for number, (name, picture, text) in enumerate(panels):
         left = GAP + number * (PANEL + GAP)
-        frame.paste(Image.fromarray(picture).resize((PANEL, PANEL), Image.Resampling.NEAREST), (left, LINE))
+        frame.paste(Image.fromarray(picture).resize((PANEL, PANEL), Image.Resampling.NEAREST),
+                    (left, LINE))
         draw.text((left, 6), name, fill="black", font=font)
         draw.text((left, LINE + PANEL + 6), text, fill="#555", font=small)
     return frame
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CASCADE,
-    output: Annotated[Path, typer.Option(help="File for the picture.")] = ROOT / ".github" / "pictures" / "decode.webp",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
+                                            "id.")] = DEFAULT_CASCADE,
+    output: Annotated[Path, typer.Option(help="File for the picture.")] = ROOT / ".github"
+    / "pictures" / "decode.webp",
 ) -> None:
     """Decode the face and draw the moving picture."""
     upscaler = Upscaler.load(checkpoint, "cpu")
@@ -87,11 +95,13 @@ def main(
     face = next(iter(read_photographs(task).values()))
     source, truth = task.source_of(face), task.target_of(face)
     decodes = decode(upscaler, source)
-    steps = np.linspace(0, max(len(decode.result.ends(0)) for decode in decodes), FRAMES + 1).astype(int)
+    steps = np.linspace(0, max(len(decode.result.ends(0)) for decode in decodes),
+                        FRAMES + 1).astype(int)
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
-    first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6, minimize_size=True,
-               loop=0, xmp=marked(None), duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
+    first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6,
+               minimize_size=True, loop=0, xmp=marked(None),
+               duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
     write_result(output, content.getvalue())
     print(output, flush=True)
 

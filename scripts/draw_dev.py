@@ -2,7 +2,8 @@
 
     python scripts/draw_dev.py dev.npz
 
-The inputs are those of `scripts/demo.py`. The pictures are samples, so scores on them say nothing about real faces.
+The inputs are those of `scripts/demo.py`. The pictures are samples, so scores on them say nothing
+about real faces.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ SAMPLES = 8
 
 def main(
     output: Annotated[Path, typer.Argument(help="The .npz to write.")],
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
+                                            "id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Sample the pictures, and write them with their reductions as `superres.tasks.face_data.read_faces` reads them."""
+    """Sample the pictures, and write them with their reductions as
+    `superres.tasks.face_data.read_faces` reads them."""
     say(f"loading {checkpoint}; the first use compiles the engine")
     upscaler = Upscaler.load(checkpoint, device)
     task = upscaler.face_task
@@ -38,7 +41,8 @@ def main(
         pictures = upscaler(sources, DecodeConfig(temperature=0.7)).images
     reduced = np.stack([task.source_of(picture) for picture in pictures])
     write_npz(FacePairs(pictures, reduced, np.arange(len(pictures), dtype=np.int32)), output)
-    print(f"{output}: {len(pictures)} faces that {checkpoint} has drawn. Scores on them say nothing about real faces.")
+    print(f"{output}: {len(pictures)} faces that {checkpoint} has drawn. Scores on them say "
+          "nothing about real faces.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python scripts/draw_page.py
 
-The faces are the page's examples: photographs of people, and those of `scripts/faces`. Chromium must be installed.
+The faces are the page's examples: photographs of people, and those of `scripts/faces`. Chromium
+must be installed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from superres.tasks.metadata import marked
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
 FIRST_DRAWN = "Short hair (drawn)"
-STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 3, 4), ("yellow", 7, 1, 6))
-"""Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a beard, a collar."""
+STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 3, 4),
+           ("yellow", 7, 1, 6))
+"""Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a
+beard, a collar."""
 DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
     && document.querySelector(".sr-paint").dataset.state === "drawn" && document.querySelector(".sr-others img")"""
 """Whether the faces of new pixels are all there."""
@@ -47,7 +50,8 @@ BROKEN = """() => {
     }
     return document.querySelector("#results superres-stepper");
 }"""
-"""Shows a step in the middle of a decode that accepts two tokens and rejects a third one; returns its element."""
+"""Shows a step in the middle of a decode that accepts two tokens and rejects a third one; returns
+its element."""
 
 
 @contextmanager
@@ -58,7 +62,8 @@ def served(checkpoint: str) -> Iterator[str]:
         try:
             found = re.search(r"open (\S+) ", process.stdout.readline() if process.stdout else "")
             if found is None:
-                raise ConfigError(f"the page with the checkpoint {checkpoint} cannot be served; see the message above")
+                raise ConfigError(f"the page with the checkpoint {checkpoint} cannot be served; "
+                                  "see the message above")
             yield found[1]
         finally:
             process.terminate()
@@ -106,8 +111,9 @@ def draw_strokes(page: Page, output: Path) -> None:
         frames.append(box.screenshot())
     pictures = [Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames]
     content = io.BytesIO()
-    pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80, method=6,
-                     duration=[1500, *[700] * (len(pictures) - 2), 2500], xmp=marked(None))
+    pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80,
+                     method=6, duration=[1500, *[700] * (len(pictures) - 2), 2500],
+                     xmp=marked(None))
     write_result(output / "demo-paint.webp", content.getvalue())
     print(output / "demo-paint.webp", flush=True)
 
@@ -138,9 +144,10 @@ def draw_batch(page: Page, output: Path) -> None:
     page.get_by_role("tab", name="Batch").click()
     with page.expect_file_chooser() as chooser:
         page.get_by_text("Click to Upload").last.click()
-    chooser.value.set_files([*({"name": path.name, "mimeType": "image/png", "buffer": path.read_bytes()}
-                               for path in FACES[:2]),
-                             {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture"}])
+    chooser.value.set_files(
+        [*({"name": path.name, "mimeType": "image/png", "buffer": path.read_bytes()}
+           for path in FACES[:2]),
+         {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture"}])
     page.wait_for_selector("#files [aria-label='notes.png']")
     decode(page, "#run-batch")
     page.wait_for_selector("#archive a[download]")
@@ -159,17 +166,21 @@ def draw_translation(page: Page, output: Path) -> None:
 def save(png: bytes, path: Path) -> None:
     """Write a screenshot as WebP."""
     content = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6, xmp=marked(None))
+    Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6,
+                                                    xmp=marked(None))
     write_result(path, content.getvalue())
     print(path, flush=True)
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CASCADE,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs" / "pictures",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
+                                            "id.")] = DEFAULT_CASCADE,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs"
+    / "pictures",
 ) -> None:
     """Draw the pictures of the web demo."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    browser = (shutil.which("chromium") or shutil.which("chromium-browser")
+               or shutil.which("google-chrome"))
     if browser is None:
         raise ConfigError("there is no Chromium; apt-get install chromium")
     prepare_folder(output)

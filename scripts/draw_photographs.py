@@ -1,10 +1,12 @@
-"""Draw the free photographs of people as the model draws them, and what the alignment of their crops changes.
+"""Draw the free photographs of people as the model draws them, and what the alignment of their
+crops changes.
 
     python scripts/draw_photographs.py
 
-The first picture, README's, has each photograph's face as the model's input, the enlargement, pictures of the model, a
-picture that the last stage draws alone, and the photograph. The second shows each face in the upright square that the
-search for faces gives, and in the aligned one. Whatever fails is shown failing.
+The first picture, README's, has each photograph's face as the model's input, the enlargement,
+pictures of the model, a picture that the last stage draws alone, and the photograph. The second
+shows each face in the upright square that the search for faces gives, and in the aligned one.
+Whatever fails is shown failing.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ NAMES = {"astronaut": "Eileen\nCollins", "Grace-Hopper": "Grace\nHopper"}
 
 
 def upright(photo: Pixels) -> Crop:
-    """Return the upright square around the clearest face that the search gives, before the alignment."""
+    """Return the upright square around the clearest face that the search gives, before the
+    alignment."""
     x, y, side, _ = rough_squares(face_boxes(photo))[0].tolist()
     size = round(side)
     return Crop(round(x - size / 2), round(y - size / 2), size, "face")
@@ -56,9 +59,11 @@ def pictures(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
         square = largest(choose_crops(photo, task)).take(photo)
         source, larger = task.source_of(square), last.face_task.source_of(square)
         rows.append({f"input, {task.source_size}": enlarged(task, source, "nearest"),
-                     "Lanczos": enlarged(task, source, "lanczos"), "superres, exact": drawn(upscaler, source),
-                     "finished": drawn(upscaler, source, "mean"),
-                     f"from {last.face_task.source_size}": drawn(last, larger), "the photo": task.target_of(square)})
+                     "Lanczos": enlarged(task, source, "lanczos"),
+                     "superres, exact": drawn(upscaler, source),
+                     "finished": drawn(upscaler, source, "mean"), "from "
+                     f"{last.face_task.source_size}": drawn(last, larger),
+                     "the photo": task.target_of(square)})
     return sheet(rows, photos)
 
 
@@ -67,10 +72,12 @@ def alignment(upscaler: Upscaler, photos: dict[str, Pixels]) -> Pixels:
     task, rows = upscaler.face_task, list[dict[str, Pixels]]()
     for photo in photos.values():
         row = dict[str, Pixels]()
-        for name, crop in (("upright", upright(photo)), ("aligned", largest(choose_crops(photo, task)))):
+        for name, crop in (("upright", upright(photo)),
+                           ("aligned", largest(choose_crops(photo, task)))):
             square = crop.take(photo)
             source = task.source_of(square)
-            row |= {name: task.target_of(square), f"{name}, {task.source_size}": enlarged(task, source, "nearest"),
+            row |= {name: task.target_of(square), f"{name}, "
+                    f"{task.source_size}": enlarged(task, source, "nearest"),
                     f"{name}, exact": drawn(upscaler, source)}
         rows.append(row)
     return sheet(rows, photos)
@@ -83,8 +90,8 @@ def enlarged(task: FaceTask, source: Pixels, method: str) -> Pixels:
 
 def sheet(rows: list[dict[str, Pixels]], photos: dict[str, Pixels]) -> Pixels:
     """Return a sheet of pictures by name, a row per photograph."""
-    return contact_sheet({name: np.stack([row[name] for row in rows]) for name in rows[0]}, SCALE, CAPTION,
-                         [NAMES.get(name, name) for name in photos])
+    return contact_sheet({name: np.stack([row[name] for row in rows]) for name in rows[0]}, SCALE,
+                         CAPTION, [NAMES.get(name, name) for name in photos])
 
 
 def main(
@@ -99,7 +106,8 @@ def main(
     for file, draw in ((photographs_file, pictures), (crops_file, alignment)):
         content = io.BytesIO()
         mark = marked(None, {"checkpoint": upscaler.name})
-        Image.fromarray(draw(upscaler, photos)).save(content, "WEBP", lossless=True, method=6, xmp=mark)
+        Image.fromarray(draw(upscaler, photos)).save(content, "WEBP", lossless=True, method=6,
+                                                     xmp=mark)
         write_result(file, content.getvalue())
 
 

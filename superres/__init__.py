@@ -1,4 +1,5 @@
-"""Fast autoregressive decoding of images: small faces become larger ones, several tokens a step (Stern et al. 2018)."""
+"""Fast autoregressive decoding of images: small faces become larger ones, several tokens a step
+(Stern et al. 2018)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from superres.version import __version__
 
-__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "StepModel", "SuperresError", "Translator",
-           "Upscaler", "__version__", "load", "register_criterion", "register_engine", "register_proposer"]
+__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "StepModel", "SuperresError",
+           "Translator", "Upscaler", "__version__", "load", "register_criterion", "register_engine",
+           "register_proposer"]
 
 _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
-          "Proposer": "decoding.proposers.proposer", "StepModel": "nn.torch_model", "SuperresError": "errors",
-          "Translator": "pipeline.translator", "Upscaler": "pipeline.upscaler", "load": "pipeline.auto",
+          "Proposer": "decoding.proposers.proposer", "StepModel": "nn.torch_model",
+          "SuperresError": "errors", "Translator": "pipeline.translator",
+          "Upscaler": "pipeline.upscaler", "load": "pipeline.auto",
           "register_criterion": "pipeline.registration", "register_engine": "pipeline.registration",
           "register_proposer": "pipeline.registration"}
 
@@ -22,13 +25,18 @@ if TYPE_CHECKING:
     from superres.errors import SuperresError
     from superres.nn.torch_model import StepModel
     from superres.pipeline.auto import load
-    from superres.pipeline.registration import register_criterion, register_engine, register_proposer
+    from superres.pipeline.registration import (
+        register_criterion,
+        register_engine,
+        register_proposer,
+    )
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
 
 
 def __getattr__(name: str) -> object:
-    """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
+    """Import public names on first use, so that `superres --help` and the survey do not wait for
+    torch."""
     import importlib
 
     if name not in _HOMES:

@@ -1,21 +1,25 @@
 """Errors that a user can cause and correct.
 
-Every message is one line that names the invalid value and the remedy. The command line prints it without a traceback.
+Every message is one line that names the invalid value and the remedy. The command line prints it
+without a traceback.
 """
 
 MAX_SHOWN = 200  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """Return the text of a value in a message: printable, on one line, and at most `MAX_SHOWN` characters."""
+    """Return the text of a value in a message: printable, on one line, and at most `MAX_SHOWN`
+    characters."""
     try:
         return _shortened(repr(value))
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists
+    # an integer of thousands of digits, or deeply nested lists
+    except (ValueError, RecursionError):
         return f"a {type(value).__name__} that is too large to be shown"
 
 
 def plain(text: str) -> str:
-    """Return foreign text in a message (an error of another library, a name in a file), printable and shortened."""
+    """Return foreign text in a message (an error of another library, a name in a file), printable
+    and shortened."""
     return _shortened(" ".join("".join(one if one.isprintable() else " " for one in text).split()))
 
 
@@ -24,7 +28,8 @@ def _shortened(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if the message is empty."""
+    """Return the first line of an error's message, or the name of its type if the message is
+    empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -53,8 +58,8 @@ class ScoresError(SuperresError):
     """The scores of a network are not finite, so they determine no tokens."""
 
     def __init__(self) -> None:
-        super().__init__("the network's scores are not finite: its weights are too large or damaged, and nothing can "
-                         "be decoded; use another checkpoint")
+        super().__init__("the network's scores are not finite: its weights are too large or "
+                         "damaged, and nothing can be decoded; use another checkpoint")
 
 
 class OutputError(SuperresError):
@@ -62,7 +67,8 @@ class OutputError(SuperresError):
 
 
 class PlaceError(SuperresError):
-    """A place, such as an object store, gives no answer at present; the same request may succeed later."""
+    """A place, such as an object store, gives no answer at present; the same request may succeed
+    later."""
 
 
 class StoreError(SuperresError):

@@ -13,98 +13,122 @@ class Sampler:
     """Chooses tokens after the next one from their scores, as the verifier does."""
 
     limit: Callable[[Tensor], Tensor] | None = None
-    """Chooses the possible tokens nearest to [B, 1], whole numbers as floats, at the next offset; None: no limits."""
+    """Chooses the possible tokens nearest to [B, 1], whole numbers as floats, at the next offset;
+    None: no limits."""
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """Return tokens int64 [B, N] chosen from scores [B, N, V]; `offsets` [N] count from the next token."""
+        """Return tokens int64 [B, N] chosen from scores [B, N, V]; `offsets` [N] count from the
+        next token."""
         raise NotImplementedError
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """Return T [B, N, 1] and noise [B, N, V] of argmax(scores / T + noise), both None without; else None alone."""
+        """Return T [B, N, 1] and noise [B, N, V] of argmax(scores / T + noise), both None without;
+        else None alone."""
         return None
 
     def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """Read centres and slopes [B, N] of ordinal heads, in grey levels, and their proposals `tokens` [B, N]."""
+        """Read centres and slopes [B, N] of ordinal heads, in grey levels, and their proposals
+        `tokens` [B, N]."""
 
     def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """Read the scores [B, 1, V] of the next head, of tokens without order, and the `tokens` [B, 1] it proposed."""
+        """Read the scores [B, 1, V] of the next head, of tokens without order, and the `tokens` [B,
+        1] it proposed."""
 
 
 @dataclass
 class StepOutput:
-    """Result of one model call: p1's scores (logits) [B, W, V], and `state` for `Session.propose`, opaque otherwise."""
+    """Result of one model call: p1's scores (logits) [B, W, V], and `state` for `Session.propose`,
+    opaque otherwise."""
 
     scores: Tensor
     state: Any
 
 
 Sources: TypeAlias = Any
-"""Source tokens [B, S], the result of `ScoringModel.encode`, or a tuple of such. Except for tuples, `sources[rows]` are
-the sources of rows int64 [R]."""
+"""Source tokens [B, S], the result of `ScoringModel.encode`, or a tuple of such. Except for tuples,
+`sources[rows]` are the sources of rows int64 [R]."""
 
 
 class Session(Protocol):
-    """The encoded sources and the cache of a batch. Decoder position q reads token q - 1 and scores token q."""
+    """The encoded sources and the cache of a batch. Decoder position q reads token q - 1 and scores
+    token q."""
 
     width: int  # W, the number of tokens per step
-    shape: tuple[int, ...]  # Shape of the raster of target positions, the last axis fastest; (T,) for text
-    longest: Tensor | None  # largest number of tokens of each row that ends with an end token, int64 [B]; None for T
+    # Shape of the raster of target positions, the last axis fastest; (T,) for text
+    shape: tuple[int, ...]
+    # largest number of tokens of each row that ends with an end token, int64 [B]; None for T
+    longest: Tensor | None
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.
+        """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the
+        tokens there.
 
-        It overwrites the cache at these positions, so a rollback only moves `position` back. Position 0 reads the start
-        of the sequence instead of its token. Scores of positions past the end are undefined.
+        It overwrites the cache at these positions, so a rollback only moves `position` back.
+        Position 0 reads the start of the sequence instead of its token. Scores of positions past
+        the end are undefined.
         """
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor,
+                sampler: Sampler) -> Tensor:
         """Return proposals int64 [B, N] of heads p2..p(N+1) at step column `index` [B] of `output`.
 
-        `first` [B] is p1's token after this column, and `offsets` are 1..N, counted from it. A head may read the tokens
-        of the heads before it, so `sampler` is called here: for all offsets at once, or once per offset in order.
+        `first` [B] is p1's token after this column, and `offsets` are 1..N, counted from it. A head
+        may read the tokens of the heads before it, so `sampler` is called here: for all offsets at
+        once, or once per offset in order.
         """
 
     def resize(self, width: int) -> None:
-        """Make the following steps read `width` tokens, at most the width that the session was made with."""
+        """Make the following steps read `width` tokens, at most the width that the session was made
+        with."""
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Copy the first `length` decoder positions of row `rows[i]` (int64 [B]), of the same source, to row i."""
+        """Copy the first `length` decoder positions of row `rows[i]` (int64 [B]), of the same
+        source, to row i."""
 
     def copy_rows(
         self, rows: Tensor, other: Any, chosen: Tensor, cache: bool = True,  # noqa: ANN401 -- of the same class
     ) -> None:
-        """Overwrite `rows` int64 [R] by rows `chosen` [R] of `other`, a session of the same model and width.
+        """Overwrite `rows` int64 [R] by rows `chosen` [R] of `other`, a session of the same model
+        and width.
 
         A row that has read nothing yet needs no copy of the `cache`.
         """
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """Return views of all tensors of single rows, or all but the cache's, [B, ...], in a fixed order per class."""
+        """Return views of all tensors of single rows, or all but the cache's, [B, ...], in a fixed
+        order per class."""
 
 
 class Decoder(Protocol):
     """Decodes the rows of a batch. A new one starts a sequence in every row."""
 
     def advance(self, count: int) -> Tensor:
-        """Do up to `count` iterations of one block size, none only if all rows are complete, and return their trace.
+        """Do up to `count` iterations of one block size, none only if all rows are complete, and
+        return their trace.
 
-        int64 [N, B, 2 + W]: position, number of accepted tokens and proposals. May raise ScoresError as `complete`.
+        int64 [N, B, 2 + W]: position, number of accepted tokens and proposals. May raise
+        ScoresError as `complete`.
         """
 
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """Begin the sequences in rows `chosen` int64 [R] of `fresh` in `rows` [R], each of which occurs once.
+        """Begin the sequences in rows `chosen` int64 [R] of `fresh` in `rows` [R], each of which
+        occurs once.
 
-        `fresh` is an empty session made for the same width, and `keys` [R] are those of the sampling noise.
+        `fresh` is an empty session made for the same width, and `keys` [R] are those of the
+        sampling noise.
         """
 
     def keep(self, rows: Tensor, session: Session) -> None:
-        """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for the same width."""
+        """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for
+        the same width."""
 
     def complete(self) -> Tensor:
-        """Return whether each row is complete, bool [B]; raises ScoresError if scores are not finite."""
+        """Return whether each row is complete, bool [B]; raises ScoresError if scores are not
+        finite."""
 
     def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens [R]."""
+        """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens
+        [R]."""
 
 
 class ScoringModel(Protocol):
@@ -125,16 +149,23 @@ class ScoringModel(Protocol):
         """Number of bytes of its weights."""
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        """Encode `source` [B, S] once for any number of sessions; `padding` is bool [B, S], True at padding."""
+        """Encode `source` [B, S] once for any number of sessions; `padding` is bool [B, S], True at
+        padding."""
 
-    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
-        """Make an empty session of step width `width`, of `copies` consecutive rows per source, encoded or not."""
+    def session(self, source: Sources, width: int, padding: Tensor | None = None,
+                copies: int = 1) -> Session:
+        """Make an empty session of step width `width`, of `copies` consecutive rows per source,
+        encoded or not."""
 
-    def tree_session(self, source: Sources, tree: Any, kept: int, padding: Tensor | None = None) -> Any:  # noqa: ANN401
-        """Make an empty session of `superres.tree`; its steps read `tree` and commit at most `kept` of its columns."""
+    def tree_session(self, source: Sources, tree: Any, kept: int,  # noqa: ANN401
+                     padding: Tensor | None = None) -> Any:  # noqa: ANN401
+        """Make an empty session of `superres.tree`; its steps read `tree` and commit at most `kept`
+        of its columns."""
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- a `superres.decoding.blockwise.PlainDecoder`
-        """Return a faster decoder that takes over the rows of `plain`, or None if it does not support them."""
+        """Return a faster decoder that takes over the rows of `plain`, or None if it does not
+        support them."""
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads may read the next."""
+        """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads
+        may read the next."""

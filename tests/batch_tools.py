@@ -30,7 +30,8 @@ def write_image(path, value=0, size=(8, 8)):
 def upscale(inputs, output, upscaler=None, decode=None, listed=None, cluster=None, **options):
     """Upscale one input or several, and return the summary."""
     settings = BatchOptions(str(output), **options)
-    plan = Plan(settings, [str(one) for one in (inputs if isinstance(inputs, list) else [inputs])], listed)
+    plan = Plan(settings, [str(one) for one in (inputs if isinstance(inputs, list) else [inputs])],
+                listed)
     return run.upscale(plan, upscaler or FakeUpscaler(), decode or DecodeConfig(),
                        None if cluster is None else cluster.decode)
 
@@ -47,7 +48,8 @@ def plan(inputs, options, listed=(), **allowed):
 def made_from(entries, settings):
     """Return the requests of inputs, and the failed outputs, without decoding them."""
     samples = list(range(1, settings.options.samples + 1))
-    opened = ((turn, entry, samples, content) for turn, (entry, content) in enumerate(open_inputs(iter(entries))))
+    opened = ((turn, entry, samples, content) for turn,
+              (entry, content) in enumerate(open_inputs(iter(entries))))
     return [one for _, made in read_requests(opened, settings, lambda line: None) for one in made]
 
 
@@ -62,6 +64,8 @@ def outputs(folder):
 
 def contents(folder):
     """Return all files below a folder, the manifest without times and folders."""
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    rows = [{**row, "seconds": None, "output": os.path.relpath(row["output"], folder)} for row in rows_of(folder)]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+             if path.is_file()}
+    rows = [{**row, "seconds": None, "output": os.path.relpath(row["output"], folder)}
+            for row in rows_of(folder)]
     return {**files, "manifest.jsonl": rows}

@@ -1,4 +1,5 @@
-"""Print digests of all that is computed from the bundled checkpoints, by name, as JSON: see test_same_bits.py."""
+"""Print digests of all that is computed from the bundled checkpoints, by name, as JSON: see
+test_same_bits.py."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import sys
 
 import numpy as np
 import torch
-from golden.cases import LINES, face
 
 import superres
 from superres.checkpoint import bundled_checkpoints
@@ -16,6 +16,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.noise import Noise
 from superres.pipeline.translator import Translator
+from tests.proofs.golden.cases import LINES, face
 
 FACES = {"consistent": DecodeConfig(accept="distance", consistent=True),
          "sampled": DecodeConfig(temperature=0.9, nucleus=0.9)}
@@ -26,7 +27,8 @@ def digest(arrays):
     """Return a digest of the shapes and bytes of arrays."""
     found = hashlib.sha256()
     for array in arrays:
-        if isinstance(array, torch.Tensor) and array.dtype == torch.bfloat16:  # which NumPy does not have
+        # which NumPy does not have
+        if isinstance(array, torch.Tensor) and array.dtype == torch.bfloat16:
             array = array.view(torch.int16)
         array = np.asarray(array)
         found.update(str((array.dtype, array.shape)).encode() + array.tobytes())
@@ -34,7 +36,8 @@ def digest(arrays):
 
 
 def digests(name, engine):
-    """Yield the digests of what is packed of a checkpoint, of every table of a decode, and of decodes."""
+    """Yield the digests of what is packed of a checkpoint, of every table of a decode, and of
+    decodes."""
     pipeline = superres.load(name, engine=engine, device="cpu")
     model, config = pipeline.scoring, pipeline.model_config
     yield "packed", digest(part for part in model.packed.tensors if isinstance(part, torch.Tensor))
@@ -50,18 +53,22 @@ def digests(name, engine):
         # Of a shortlist's weights, whole numbers, those of absent tokens are undefined.
         tables = model.session(source, model.prediction_heads).row_state(cache=False)
         yield "tables", digest(part for part in tables if part.dtype != torch.uint8)
-        yield "noise", digest([Noise(3, torch.arange(4), config.vocabulary).gumbel(torch.arange(12).view(4, 3))])
+        yield "noise", digest([Noise(3, torch.arange(4),
+                                     config.vocabulary).gumbel(torch.arange(12).view(4, 3))])
     if (confidence := pipeline.block_sizes.confidence) is not None:
         costs = ConfidentBlockSize(confidence, [1.0, 1.1, 1.2], DecodeConfig(), config.vocabulary)
         yield "confidence", digest(vars(costs.block_costs(1, config.target_shape)).values())
     for way, options in (TEXTS if text else FACES).items():
-        # Samples of 12,288 tokens take ten times as long as those of 3,072 tokens, and show the same.
+        # Samples of 12,288 tokens take ten times as long as those of 3,072 tokens, and show the
+        # same.
         if model.prediction_heads > 1 and (way != "sampled" or config.target_length < 10_000):
-            result = pipeline(LINES if text else np.resize(face(), (1, *config.source_shape)), options)
+            result = pipeline(LINES if text else np.resize(face(), (1, *config.source_shape)),
+                              options)
             yield way, digest([json.dumps(result.texts)] if text else [result.images])
 
 
 if __name__ == "__main__":
-    found = {f"{name}, {engine}, {what}": value for name in bundled_checkpoints() if name in sys.argv[1:]
+    found = {f"{name}, {engine}, {what}": value for name in bundled_checkpoints()
+             if name in sys.argv[1:]
              for engine in ("native", "native-int8") for what, value in digests(name, engine)}
     sys.stdout.write(json.dumps(found))

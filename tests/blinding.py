@@ -24,8 +24,8 @@ from superres.survey.study import Study
 Shown = tuple[str, str, httpx.Response]
 """Token of a trial, side, and the response with the picture there."""
 
-PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css", "results/": "results.html",
-         "results/results.js": "results.js"}
+PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css",
+         "results/": "results.html", "results/results.js": "results.js"}
 """Files by the path under which they are served."""
 
 
@@ -42,7 +42,8 @@ def leaks(kept: Store, found: Study, raters: int) -> list[str]:
             while not (trial := client.trial()).json()["done"]:
                 token = trial.json()["token"]
                 shown.extend((token, side, client.picture(token, side)) for side in sides)
-                answers += [("api/trial", trial), ("api/votes", client.vote(token, found.settings.choices[0]))]
+                answers += [("api/trial", trial),
+                            ("api/votes", client.vote(token, found.settings.choices[0]))]
             answers.append(("api/trial", trial))
             client.close()
     return [*secret_words(found, kept, answers, shown), *differences(shown, len(sides)),
@@ -52,17 +53,21 @@ def leaks(kept: Store, found: Study, raters: int) -> list[str]:
 def secret_words(
     study: Study, store: Store, answers: list[tuple[str, httpx.Response]], shown: list[Shown],
 ) -> Iterator[str]:
-    """Search bodies and headers for names of methods, comparisons, images and kinds, for settings and digests."""
+    """Search bodies and headers for names of methods, comparisons, images and kinds, for settings
+    and digests."""
     with store.reading() as connection:
-        rows = connection.execute(select(schema.picture.c.method, schema.picture.c.image, schema.picture.c.sha256)
+        rows = connection.execute(select(schema.picture.c.method, schema.picture.c.image,
+                                         schema.picture.c.sha256)
                                   .where(schema.picture.c.study_id == study.id)).all()
     secret = {study.name, "gold", "repeat", *(str(value) for row in rows for value in row)}
     secret |= {comparison.name for comparison in study.comparisons}
-    secret |= {str(record[key]) for record in study.methods.values() for key in ("folder", "checkpoint", "revision")
+    secret |= {str(record[key]) for record in study.methods.values()
+               for key in ("folder", "checkpoint", "revision")
                if key in record}
     words = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in secret))
     tokens = {token for token, _, _ in shown}
-    wording = [study.settings.title, study.settings.question, study.settings.consent, study.settings.thanks]
+    wording = [study.settings.title, study.settings.question, study.settings.consent,
+               study.settings.thanks]
     for path, answer in answers:
         text = answer.text
         if path in PAGES:
@@ -80,17 +85,21 @@ def secret_words(
 
 
 def differences(shown: list[Shown], sides: int = 2) -> Iterator[str]:
-    """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their tokens."""
-    headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _, _, answer in shown}
+    """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their
+    tokens."""
+    headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _,
+               _, answer in shown}
     if len(headers) > 1:
         yield f"pictures have {len(headers)} different sets of headers"
     if len({len(answer.content) for _, _, answer in shown}) > 1:
         yield "pictures differ in length"
     if len({tuple(chunks(answer.content)) for _, _, answer in shown}) > 1:
         yield "pictures differ in PNG chunks"
-    if {name for _, _, answer in shown for name, _ in chunks(answer.content)} - {b"IHDR", b"IDAT", b"IEND"}:
+    if {name for _, _, answer in shown for name, _ in chunks(answer.content)} - {b"IHDR", b"IDAT",
+                                                                                 b"IEND"}:
         yield "pictures have metadata"
-    if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * sides != len(shown):
+    if ({len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown})
+        * sides != len(shown)):
         yield "tokens have different lengths or are not unique"
 
 
@@ -114,7 +123,8 @@ def statistical_leaks(study: Study, store: Store, shown: list[Shown]) -> Iterato
         trial = trials[digest(token)]
         name = trial.comparison if study.settings.judge else answer_of(side, trial.left_side)
         times[name].append(answer.elapsed.total_seconds())
-    names = [comparison.method_a for comparison in study.comparisons] if study.settings.judge else ["a", "b"]
+    names = ([comparison.method_a for comparison in study.comparisons] if study.settings.judge
+             else ["a", "b"])
     p_time = float(stats.mannwhitneyu(*(times[name] for name in names)).pvalue)
     lefts = [trials[digest(token)].left_side == "a" for token, side, _ in shown if side == "left"]
     p_side = 1.0 if study.settings.judge else float(stats.binomtest(sum(lefts), len(lefts)).pvalue)

@@ -11,13 +11,16 @@ from web_demo import FACES, LABELS
 
 from superres.tasks.pictures import read_image
 
-WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa",
+                                              "wcag22aa"]}}
 PATIENCE = 180_000
-"""Milliseconds until a step of the browser fails: no test measures time, and a busy machine is slow."""
+"""Milliseconds until a step of the browser fails: no test measures time, and a busy machine is
+slow."""
 
 
 def is_failure(message):
-    """Return whether a message of the console is an error; that the server refuses a request is tested on purpose."""
+    """Return whether a message of the console is an error; that the server refuses a request is
+    tested on purpose."""
     return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
@@ -39,7 +42,8 @@ def upload(page, path):
 
 
 def give(page, how, name, content, kind=""):
-    """Paste a file into the paint box, or drop it there; `kind` is its type, if the browser knows one."""
+    """Paste a file into the paint box, or drop it there; `kind` is its type, if the browser knows
+    one."""
     page.evaluate("""([how, name, content, type]) => {
         const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0)), files = new DataTransfer();
         files.items.add(new File([bytes], name, {type}));
@@ -70,17 +74,21 @@ def seen(page):
         return Promise.all([...frame.querySelectorAll("img")].map(image => image.decode()));
     }""")
     screen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
-    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach(name => name.hidden = false)")
-    box = frame.bounding_box()  # may begin within a pixel of the screen; pictures begin with a whole one
+    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach(name => name.hidden = "
+                   "false)")
+    # may begin within a pixel of the screen; pictures begin with a whole one
+    box = frame.bounding_box()
     left, top = (round(box[name] % 1) for name in "xy")
     return screen[top:top + round(box["height"]), left:left + round(box["width"])]
 
 
 def check_wcag(page, name, selector=None):
-    """Assert that axe-core finds no violation of WCAG AA in the page, or in what `selector` finds."""
+    """Assert that axe-core finds no violation of WCAG AA in the page, or in what `selector`
+    finds."""
     checked = Axe().run(page, selector, WCAG).response
     assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
-    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]])
+            for rule in checked["violations"]] == [], name
 
 
 def bar_of(page, button):

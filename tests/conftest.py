@@ -1,4 +1,5 @@
-"""What all tests share: one thread, a time limit, fixed seeds, hypothesis profiles, and markers by file."""
+"""What all tests share: one thread, a time limit, fixed seeds, hypothesis profiles, and markers by
+file."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Before numpy or torch is imported: small tensors are slower with more threads, and sums then depend on the machine.
+# Before numpy or torch is imported: small tensors are slower with more threads, and sums then
+# depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
@@ -26,21 +28,26 @@ if TYPE_CHECKING:
     from superres.survey.store import Store
 
 hear_signals()
-settings.register_profile("default", max_examples=int(os.environ.get("SUPERRES_DRAWS", "25")), deadline=None,
-                          suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", max_examples=int(os.environ.get("SUPERRES_DRAWS", "25")),
+                          deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 MARKED = {
-    "browser": ["browser/*"], "cluster": ["test_scale_out.py"],
-    "slow": [f"test_{name}*.py" for name in (
-        "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given",
-        "cli_terminal", "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "device", "docs",
-        "export", "fuzz", "hostile", "hub", "lookahead", "native", "newcomers", "parallel",
-        "proposers", "published", "python_api", "refill", "registration", "rollback", "same_bits", "signals", "sizes",
-        "speculative", "stages", "survey", "table", "text_training", "threads", "training", "translator",
-        "tree_attention", "tuning", "variants", "web", "where_it_pays")],
+    "browser": ["journeys/*"], "cluster": ["batch/test_scale_out.py"],
+    "slow": [
+        "proofs/test_[!bgs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
+        "batch/test_photos.py", "cli/test_given.py", "cli/test_terminal.py", "config/test_hostile*",
+        "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
+        "decoding/test_newcomers.py", "decoding/test_parallel.py", "decoding/test_proposers.py",
+        "decoding/test_registration.py", "decoding/test_speculative*",
+        "evaluation/test_benchmark.py", "evaluation/test_table*", "evaluation/test_tuning.py",
+        "native/test_*", "nn/test_tree*", "pipeline/test_bundled*", "pipeline/test_defaults.py",
+        "pipeline/test_export.py", "pipeline/test_python*", "pipeline/test_translator.py",
+        "project/test_docs.py", "scripts/test_[cdsw]*", "survey/*", "system/test_signals.py",
+        "system/test_threads.py", "tasks/test_sizes.py", "training/test_stages.py",
+        "training/test_t*", "training/test_published*", "web/*"],
 }
 """Files with a marker for all their tests; single slow tests have it where they stand."""
 
@@ -51,7 +58,8 @@ ALONE = "SUPERRES_TEST_ALONE"
 def marker_of(path: Path) -> str | None:
     """Return the marker of all tests in a file."""
     name = path.relative_to(Path(__file__).parent).as_posix()
-    return next((marker for marker, patterns in MARKED.items() for pattern in patterns if fnmatch(name, pattern)), None)
+    return next((marker for marker, patterns in MARKED.items() for pattern in patterns
+                 if fnmatch(name, pattern)), None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -67,7 +75,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files with slow tests first, so that no worker is left with one at the end."""
-    items.sort(key=lambda item: marker_of(item.path) or ("slow" if item.get_closest_marker("slow") else "unmarked"))
+    items.sort(key=lambda item: marker_of(item.path)
+               or ("slow" if item.get_closest_marker("slow") else "unmarked"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,15 +103,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     Both runs are reported. A test that passes the second time does not fail the run.
     """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if exitstatus != pytest.ExitCode.TESTS_FAILED or hasattr(session.config, "workerinput") or ALONE in os.environ:
+    if exitstatus != pytest.ExitCode.TESTS_FAILED or hasattr(session.config,
+                                                             "workerinput") or ALONE in os.environ:
         return
     failed = [report for kind in ("failed", "error") for report in reporter.stats.get(kind, [])]
     passed = set()
-    for node in dict.fromkeys(report.nodeid for report in failed if "browser" in getattr(report, "keywords", ())):
+    for node in dict.fromkeys(report.nodeid for report in failed if "browser"
+                              in getattr(report, "keywords", ())):
         reporter.ensure_newline()
         reporter.section(f"{node} failed, and is run once more, alone", flush=True)
-        again = subprocess.run([sys.executable, "-m", "pytest", "-q", "--no-header", node], cwd=session.config.rootpath,
-                               env={**os.environ, ALONE: "1"}, check=False)
+        again = subprocess.run([sys.executable, "-m", "pytest", "-q", "--no-header", node],
+                               cwd=session.config.rootpath, env={**os.environ, ALONE: "1"},
+                               check=False)
         if again.returncode == 0:
             passed.add(node)
     for report in failed:
@@ -116,7 +128,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    # Layers draw their first weights from torch's global generator; tests without torch should not have to import it.
+    # Layers draw their first weights from torch's global generator; tests without torch should not
+    # have to import it.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
@@ -126,7 +139,8 @@ def _seed() -> None:
 def _decodes_end() -> Iterator[None]:
     """Wait for decodes that a file's tests left to other threads.
 
-    They change the number of torch's threads, which is one number for the process, and with it the bits of others.
+    They change the number of torch's threads, which is one number for the process, and with it the
+    bits of others.
     """
     yield
     machine, limit = sys.modules.get("superres.system.machine"), time.monotonic() + 60
@@ -163,7 +177,8 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture
 def memory_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for a survey's store, in memory where the machine has such: every vote waits for its disk."""
+    """A folder for a survey's store, in memory where the machine has such: every vote waits for its
+    disk."""
     memory = Path("/dev/shm")  # noqa: S108
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -184,7 +199,8 @@ def sqlite(memory_folder: Path) -> Iterator[Store]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, memory_folder: Path) -> Iterator[Store]:
-    """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it anew."""
+    """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it
+    anew."""
     from superres.survey.store import Store
 
     if request.param == "sqlite":

@@ -1,4 +1,4 @@
-"""What tests/test_parallel.py decodes, by itself and as one of several processes."""
+"""What tests/decoding/test_parallel.py decodes, by itself and as one of several processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from superres.nn.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}
 WAYS = {
-    "greedy": DecodeConfig(block_size=2, **LOOKAHEAD), "longer": DecodeConfig(block_size=5, **LOOKAHEAD),
+    "greedy": DecodeConfig(block_size=2, **LOOKAHEAD),
+    "longer": DecodeConfig(block_size=5, **LOOKAHEAD),
     "coupled": DecodeConfig(block_size=3, temperature=0.4, seed=5, **LOOKAHEAD),
     "relaxed": DecodeConfig(block_size=4, accept="top-k", top_k=2, **LOOKAHEAD),
-    "speculative": DecodeConfig(block_size=4, temperature=0.3, seed=6, sampling="speculative", **LOOKAHEAD),
+    "speculative": DecodeConfig(block_size=4, temperature=0.3, seed=6, sampling="speculative",
+                                **LOOKAHEAD),
 }
 VARIANTS_HERE = ("text", "sentences", "limited")
 
@@ -48,7 +50,8 @@ def decode_all(peers=None):
         (model.model if isinstance(model, LimitedModel) else model).peers = peers
         for way, options in WAYS.items():
             decoded = decode(model, source, options)
-            made[f"{variant}, {way}"] = [decoded.tokens.tolist(), [trace.accepted for trace in decoded.traces]]
+            made[f"{variant}, {way}"] = [decoded.tokens.tolist(),
+                                         [trace.accepted for trace in decoded.traces]]
     return made
 
 
@@ -72,8 +75,8 @@ def main(folder):
     made = decode_all(peers)
     torch.distributed.destroy_process_group()
     (Path(folder) / f"{peers.rank}.json").write_text(json.dumps({
-        "made": made, "gathered": max(peers.sizes), "sizes": peers.sizes, "messages": peers.messages,
-        "bytes": peers.sent_bytes}))
+        "made": made, "gathered": max(peers.sizes), "sizes": peers.sizes,
+        "messages": peers.messages, "bytes": peers.sent_bytes}))
 
 
 if __name__ == "__main__":

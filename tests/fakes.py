@@ -31,23 +31,26 @@ TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
 
 BAD_KEYS = [
-    ([1], "there are 1 keys for 2 inputs; give one per input"), ([1, 2, 3], "there are 3 keys for 2 inputs"),
-    ([], "there are 0 keys for 2 inputs"), ([0, -1], r"keys must be whole numbers in \[0, 2\*\*63\), not -1"),
+    ([1], "there are 1 keys for 2 inputs; give one per input"),
+    ([1, 2, 3], "there are 3 keys for 2 inputs"), ([], "there are 0 keys for 2 inputs"),
+    ([0, -1], r"keys must be whole numbers in \[0, 2\*\*63\), not -1"),
     ([2**63, 0], "not 9223372036854775808"), ([0, 1.5], "not 1.5"), ([0, True], "not True"),
-    (torch.tensor([True, False]), "not True"), ([0, np.True_], "not .*True"), ([torch.tensor(True), 0], "not True"),
-    (["a", 0], "not 'a'"), (7, "a sequence, .* not 7"),
+    (torch.tensor([True, False]), "not True"), ([0, np.True_], "not .*True"),
+    ([torch.tensor(True), 0], "not True"), (["a", 0], "not 'a'"), (7, "a sequence, .* not 7"),
     (np.array([0.5, 1.0]), "not .*0.5"), (np.array([[0], [1]]), "not array"),
 ]
 """Keys that two inputs cannot have, and what is said of them."""
 
 
 def changed(module, **names):
-    """Return a copy of a module with other names: the module itself serves the threads of other tests, too."""
+    """Return a copy of a module with other names: the module itself serves the threads of other
+    tests, too."""
     return SimpleNamespace(**vars(module) | names)
 
 
 def criterion_options(name, **more):
-    """Return decoding settings for the registered criterion `name`, which suit small vocabularies."""
+    """Return decoding settings for the registered criterion `name`, which suit small
+    vocabularies."""
     return DecodeConfig(accept=name, **{"epsilon": 1, "top_k": 2, **more})
 
 
@@ -59,7 +62,8 @@ class Unruled(Exact):
 
 def FakeTrace(accepted):
     """Return the trace of blocks of these sizes."""
-    return RowTrace([0, *accumulate(accepted)][:-1], accepted, np.zeros((len(accepted), max(accepted))))
+    return RowTrace([0, *accumulate(accepted)][:-1], accepted,
+                    np.zeros((len(accepted), max(accepted))))
 
 
 @dataclass(frozen=True)
@@ -105,24 +109,29 @@ class FakeRefilled:
 
     def run(self):
         while True:
-            while len(self.under_way) < self.rows and (more := self.feed(self.rows - len(self.under_way), True)):
+            while (len(self.under_way) < self.rows
+                   and (more := self.feed(self.rows - len(self.under_way), True))):
                 self.under_way += more
             if not self.under_way:
                 return
-            self.tokens_under_way = len(self.under_way) * self.upscaler.model_config.target_length // 2
+            self.tokens_under_way = (len(self.under_way) * self.upscaler.model_config.target_length
+                                     // 2)
             yield []
-            sources, keys = np.stack([item.source for item in self.under_way]), [item.key for item in self.under_way]
+            sources, keys = (np.stack([item.source for item in self.under_way]),
+                             [item.key for item in self.under_way])
             result = self.upscaler(sources, self.options, keys=keys)
             tokens = torch.from_numpy(encode(result.images))
             finished = [Result(item, row, trace, result.seconds / len(sources))
-                        for item, row, trace in zip(self.under_way, tokens, result.traces, strict=True)]
+                        for item, row, trace in zip(self.under_way, tokens, result.traces,
+                                                    strict=True)]
             self.under_way, self.tokens_under_way = [], 0
             yield finished
 
 
 @dataclass
 class FakeUpscaler:
-    """Enlarges to the nearest pixel; at a temperature the first pixel shows the key. Records its calls.
+    """Enlarges to the nearest pixel; at a temperature the first pixel shows the key. Records its
+    calls.
 
     `most` images fit into memory; sources whose first value is in `broken` raise.
     """
@@ -143,7 +152,8 @@ class FakeUpscaler:
     keys: list = field(default_factory=list)
 
     def block_size(self, options):
-        return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
+        return check_options(options, self.model_config.prediction_heads,
+                             self.model_config.target_length)
 
     options = Pipeline.options
 
@@ -179,7 +189,8 @@ class FakeUpscaler:
         size = self.block_size(options)
         whole, rest = divmod(TOKENS, size)
         accepted = [size] * whole + [rest] * (rest > 0)
-        return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources], self.seconds_per_call / size)
+        return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources],
+                            self.seconds_per_call / size)
 
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""
@@ -198,23 +209,26 @@ class LossyUpscaler(FakeUpscaler):
 
 
 SMALL = ModelConfig(
-    vocabulary=6, source_shape=(2, 2, 3), target_shape=(4, 4, 3), width=16, filter_size=16, attention_heads=2,
-    encoder_layers=1, decoder_layers=2, attention_block_length=4, prediction_heads=5, head_filter_size=8,
-    conditioning_blocks=1, conditioning_width=4, cell_remainder=True,
+    vocabulary=6, source_shape=(2, 2, 3), target_shape=(4, 4, 3), width=16, filter_size=16,
+    attention_heads=2, encoder_layers=1, decoder_layers=2, attention_block_length=4,
+    prediction_heads=5, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
+    cell_remainder=True,
 )
-"""48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
+"""48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals
+are often right."""
 
 NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
 """Sizes that the native engine knows, with which a test takes a tenth of the time."""
 
 TINY = ModelConfig(
-    **NATIVE, decoder_layers=1, attention_block_length=16, prediction_heads=8, conditioning_blocks=1,
-    conditioning_width=4, cross_attention=False,
+    **NATIVE, decoder_layers=1, attention_block_length=16, prediction_heads=8,
+    conditioning_blocks=1, conditioning_width=4, cross_attention=False,
 )
 """A network for faces."""
 
 PLAIN = {
-    "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,
+    "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False,
+    "ordinal_output": False,
 }
 
 VARIANTS = {
@@ -232,19 +246,22 @@ VARIANTS = {
     "post-norm": replace(SMALL, norm="post"),
     "dense heads": replace(SMALL, head_layer="dense"),
     "sequential heads": replace(SMALL, head_layer="sequential"),
-    "sequential heads, own layer for p1": replace(SMALL, head_layer="sequential", identity_p1=False),
+    "sequential heads, own layer for p1": replace(SMALL, head_layer="sequential",
+                                                  identity_p1=False),
     "own layer for p1": replace(SMALL, identity_p1=False),
     "as published": replace(SMALL, **PLAIN, norm="post", head_layer="dense", identity_p1=False),
     "causal attention": replace(SMALL, attention="causal"),
     "keys per pixel": replace(SMALL, attention_keys="pixels"),
     "text": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,)),
-    "recurrent heads": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,), head_layer="recurrent"),
+    "recurrent heads": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,),
+                               head_layer="recurrent"),
 }
 """One network for every switch of the settings."""
 
 
 def random_model(config, seed=0, dtype=torch.float64):
-    """Build a network without a single zero or one where training would have left something else."""
+    """Build a network without a single zero or one where training would have left something
+    else."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -258,7 +275,8 @@ def random_model(config, seed=0, dtype=torch.float64):
 
 
 def save_cascades(folder):
-    """Save the cascades "two" and "three" of networks with random weights, from 2 to 4 to 8 to 16 pixels."""
+    """Save the cascades "two" and "three" of networks with random weights, from 2 to 4 to 8 to 16
+    pixels."""
     names = []
     for source, target in pairwise((2, 4, 8, 16)):
         names.append(f"from-{source}")
@@ -266,7 +284,8 @@ def save_cascades(folder):
         save_checkpoint(random_model(network, dtype=torch.float32), folder / names[-1])
     for name, stages in (("two", names[:2]), ("three", names)):
         (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps({"format_version": 1, "stages": stages}))
+        (folder / name / "config.json").write_text(json.dumps({"format_version": 1,
+                                                               "stages": stages}))
     return folder
 
 
@@ -279,24 +298,29 @@ def random_tokens(config, rows, seed=0):
 
 def limits_of(config):
     """Return the limits under which targets of a network reduce to their source."""
-    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary), torch.device("cpu"))
+    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary),
+                     torch.device("cpu"))
 
 
 def draft_of(model, noise=0.1, **changes):
-    """Return a draft model for a `StepModel`: its own weights but for some noise, in a network that may lack some."""
+    """Return a draft model for a `StepModel`: its own weights but for some noise, in a network that
+    may lack some."""
     config = model.model.config
     dtype = next(model.model.parameters()).dtype
     draft = random_model(replace(config, **changes), dtype=dtype)
     draft.load_state_dict(model.model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(5)
     for weight in draft.parameters():
-        weight.add_(noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator, dtype=dtype))
+        weight.add_(noise * weight.std(correction=0) * torch.randn(weight.shape,
+                                                                   generator=generator,
+                                                                   dtype=dtype))
     return StepModel(draft, model.end_token)
 
 
 def ngram_rows(model):
     """Return random targets of a model to count n-grams in."""
-    return torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3))
+    return torch.randint(model.vocabulary, (20, model.length),
+                         generator=torch.Generator().manual_seed(3))
 
 
 def ngrams_of(model, order=3):
@@ -306,7 +330,8 @@ def ngrams_of(model, order=3):
 
 def proposer_for(name, model):
     """Return the registered proposer `name` for a `StepModel`, with what it needs."""
-    make = {None: lambda _: (), "draft": lambda m: (draft_of(m),), "ngrams": lambda m: (ngrams_of(m),)}
+    make = {None: lambda _: (), "draft": lambda m: (draft_of(m),),
+            "ngrams": lambda m: (ngrams_of(m),)}
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
 
@@ -349,8 +374,9 @@ class ScriptedSession:
 class ScriptedModel:
     """Follows a script: p1 scores token t of `truth` [N, T] best if it has read token t - 1.
 
-    A source is the number of its row in `truth`. After a token that is not in the script, p1 wants `lost`. A head
-    proposes the right token where `hits` [N, T] is true, else `miss`, or the value after the right one if that is None.
+    A source is the number of its row in `truth`. After a token that is not in the script, p1 wants
+    `lost`. A head proposes the right token where `hits` [N, T] is true, else `miss`, or the value
+    after the right one if that is None.
     """
 
     truth: torch.Tensor
@@ -391,7 +417,8 @@ class ScriptedModel:
     def proposal_scores(self, rows, position):
         inside = position.clamp(max=self.length - 1)
         right = self.truth[rows].gather(1, inside)
-        miss = (right + 1) % self.vocabulary if self.miss is None else torch.full_like(right, self.miss)
+        miss = (right + 1) % self.vocabulary if self.miss is None else torch.full_like(right,
+                                                                                       self.miss)
         return self._scores(torch.where(self.hits[rows].gather(1, inside), right, miss))
 
     def _scores(self, tokens):
@@ -406,8 +433,10 @@ def without_compilers(monkeypatch):
 
 
 def small_source(digest=DIGEST, self_test=SELF_TEST):
-    """Return C++ that compiles in no time and returns these results of `superres_abi` and `superres_self_test`."""
+    """Return C++ that compiles in no time and returns these results of `superres_abi` and
+    `superres_self_test`."""
     names = sorted(FUNCTIONS.keys() - {"superres_abi"})
     results = dict.fromkeys(names, 0) | {"superres_self_test": self_test}
-    functions = " ".join(f"long long {name}() {{ return {result}; }}" for name, result in results.items())
+    functions = " ".join(f"long long {name}() {{ return {result}; }}" for name,
+                         result in results.items())
     return f'extern "C" {{ const char* superres_abi() {{ return "{digest}"; }} {functions} }}'

@@ -14,7 +14,8 @@ def tar_header(name, size, kind=b"0"):
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, 1
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    block[124:136] = b"\x80" + size.to_bytes(11, "big") if size >= 0 else b"\xff" + (2**88 + size).to_bytes(11, "big")
+    block[124:136] = (b"\x80" + size.to_bytes(11, "big") if size >= 0 else b"\xff"
+                      + (2**88 + size).to_bytes(11, "big"))
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
@@ -39,8 +40,10 @@ def claims():
     kinds = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
              tarfile.GNUTYPE_SPARSE, tarfile.REGTYPE)
     headers = [tar_header("a.png", size, kind) for kind in kinds for size in (3 << 30, 1 << 60, -5)]
-    arrays = [npy((1, 8, 8, 3), 2_000_000_000), npy((-1, 8, 8, 3)), npy((1 << 60, 8, 8, 3)), npy((1, 1 << 31, 9, 3))]
-    return [*((".tar", one + bytes(512)) for one in headers), *((".tar.gz", gzip.compress(one)) for one in headers),
+    arrays = [npy((1, 8, 8, 3), 2_000_000_000), npy((-1, 8, 8, 3)), npy((1 << 60, 8, 8, 3)),
+              npy((1, 1 << 31, 9, 3))]
+    return [*((".tar", one + bytes(512)) for one in headers),
+            *((".tar.gz", gzip.compress(one)) for one in headers),
             *((".npz", npz(one)) for one in arrays)]
 
 
@@ -49,9 +52,10 @@ def parquet_dictionary(path, size=100_000_000, rows=4):
     import pyarrow as pa
     from pyarrow import parquet
 
-    pictures = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([bytes(size)], pa.binary()))
-    parquet.write_table(pa.table({"image": pictures}), path, compression="zstd", dictionary_pagesize_limit=1 << 30,
-                        store_schema=False)
+    pictures = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()),
+                                              pa.array([bytes(size)], pa.binary()))
+    parquet.write_table(pa.table({"image": pictures}), path, compression="zstd",
+                        dictionary_pagesize_limit=1 << 30, store_schema=False)
 
 
 def parquet_lie(path, size=400_000_000):
@@ -60,8 +64,8 @@ def parquet_lie(path, size=400_000_000):
     from pyarrow import parquet
 
     pictures = pa.array([bytes(size)], pa.large_binary())
-    parquet.write_table(pa.table({"image": pictures}), path, compression="zstd", use_dictionary=False,
-                        write_statistics=False)
+    parquet.write_table(pa.table({"image": pictures}), path, compression="zstd",
+                        use_dictionary=False, write_statistics=False)
     true = _varint(parquet.ParquetFile(path).metadata.row_group(0).total_byte_size)
     content = path.read_bytes()
     assert content.count(true) == 2

@@ -13,5 +13,6 @@ def many_scans(side, count):
     buffer = io.BytesIO()
     Image.new("L", (side, side), 128).save(buffer, "JPEG", progressive=True, quality=50)
     content = buffer.getvalue()
-    start, end = content.rindex(b"\xff\xda"), len(content) - 2  # the last scan's header, and the end of the image
+    # the last scan's header, and the end of the image
+    start, end = content.rindex(b"\xff\xda"), len(content) - 2
     return content[:end] + content[start:end] * count + content[end:]

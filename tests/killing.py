@@ -1,4 +1,5 @@
-"""Kills of a process at a chosen call that touches files, so that every moment of a run can be tried in turn."""
+"""Kills of a process at a chosen call that touches files, so that every moment of a run can be
+tried in turn."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any
 from superres.batch import archives, containers
 from superres.tasks import untrusted
 
-FILE_CALLS = {"open", "write", "writelines", "flush", "close", "fsync", "flock", "ftruncate", "truncate", "replace",
-              "rename", "unlink", "mkdir", "rmdir", "scandir"}
+FILE_CALLS = {"open", "write", "writelines", "flush", "close", "fsync", "flock", "ftruncate",
+              "truncate", "replace", "rename", "unlink", "mkdir", "rmdir", "scandir"}
 """Names of the built-in functions that touch files."""
 CALLERS = ("/superres/", "/pathlib", "/shutil.py")
 """Parts of the paths of the modules whose calls count."""
@@ -27,12 +28,14 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-CHANGES = {"writelines", "write", "fsync", "truncate", "replace", "rename", "unlink", "mkdir", "rmdir"}
+CHANGES = {"writelines", "write", "fsync", "truncate", "replace", "rename", "unlink", "mkdir",
+           "rmdir"}
 """Those that change what is on the disk."""
 
 
 def die_at(moment: int, calls: Collection[str] = FILE_CALLS) -> None:
-    """Let this process kill itself just before one of `calls`: moment 1 is the first, over all threads that start.
+    """Let this process kill itself just before one of `calls`: moment 1 is the first, over all
+    threads that start.
 
     What a call has done is on the disk before the next one.
     """
@@ -50,8 +53,10 @@ def die_at(moment: int, calls: Collection[str] = FILE_CALLS) -> None:
     sys.setprofile(hook)
 
 
-def killed(call: Callable[[], object], moment: int | None = None, calls: Collection[str] = FILE_CALLS) -> bool:
-    """Do a call in a forked process, which dies at `moment` if given, and return whether it was killed."""
+def killed(call: Callable[[], object], moment: int | None = None,
+           calls: Collection[str] = FILE_CALLS) -> bool:
+    """Do a call in a forked process, which dies at `moment` if given, and return whether it was
+    killed."""
     def child() -> None:
         # Files are read here: to start a process that reads them would take most of the time.
         untrusted.READER = lambda seconds, **values: untrusted.decode(**values)

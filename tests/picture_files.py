@@ -1,4 +1,5 @@
-"""Write picture files of any layout from known samples, and read them by libvips, a second decoder."""
+"""Write picture files of any layout from known samples, and read them by libvips, a second
+decoder."""
 
 from __future__ import annotations
 
@@ -24,16 +25,18 @@ def saved(image, kind, **options):
 
 
 def pack(samples, bits, order=">"):
-    """Samples [H, N] as rows of bytes; samples of under 8 bits, and of 12, follow each other bit by bit."""
+    """Samples [H, N] as rows of bytes; samples of under 8 bits, and of 12, follow each other bit by
+    bit."""
     if bits in (8, 16, 32):
         return samples.astype(f"{order}u{bits // 8}").tobytes()
     digits = (samples[..., None] >> np.arange(bits - 1, -1, -1)) & 1
     return np.packbits(digits.reshape(len(samples), -1).astype(np.uint8), axis=1).tobytes()
 
 
-def tiff(samples, bits, photometric, *, extra=(), planes=False, order="<", compression=TIFF_RAW, differences=False,
-         more=()):
-    """A TIFF file of samples [H, W, K] in strips of 5 rows; `more` are further tags (number, type, values)."""
+def tiff(samples, bits, photometric, *, extra=(), planes=False, order="<", compression=TIFF_RAW,
+         differences=False, more=()):
+    """A TIFF file of samples [H, W, K] in strips of 5 rows; `more` are further tags (number, type,
+    values)."""
     height, width, count = samples.shape
     layers = np.moveaxis(samples, -1, 0)[..., None] if planes else samples[None]
     if differences:  # of one pixel and its left neighbour
@@ -45,9 +48,10 @@ def tiff(samples, bits, photometric, *, extra=(), planes=False, order="<", compr
     for strip in strips:
         offsets.append(8 + len(body))
         body += strip + bytes(len(strip) % 2)
-    tags = [(256, 4, [width]), (257, 4, [height]), (258, 3, [bits] * count), (259, 3, [compression]),
-            (262, 3, [photometric]), (273, 4, offsets), (277, 3, [count]), (278, 4, [5]),
-            (279, 4, [len(strip) for strip in strips]), (284, 3, [2 if planes else 1]), *more]
+    tags = [(256, 4, [width]), (257, 4, [height]), (258, 3, [bits] * count),
+            (259, 3, [compression]), (262, 3, [photometric]), (273, 4, offsets), (277, 3, [count]),
+            (278, 4, [5]), (279, 4, [len(strip) for strip in strips]),
+            (284, 3, [2 if planes else 1]), *more]
     tags += [(338, 3, list(extra))] if extra else []
     tags += [(317, 3, [2])] if differences else []
     start = 8 + len(body)
@@ -73,14 +77,15 @@ def chunk(kind, data, checksum=None):
 
 
 def png(samples, bits, colours, *chunks):
-    """A PNG file of samples [H, W, K] and colour type `colours`, with further chunks before the pixels."""
+    """A PNG file of samples [H, W, K] and colour type `colours`, with further chunks before the
+    pixels."""
     height, width, _ = samples.shape
     rows = pack(samples.reshape(height, -1), bits)
     size = len(rows) // height
     raw = b"".join(b"\0" + rows[start : start + size] for start in range(0, len(rows), size))
     head = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
-    return b"".join([b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", head), *chunks, chunk(b"IDAT", zlib.compress(raw, 1)),
-                     chunk(b"IEND", b"")])
+    return b"".join([b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", head), *chunks,
+                     chunk(b"IDAT", zlib.compress(raw, 1)), chunk(b"IEND", b"")])
 
 
 def segment(jpeg, code, data):
@@ -96,13 +101,15 @@ def exif(*tags, order=">"):
 
 
 def libvips(data):
-    """The pixels of a file by libvips, uint8 [H, W, 3], upright, in sRGB and over white; None if it cannot read it."""
+    """The pixels of a file by libvips, uint8 [H, W, 3], upright, in sRGB and over white; None if it
+    cannot read it."""
     import pyvips
 
     try:
         image = pyvips.Image.new_from_buffer(data, "").autorot()
         if image.get_typeof("icc-profile-data") and image.interpretation != "b-w":
-            image = image.icc_transform("srgb", embedded=True, intent="relative", black_point_compensation=True)
+            image = image.icc_transform("srgb", embedded=True, intent="relative",
+                                        black_point_compensation=True)
         image = image.colourspace("srgb")
         image = image.flatten(background=[255]) if image.hasalpha() else image
         return image.cast("uchar").numpy()[..., :3]

@@ -9,12 +9,14 @@ from superres.interfaces import Sampler
 from superres.nn.torch_model import StepModel
 
 
-def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None, resized=False):
-    """Drive a session as the decoder does and compare every accepted position with the uncached network.
+def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None,
+                resized=False):
+    """Drive a session as the decoder does and compare every accepted position with the uncached
+    network.
 
-    In each step a row brings a random number of right tokens, at most `most`, and then wrong ones; it moves on by the
-    right ones alone. The first step's tokens are wrong but for the start of the sequence. If `resized`, every step has
-    a random width of its own, at most `width`.
+    In each step a row brings a random number of right tokens, at most `most`, and then wrong ones;
+    it moves on by the right ones alone. The first step's tokens are wrong but for the start of the
+    sequence. If `resized`, every step has a random width of its own, at most `width`.
     """
     close = close or assert_close
     config, draw = model.config, torch.Generator().manual_seed(seed)
@@ -22,10 +24,13 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
     decoded = model(source, target, padding)
     wanted = model.scores(decoded)
     everywhere = torch.arange(config.target_length).expand(rows, -1)
-    heads = torch.stack([model.head_scores(decoded, everywhere, h) for h in range(config.prediction_heads)], dim=1)
+    heads = torch.stack([model.head_scores(decoded, everywhere, h)
+                         for h in range(config.prediction_heads)], dim=1)
     session = session or StepModel(model).session(source, width, padding)
-    right_ahead = torch.cat([target, torch.zeros(rows, width + config.prediction_heads, dtype=torch.int64)], dim=1)
-    position, seen = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, config.target_length, dtype=torch.bool)
+    right_ahead = torch.cat([target, torch.zeros(rows, width + config.prediction_heads,
+                                                 dtype=torch.int64)], dim=1)
+    position, seen = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, config.target_length,
+                                                                       dtype=torch.bool)
     wrong = torch.randint(config.vocabulary, (rows, width), generator=draw)
     output, accepted, start = session.step(wrong, position), torch.ones_like(position), position
     widest = width
@@ -46,7 +51,8 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
         accepted = (torch.rand(rows, generator=draw) * missing).long() + 1
         accepted = torch.minimum(accepted, missing)
         right = right_ahead.gather(1, position.unsqueeze(1) + torch.arange(width))
-        wrong = (right + torch.randint(1, config.vocabulary, right.shape, generator=draw)) % config.vocabulary
+        wrong = ((right + torch.randint(1, config.vocabulary, right.shape, generator=draw))
+                 % config.vocabulary)
         tokens = torch.where(torch.arange(width) < accepted.unsqueeze(1), right, wrong)
         start = position + 1
         output = session.step(tokens, start)
@@ -67,7 +73,8 @@ def check_proposals(session, output, start, accepted, heads, right_ahead, close)
 
 
 def proposal_scores(session, output, index, first, tokens):
-    """Return the scores of the heads while `tokens` [B, N] are chosen whatever they say (teacher forcing)."""
+    """Return the scores of the heads while `tokens` [B, N] are chosen whatever they say (teacher
+    forcing)."""
     choose = TeacherForced(tokens)
     proposed = session.propose(output, index, first, torch.arange(1, tokens.shape[1] + 1), choose)
     assert torch.equal(proposed, tokens)

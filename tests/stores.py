@@ -17,12 +17,15 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with
 
 @contextmanager
 def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
-    """Serve a store in a process of its own and point the environment at it; yields the URL of its bucket."""
-    with subprocess.Popen([sys.executable, str(SCRIPT), "--errors", str(errors), "--cuts", str(cuts)],
+    """Serve a store in a process of its own and point the environment at it; yields the URL of its
+    bucket."""
+    with subprocess.Popen([sys.executable, str(SCRIPT), "--errors", str(errors), "--cuts",
+                           str(cuts)],
                           stdout=subprocess.PIPE, text=True) as process:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
-        for name, value in (("AWS_ENDPOINT_URL", endpoint), ("AWS_ACCESS_KEY_ID", "k"), ("AWS_SECRET_ACCESS_KEY", "s"),
-                            ("AWS_DEFAULT_REGION", "us-east-1"), ("AWS_EC2_METADATA_DISABLED", "true")):
+        for name, value in (("AWS_ENDPOINT_URL", endpoint), ("AWS_ACCESS_KEY_ID", "k"),
+                            ("AWS_SECRET_ACCESS_KEY", "s"), ("AWS_DEFAULT_REGION", "us-east-1"),
+                            ("AWS_EC2_METADATA_DISABLED", "true")):
             monkeypatch.setenv(name, value)
         places._system.cache_clear()  # its connections are to the store of an earlier test
         try:
@@ -34,7 +37,8 @@ def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
 
 @contextmanager
 def web_server(answer):
-    """Serve `answer(path)`, which returns status, headers and body; yields its address and the requests ("GET /a")."""
+    """Serve `answer(path)`, which returns status, headers and body; yields its address and the
+    requests ("GET /a")."""
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -29,7 +29,8 @@ def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:
 def huge_png(side: int) -> bytes:
     """Return a PNG whose header declares `side` x `side` pixels."""
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I",
+                                                                        zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
@@ -46,7 +47,8 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
-    """Return hostile and unusual files by kind: the name, the content, and whether the file can be upscaled."""
+    """Return hostile and unusual files by kind: the name, the content, and whether the file can be
+    upscaled."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(40, 120))
     photo = Image.fromarray(rng.integers(0, 256, (size, size + 20, 3), np.uint8))
@@ -63,8 +65,10 @@ def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
         "1x1": ("dot.png", encoded(photo.resize((1, 1)), "PNG"), False),
         "1 pixel high": ("line.png", encoded(photo.resize((5000, 1)), "PNG"), False),
         "huge dimensions": ("huge.png", huge_png(100_000), False),
-        "large dimensions, tiny file": ("white.png", encoded(Image.new("1", (9000, 9000)), "PNG"), False),
-        "animated GIF": ("moving.gif", encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), True),
+        "large dimensions, tiny file": ("white.png", encoded(Image.new("1", (9000, 9000)), "PNG"),
+                                        False),
+        "animated GIF": ("moving.gif",
+                         encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), True),
         "CMYK": ("print.jpg", encoded(photo.convert("CMYK"), "JPEG"), True),
         "16-bit": ("deep.png", encoded(sixteen, "PNG"), True),
         "alpha": ("clear.png", encoded(Image.new("RGBA", (40, 40), (255, 0, 0, 0)), "PNG"), True),
@@ -79,7 +83,8 @@ def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
 
 
 def hostile_zips() -> dict[str, tuple[bytes, int, int]]:
-    """Return zip files by kind: the content, the number of files that can be upscaled, and the number of other files.
+    """Return zip files by kind: the content, the number of files that can be upscaled, and the
+    number of other files.
 
     Hidden members and those that are no pictures are left out.
 
@@ -109,11 +114,13 @@ def send(url: str, name: str, content: bytes) -> dict[str, Any]:
 
 
 def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any], str]:
-    """Call an endpoint and return its last outputs and an empty error, or no outputs and the error."""
+    """Call an endpoint and return its last outputs and an empty error, or no outputs and the
+    error."""
     started = HTTP.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments)
     started.raise_for_status()
     kind = ""
-    with HTTP.stream("GET", f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}") as answers:
+    with HTTP.stream("GET",
+                     f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}") as answers:
         for line in answers.iter_lines():
             if line.startswith("event: "):
                 kind = line.removeprefix("event: ")
@@ -131,13 +138,16 @@ def try_image(url: str, name: str, content: bytes, settings: dict[str, Any]) -> 
         return error
     files, report = outputs
     picture = Image.open(io.BytesIO(HTTP.get(files[0]["url"]).content))
-    is_whole = report["complete"] and picture.width * picture.height == report["samples"][0]["tokens"] / 3
+    is_whole = report["complete"] and picture.width * picture.height == report["samples"][0][
+        "tokens"] / 3
     return "" if is_whole else f"unexpected result {report} {picture.size}"
 
 
 def try_zip(url: str, content: bytes, settings: dict[str, Any]) -> tuple[list[int], str]:
-    """Upload and upscale a zip file; return the numbers of succeeded and failed files, and the error or ""."""
-    outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)], **settings})
+    """Upload and upscale a zip file; return the numbers of succeeded and failed files, and the
+    error or ""."""
+    outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)],
+                                                 **settings})
     statuses = [row["status"] for row in outputs[1]["rows"]] if outputs else []
     return [statuses.count("ok"), statuses.count("failed")], error
 
@@ -148,7 +158,8 @@ def is_clear(message: str) -> bool:
 
 
 def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:
-    """Upload each hostile file and zip file once; return the counts of outcomes, and the failed checks."""
+    """Upload each hostile file and zip file once; return the counts of outcomes, and the failed
+    checks."""
     outcomes, wrong = Counter[str](), []
     for kind, (name, content, usable) in hostile_files(seed).items():
         error = try_image(url, name, content, settings)
@@ -158,6 +169,7 @@ def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]
     for kind, (content, good, bad) in hostile_zips().items():
         counts, error = try_zip(url, content, settings)
         outcomes["message" if error else "result"] += 1
-        if counts != [good, bad] or bool(error) != (good + bad == 0) or (error and not is_clear(error)):
+        if counts != [good, bad] or bool(error) != (good + bad == 0) or (error
+                                                                         and not is_clear(error)):
             wrong.append(f"{kind} zip: {counts} {error}")
     return outcomes, wrong

@@ -1,4 +1,5 @@
-"""What the tests of the survey share: small studies, a server on a free port, and PostgreSQL from Debian's packages."""
+"""What the tests of the survey share: small studies, a server on a free port, and PostgreSQL from
+Debian's packages."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from superres.survey.study import JUDGING, StudySettings
 from superres.survey.voting import Vote, enrol, next_trial, save_vote
 
 SMALL = {"trials": 6, "gold": 1, "repeats": 1, "practice": 1, "scale": 2, "seed": 3}
-SIGHT = {"display_px": 64.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key"}
+SIGHT = {"display_px": 64.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800,
+         "input": "key"}
 
 
 def pictures(count=6, seed=0, size=16):
@@ -31,11 +33,14 @@ def pictures(count=6, seed=0, size=16):
 
 
 def add_study(store, name="study", methods=("k6", "greedy"), count=6, obvious=None, **settings):
-    """Store a study of methods with random pictures, each but the last compared with the last, or judged singly.
+    """Store a study of methods with random pictures, each but the last compared with the last, or
+    judged singly.
 
-    Raters' pseudonyms, and so their pairs and sides, are the same in every run: the study's salt is its name.
+    Raters' pseudonyms, and so their pairs and sides, are the same in every run: the study's salt is
+    its name.
     """
-    made = [Method(method, pictures(count, seed), {"config": method}) for seed, method in enumerate(methods)]
+    made = [Method(method, pictures(count, seed), {"config": method}) for seed,
+            method in enumerate(methods)]
     judged = settings.get("judge", False)
     compared = judge_methods(made) if judged else compare_methods(made[:-1], made[-1:])
     options = StudySettings(**{**(JUDGING if judged else {}), **SMALL, **settings})
@@ -43,7 +48,8 @@ def add_study(store, name="study", methods=("k6", "greedy"), count=6, obvious=No
     _, token = store.create_study(name, options, [c for c, _, _ in compared], records,
                                   make_pairs(compared, options, obvious))
     with store.writing() as connection:
-        connection.execute(update(schema.study).where(schema.study.c.name == name).values(salt=digest(name)))
+        connection.execute(update(schema.study).where(schema.study.c.name
+                                                      == name).values(salt=digest(name)))
     return store.study(name), token
 
 
@@ -54,7 +60,8 @@ def vote_on(store, study, session, token, choice="left", **changes):
 
 
 def choosing(store, wanted):
-    """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b, or "" for unsure.
+    """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b,
+    or "" for unsure.
 
     `trial` also has the name of the image.
     """
@@ -70,11 +77,13 @@ def choosing(store, wanted):
 
 
 def vote_through(store, study, rater="me", choose=lambda *_: "left"):
-    """Let a rater vote on everything: `choose(trial, number)` returns a side. Return the number of votes."""
+    """Let a rater vote on everything: `choose(trial, number)` returns a side. Return the number of
+    votes."""
     session, _ = enrol(store, study, rater, study.settings.consent_version)
     number = 0
     while (trial := next_trial(store, study, session)) is not None:
-        vote_on(store, study, session, trial["token"], choose(trial, number), response_ms=1000.0 + number)
+        vote_on(store, study, session, trial["token"], choose(trial, number),
+                response_ms=1000.0 + number)
         number += 1
     return number
 
@@ -82,7 +91,8 @@ def vote_through(store, study, rater="me", choose=lambda *_: "left"):
 def wait_for_pair(page, position):
     """Wait until a rater's page takes a vote on the pair at a position."""
     page.wait_for_function(
-        "position => trial !== null && document.getElementById('count').textContent.startsWith(`${position} of`)",
+        "position => trial !== null && "
+        "document.getElementById('count').textContent.startsWith(`${position} of`)",
         arg=position)
 
 
@@ -95,7 +105,8 @@ def postgres_programs():
 
 @contextmanager
 def postgres():
-    """Run a PostgreSQL server that does not wait for the disk, as the user postgres if this is root; gives its URL."""
+    """Run a PostgreSQL server that does not wait for the disk, as the user postgres if this is
+    root; gives its URL."""
     programs = postgres_programs()
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     as_user = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []

@@ -1,4 +1,5 @@
-"""Runs of training that tests make in this process and in others, which may be killed or train together."""
+"""Runs of training that tests make in this process and in others, which may be killed or train
+together."""
 
 from __future__ import annotations
 
@@ -26,28 +27,33 @@ from superres.training.stage import Stage
 from superres.training.trainer import Trainer
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
-TOGETHER = Stage(stage="heads", steps=8, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
-                       ema_decay=0.9)
+TOGETHER = Stage(stage="heads", steps=8, batch_size=4, warmup_steps=2, precision="no",
+                 learning_rate=3e-3, ema_decay=0.9)
 ONE_HEAD = replace(TOGETHER, head_loss="random-head")
 
 
 def image_batches(device: torch.device, settings: Stage) -> FaceBatches:
-    """Return batches of noise, 8x8 to 32x32, with every change of pictures; for the distil stage, own ones too."""
+    """Return batches of noise, 8x8 to 32x32, with every change of pictures; for the distil stage,
+    own ones too."""
     random, own = np.random.default_rng(0), settings.stage == "distil"
     large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
     high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
     size = settings.batch_size // (2 if own else 1)
     true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device, 0.5)
-    return DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own else true
+    return (DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own
+            else true)
 
 
 def training_steps(
     model: EncoderDecoder, settings: Stage, teacher: EncoderDecoder | None = None,
 ) -> Callable[[int], torch.Tensor]:
-    """Return a function that takes a training step with everything that a GPU computes in it, and returns the loss."""
+    """Return a function that takes a training step with everything that a GPU computes in it, and
+    returns the loss."""
     device = model.signal.device
-    loss, batches = TeacherForcingLoss(model, settings, teacher).train(), image_batches(device, settings)
-    optimizers, averaged = build_optimizers(model, settings), [p.detach().clone() for p in model.parameters()]
+    loss, batches = TeacherForcingLoss(model, settings, teacher).train(), image_batches(device,
+                                                                                        settings)
+    optimizers, averaged = (build_optimizers(model, settings),
+                            [p.detach().clone() for p in model.parameters()])
 
     def take(step: int) -> torch.Tensor:
         batch = batches.batch(step).to(device)
@@ -64,7 +70,8 @@ def training_steps(
 
 
 def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Call a function of this module in a process that is forked from one that has imported torch already."""
+    """Call a function of this module in a process that is forked from one that has imported torch
+    already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([trainer.__name__])
     process = context.Process(target=function, args=arguments)
@@ -75,9 +82,10 @@ def forked(function: Callable[..., None], *arguments: object) -> BaseProcess:
 def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) -> Trainer:
     """Train in `folder`, or go on there, up to a step.
 
-    The optimiser scales gradients to one size: in float32, those that are nothing but rounding errors would become
-    steps. They depend on the number of threads, which is one number for the process: a thread that an earlier test has
-    left behind may change it. Runs that are compared to the bit therefore have processes of their own.
+    The optimiser scales gradients to one size: in float32, those that are nothing but rounding
+    errors would become steps. They depend on the number of threads, which is one number for the
+    process: a thread that an earlier test has left behind may change it. Runs that are compared to
+        the bit therefore have processes of their own.
     """
     torch.set_num_threads(1)
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
@@ -95,7 +103,8 @@ def train_alone(folder: Path) -> None:
 
 
 def train_together(folder: Path, environment: dict[str, str]) -> None:
-    """Train one run from beginning to end, begin another, and end one that was begun, as one of several processes."""
+    """Train one run from beginning to end, begin another, and end one that was begun, as one of
+    several processes."""
     os.environ.update(environment)
     trainer.plot_history = lambda *_: None
     run = train(folder / "together")
@@ -108,7 +117,8 @@ def train_together(folder: Path, environment: dict[str, str]) -> None:
 
 
 def train_and_die(folder: Path, module: str, name: str, call: int) -> None:
-    """Train in `folder`, save after every step, and kill this process at a call of the module's function `name`."""
+    """Train in `folder`, save after every step, and kill this process at a call of the module's
+    function `name`."""
     owner = sys.modules[module]
     work, calls = getattr(owner, name), itertools.count(1)
 

@@ -57,7 +57,8 @@ class Demo:
 
     def upload(self, name, content):
         """Upload a file, and return what stands for it in a request."""
-        response = httpx.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)}, timeout=300)
+        response = httpx.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)},
+                              timeout=300)
         response.raise_for_status()
         return {"path": response.json()[0], "orig_name": name, "meta": FILE}
 
@@ -66,7 +67,8 @@ class Demo:
         body = {"image": self.upload("face.png", FACES[0].read_bytes()), **arguments}
         config = HTTP.get(f"{self.url}/config").json()
         index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "upscale")
-        parameters = HTTP.get(f"{self.url}/gradio_api/info").json()["named_endpoints"]["/upscale"]["parameters"]
+        parameters = HTTP.get(f"{self.url}/gradio_api/info").json()["named_endpoints"]["/upscale"][
+            "parameters"]
         data = [body.get(p["parameter_name"], p["parameter_default"]) for p in parameters]
         return HTTP.post(f"{self.url}/gradio_api/queue/join",
                          json={"data": data, "fn_index": index, "session_hash": session})
@@ -82,7 +84,8 @@ def wait(condition, seconds=300):
 @contextmanager
 def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None,
             frame_seconds=FRAME_SECONDS, example=False, root_path=""):
-    """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end.
+    """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at
+    the end.
 
     With `example`, the page begins with a decode of its first example, as that of app.py does.
     """
@@ -108,10 +111,11 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
 
 
 def start(*words, **environment):
-    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` where it is."""
+    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` where it
+    is."""
     command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
 
 def opened(process):
@@ -121,7 +125,8 @@ def opened(process):
 
 def events(url, session):
     """Yield the messages that the server sends to a session."""
-    with HTTP.stream("GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}) as stream:
+    with HTTP.stream("GET", f"{url}/gradio_api/queue/data",
+                     params={"session_hash": session}) as stream:
         for line in stream.iter_lines():
             if line.startswith("data:"):
                 yield json.loads(line[5:])

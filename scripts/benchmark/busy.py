@@ -3,9 +3,10 @@
     python scripts/benchmark/busy.py --output busy
     python scripts/benchmark/busy.py --output busy --only greedy --rounds 1
 
-Each workload is timed alternately on an idle machine and beside busy processes, one per two cores, at priority 0 and at
-priority 19. Then four decodes run concurrently, in threads of this process and in separate processes. Their time is
-compared with the fair share: the time of one decode times the number of concurrent decodes per core, at least 1.
+Each workload is timed alternately on an idle machine and beside busy processes, one per two cores,
+at priority 0 and at priority 19. Then four decodes run concurrently, in threads of this process and
+in separate processes. Their time is compared with the fair share: the time of one decode times the
+number of concurrent decodes per core, at least 1.
 
 The bundled checkpoints decode random sources, on which the time of a decode hardly depends.
 """
@@ -56,7 +57,8 @@ for _ in sys.stdin:
 def workloads() -> dict[str, Callable[[], object]]:
     """Return functions that decode once, by the name of the workload."""
     upscaler, translator = Upscaler.load(), Translator.load()
-    faces = np.random.default_rng(0).integers(0, 256, (8, *upscaler.face_task.source_shape), dtype=np.uint8)
+    faces = np.random.default_rng(0).integers(0, 256, (8, *upscaler.face_task.source_shape),
+                                              dtype=np.uint8)
     one, lines, epsilon_2 = faces[:1], list(SENTENCES), DecodeConfig(accept="distance", epsilon=2)
     return {
         "greedy": lambda: upscaler(one, DecodeConfig(block_size=1)),
@@ -64,7 +66,8 @@ def workloads() -> dict[str, Callable[[], object]]:
         "epsilon 2": lambda: upscaler(one, epsilon_2),
         "sampling": lambda: upscaler(one, DecodeConfig(temperature=0.9)),
         "8 faces, epsilon 2": lambda: upscaler(faces, epsilon_2),
-        "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2)) for text in lines[:4]],
+        "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2))
+                                            for text in lines[:4]],
         "32 sentences": lambda: translator(lines * 2, DecodeConfig(block_size=2)),
     }
 
@@ -73,7 +76,8 @@ def workloads() -> dict[str, Callable[[], object]]:
 def started(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run Python code in a process, which is killed at the end of the block."""
     command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
         try:
             yield process
         finally:
@@ -88,7 +92,8 @@ def await_line(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def busy(priority: int | None) -> Iterator[None]:
-    """Keep half of the cores busy by processes of a priority from 0 to 19 (the lowest); no processes for None."""
+    """Keep half of the cores busy by processes of a priority from 0 to 19 (the lowest); no
+    processes for None."""
     count = 0 if priority is None else max(1, (os.cpu_count() or 1) // 2)
     with ExitStack() as stack:
         for process in [stack.enter_context(started(BUSY, str(priority))) for _ in range(count)]:
@@ -97,7 +102,8 @@ def busy(priority: int | None) -> Iterator[None]:
 
 
 def beside_busy(work: Callable[[], object], rounds: int) -> Values:
-    """Time a workload on an idle machine and beside busy processes, in turns; return the medians in seconds."""
+    """Time a workload on an idle machine and beside busy processes, in turns; return the medians in
+    seconds."""
     work()
     timings: dict[int | None, list[float]] = {None: [], 0: [], 19: []}
     for _ in range(rounds):
@@ -105,7 +111,8 @@ def beside_busy(work: Callable[[], object], rounds: int) -> Values:
             with busy(priority):
                 times.append(CLOCK.once(work))
     idle, normal, low = (statistics.median(times) for times in timings.values())
-    return {"idle": idle, "priority 0": normal, "priority 19": low, "worst": max(normal, low) / idle}
+    return {"idle": idle, "priority 0": normal, "priority 19": low,
+            "worst": max(normal, low) / idle}
 
 
 def in_processes(name: str, rounds: int) -> float:
@@ -129,7 +136,8 @@ def in_processes(name: str, rounds: int) -> float:
 
 
 def sharing(name: str, work: Callable[[], object], rounds: int) -> Values:
-    """Time concurrent decodes in threads and in processes, and return their fair share beside it, in seconds."""
+    """Time concurrent decodes in threads and in processes, and return their fair share beside it,
+    in seconds."""
     alone = statistics.median(CLOCK.once(work) for _ in range(rounds))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         threads = statistics.median(CLOCK.once(
@@ -140,24 +148,29 @@ def sharing(name: str, work: Callable[[], object], rounds: int) -> Values:
 
 def views(document: Document) -> dict[str, str]:
     """Return seconds per decode on an idle and a busy machine, and of concurrent decodes."""
-    headings = {"busy": ("idle", "priority 0", "priority 19", "worst"), "at once": ("alone", "threads", "processes",
-                                                                                    "share")}
-    columns: dict[str, Columns] = {kind: {"decoding": ("work", 0), **{name: (name, 3) for name in names}}
+    headings = {"busy": ("idle", "priority 0", "priority 19", "worst"),
+                "at once": ("alone", "threads", "processes",
+                            "share")}
+    columns: dict[str, Columns] = {kind: {"decoding": ("work", 0),
+                                          **{name: (name, 3) for name in names}}
                                    for kind, names in headings.items()}
     return {kind.replace(" ", "-"): columns_table(
-        ({"work": name, **found} for name, found in values(document, f"{kind}: ").items()), columns[kind])
-        for kind in headings}
+        ({"work": name, **found} for name, found in values(document, f"{kind}: ").items()),
+        columns[kind])
+            for kind in headings}
 
 
 def main(
     output: Output = Path("busy"),
     rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each workload.")] = 5,
-    only: Annotated[str, typer.Option(help="Measure only workloads whose name contains this text.")] = "",
+    only: Annotated[str, typer.Option(help="Measure only workloads whose name contains this "
+                                      "text.")] = "",
 ) -> None:
     """Write tables of seconds per decode: on an idle and a busy machine, alone and concurrently."""
     works = {name: work for name, work in workloads().items() if only in name}
     table = Table("busy", output, {"rounds": rounds})
-    table.measure(Row(f"busy: {name}", partial(beside_busy, work, rounds)) for name, work in works.items())
+    table.measure(Row(f"busy: {name}", partial(beside_busy, work, rounds)) for name,
+                  work in works.items())
     table.measure(Row(f"at once: {name}", partial(sharing, name, works[name], rounds))
                   for name in ("greedy", "epsilon 2") if name in works)
     table.finish()

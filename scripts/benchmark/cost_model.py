@@ -1,11 +1,12 @@
 """Predictions of the literature's formulas for blockwise decoding.
 
-The formulas are from Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section 3,
-and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In their
-notation, alpha is the acceptance rate E[min(p, q)], in [0, 1]. gamma is the number of proposals per step, so our block
-size is gamma + 1. c is the cost of a proposal in calls of the verifier for one token, at least 0. candidates is the
-number b of candidates verified per step. The formulas assume that every proposal passes with the same probability,
-independently of the other proposals. A number out of range is a ConfigError.
+The formulas are from Leviathan et al. (2023), "Fast Inference from Transformers via Speculative
+Decoding", section 3, and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using
+Lookahead Decoding", section 4. In their notation, alpha is the acceptance rate E[min(p, q)], in [0,
+1]. gamma is the number of proposals per step, so our block size is gamma + 1. c is the cost of a
+proposal in calls of the verifier for one token, at least 0. candidates is the number b of
+candidates verified per step. The formulas assume that every proposal passes with the same
+probability, independently of the other proposals. A number out of range is a ConfigError.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from superres.decoding.trace import RowTrace
 
 
 def branches(options: DecodeConfig, block_size: int) -> tuple[int, int]:
-    """Return the number of candidate continuations verified per step, and of tokens that the model reads per row."""
+    """Return the number of candidate continuations verified per step, and of tokens that the model
+    reads per row."""
     if options.proposer != "lookahead":
         return 1, block_size
     return options.candidates, max(1, (options.window + options.candidates) * (block_size - 1))
@@ -31,8 +33,9 @@ def branches(options: DecodeConfig, block_size: int) -> tuple[int, int]:
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
     """Return the expected number of tokens per step.
 
-    For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for i = 1..gamma
-    (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
+    For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates
+    for i = 1..gamma (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1))
+    / (1 - alpha).
     """
     require(0 <= alpha <= 1, f"the acceptance rate must be in [0, 1], not {alpha}")
     require(gamma >= 0, f"gamma must be at least 0, not {gamma}")
@@ -40,30 +43,34 @@ def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
     return gamma + 1 - math.fsum((1 - alpha**i) ** candidates for i in range(1, gamma + 1))
 
 
-def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, candidates: int = 1) -> float:
+def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0,
+                       candidates: int = 1) -> float:
     """Return the predicted speed-up of blockwise decoding: expected tokens / (gamma * c + verify).
 
-    `verify` is the cost of a verifier call for gamma + 1 tokens in the unit of c. The paper assumes 1, which holds if
-    reading the weights dominates.
+    `verify` is the cost of a verifier call for gamma + 1 tokens in the unit of c. The paper assumes
+    1, which holds if reading the weights dominates.
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
     return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
 
 
 def whole_factor(factor: float, tokens: float, fixed: float, greedy_fixed: float) -> float:
-    """Return the predicted speed-up of decodes of `tokens` tokens, whose iterations alone are faster by `factor`.
+    """Return the predicted speed-up of decodes of `tokens` tokens, whose iterations alone are
+    faster by `factor`.
 
-    `fixed` and `greedy_fixed` are the costs of a decode outside of its iterations, such as encoding, in verifier calls,
-    blockwise and with one token per step. The paper leaves them out.
+    `fixed` and `greedy_fixed` are the costs of a decode outside of its iterations, such as
+    encoding, in verifier calls, blockwise and with one token per step. The paper leaves them out.
     """
     return (greedy_fixed + tokens) / (fixed + tokens / factor)
 
 
-def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, candidates: int = 1) -> float:
-    """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) / expected tokens.
+def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None,
+                      candidates: int = 1) -> float:
+    """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) /
+    expected tokens.
 
-    Here c is in operations of the verifier for one token. `columns` is the number of tokens that the verifier reads per
-    step; gamma + 1 if None, as in the paper.
+    Here c is in operations of the verifier for one token. `columns` is the number of tokens that
+    the verifier reads per step; gamma + 1 if None, as in the paper.
     """
     require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
     read = gamma + 1 if columns is None else columns
@@ -71,22 +78,26 @@ def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = 
 
 
 def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, candidates: int = 1) -> int:
-    """Return the number of proposals per step, 0..`most`, with the best predicted speed-up; the smallest of equals.
+    """Return the number of proposals per step, 0..`most`, with the best predicted speed-up; the
+    smallest of equals.
 
     `more` is the additional cost of a verifier call per proposal, in the unit of c; 0 in the paper.
     """
-    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, candidates))
+    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c,
+                                                                     1 + more * gamma, candidates))
 
 
 def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1) -> float:
-    """Estimate alpha from the traces of decoding with block size k; 0.0 if no proposal was accepted.
+    """Estimate alpha from the traces of decoding with block size k; 0.0 if no proposal was
+    accepted.
 
-    For one candidate, alpha is the share of verified proposals that were accepted. The proposals of a block are
-    verified up to the first rejection; the last block of a sequence ends without a rejection. Block verification
-    (`SpeculativeSampler`) accepts more, so that the share is larger than E[min(p, q)] from two proposals per step on.
-    For several candidates,
-    the traces record only the best candidate of each step. alpha is then the maximum-likelihood value in steps of
-    0.001: the best of b candidates reaches i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
+    For one candidate, alpha is the share of verified proposals that were accepted. The proposals of
+    a block are verified up to the first rejection; the last block of a sequence ends without a
+    rejection. Block verification (`SpeculativeSampler`) accepts more, so that the share is larger
+    than E[min(p, q)] from two proposals per step on. For several candidates,
+    the traces record only the best candidate of each step. alpha is then the maximum-likelihood
+    value in steps of 0.001: the best of b candidates reaches i proposals with probability 1 - (1 -
+    alpha**i)**b, as in `expected_tokens`.
     """
     passed = [count - 1 for trace in traces for count in trace.accepted]
     failed = [count - 1 for trace in traces for count in trace.accepted[:-1] if count < block_size]
@@ -108,17 +119,20 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
 def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
     """Run a loop with speculative sampling to its end, and return the overlaps of p and q by row.
 
-    The first result is the sum of sum(min(p, q)) over the verified proposals, the second their number, float64 [B]
-    each. Their ratio estimates alpha without the sampling noise of the verdicts.
+    The first result is the sum of sum(min(p, q)) over the verified proposals, the second their
+    number, float64 [B] each. Their ratio estimates alpha without the sampling noise of the
+    verdicts.
     """
     state = loop.plain.state
-    total, count = torch.zeros(2, len(loop.plain.keys), dtype=torch.float64, device=loop.plain.keys.device)
+    total, count = torch.zeros(2, len(loop.plain.keys), dtype=torch.float64,
+                               device=loop.plain.keys.device)
     while not loop.done():
         sampler, before = loop.plain.sampler, state.position.clone()
         loop.run(1)
         if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
             continue
-        # The proposal after the last accepted token was verified too, unless the sequence ends there or has just begun.
+        # The proposal after the last accepted token was verified too, unless the sequence ends
+        # there or has just begun.
         verified = state.position - before - (state.position >= state.limit).long()
         verified = verified.masked_fill(before < 0, 0)
         tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
@@ -128,7 +142,8 @@ def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over verified proposals.
+    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
+    verified proposals.
 
     It is 0.0 if no proposal was verified.
     """

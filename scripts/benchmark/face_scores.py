@@ -1,13 +1,17 @@
-"""Score the pictures of a checkpoint by all measures, by way of decoding: similarity, detail and recognised faces.
+"""Score the pictures of a checkpoint by all measures, by way of decoding: similarity, detail and
+recognised faces.
 
-The ways are those of `superres upscale`: within the checkpoint's limits, and samples from its likeliest tokens, unless
-the name says otherwise. Differences are from exact pictures, which are those of greedy decoding.
+The ways are those of `superres upscale`: within the checkpoint's limits, and samples from its
+likeliest tokens, unless the name says otherwise. Differences are from exact pictures, which are
+those of greedy decoding.
 
-    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --page docs/results-faces.md
+    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --page
+    docs/results-faces.md
 
 Some ways alone, with sheets for raters who must not know which picture is which:
 
-    python scripts/benchmark/face_scores.py --data dev64.npz --way "finished, mean" --blind --name finish
+    python scripts/benchmark/face_scores.py --data dev64.npz --way "finished, mean" --blind --name
+    finish
 """
 
 from __future__ import annotations
@@ -70,14 +74,16 @@ NAMES = {GREEDY: "exact, the tokens of greedy", BASELINE: "Lanczos", "truth": "t
 
 
 def drawn(
-    upscaler: Upscaler, pairs: FacePairs, way: str, options: DecodeConfig, batch_size: int, folder: Path,
+    upscaler: Upscaler, pairs: FacePairs, way: str, options: DecodeConfig, batch_size: int,
+    folder: Path,
 ) -> Pixels:
     """Return one picture per input, uint8 [N,H,W,3].
 
     They are read from `folder` if an interrupted run has left them there.
     """
     samples, finish = SAMPLES if way == LIKELIEST else 1, way.removeprefix("finished, ")
-    made_by = f"{upscaler.name}@{upscaler.revision} {upscaler.scoring.code} {options.to_dict()} {samples}"
+    made_by = (f"{upscaler.name}@{upscaler.revision} {upscaler.scoring.code} {options.to_dict()} "
+               f"{samples}")
     made_by += f" {finish}" if finish != way else ""
     path = folder / f"{short_digest(pairs.lr.tobytes() + made_by.encode())}.png"
     if not path.exists():
@@ -87,16 +93,19 @@ def drawn(
         else:
             batches = draw_samples(pairs.lr, upscaler, options, range(1, samples + 1), batch_size)
         pictures = pictures_of(batches, 1)[:, 0] if samples == 1 else likeliest_of(batches, samples)
-        write_result(path, encode_png(Picture(pictures.reshape(-1, *pictures.shape[2:])), {}), "--output")
+        write_result(path, encode_png(Picture(pictures.reshape(-1, *pictures.shape[2:])), {}),
+                     "--output")
     with Image.open(path) as column:
         return np.asarray(column).reshape(pairs.hr.shape)
 
 
 def draw_blind(pictures: dict[str, Pixels], folder: Path) -> None:
-    """Write sheets of `BLIND` rows, a face each, whose ways stand in an order drawn by chance, and that order apart."""
+    """Write sheets of `BLIND` rows, a face each, whose ways stand in an order drawn by chance, and
+    that order apart."""
     rng, names = np.random.default_rng(BLIND), list(pictures)
     orders = [rng.permutation(len(names)).tolist() for _ in pictures[names[0]]]
-    rows = [np.concatenate([np.pad(pictures[names[place]][face].repeat(4, 0).repeat(4, 1), ((8, 8), (8, 8), (0, 0)))
+    rows = [np.concatenate([np.pad(pictures[names[place]][face].repeat(4, 0).repeat(4, 1),
+                                   ((8, 8), (8, 8), (0, 0)))
                             for place in order], axis=1) for face, order in enumerate(orders)]
     (folder / "blind").mkdir(parents=True, exist_ok=True)
     for first in range(0, len(rows), BLIND):
@@ -107,19 +116,23 @@ def draw_blind(pictures: dict[str, Pixels], folder: Path) -> None:
 
 
 def measure(
-    upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int, folder: Path,
-    recogniser: Recogniser | None, blind: bool = False,
+    upscaler: Upscaler, pairs: FacePairs, ways: dict[str, DecodeConfig], batch_size: int,
+    folder: Path, recogniser: Recogniser | None, blind: bool = False,
 ) -> Values:
-    """Return the scores of the pictures by way, of Lanczos and of the true pictures; with sheets if `blind`."""
-    pictures = {way: drawn(upscaler, pairs, way, options, batch_size, folder) for way, options in ways.items()}
+    """Return the scores of the pictures by way, of Lanczos and of the true pictures; with sheets if
+    `blind`."""
+    pictures = {way: drawn(upscaler, pairs, way, options, batch_size, folder) for way,
+                options in ways.items()}
     if blind:
         draw_blind(pictures, folder)
     pictures[BASELINE] = pairs.task.enlarge(pairs.lr, BASELINE)
-    scores: dict[str, Any] = {**compared_scores(pictures, pairs), "truth": all_entries(swings(pairs.hr, pairs.task))}
+    scores: dict[str, Any] = {**compared_scores(pictures, pairs),
+                              "truth": all_entries(swings(pairs.hr, pairs.task))}
     if recogniser is None:
         return {"methods": scores}
     found, recognised = recognition_scores(recogniser, pictures, pairs.hr)
-    return {"faces_found": found, "methods": {name: own | recognised[name] for name, own in scores.items()}}
+    return {"faces_found": found, "methods": {name: own | recognised[name] for name,
+                                              own in scores.items()}}
 
 
 def percent(name: str) -> Any:  # noqa: ANN401 -- a column
@@ -138,9 +151,10 @@ def views(document: Document) -> dict[str, str]:
     above = f"above_{GREEDY}"
     parts = {
         "similarity": columns_table(scored, {
-            "": ("way", 0), "PSNR, dB": ("psnr", 2), "above exact": (f"psnr_{above}", 2), "SSIM": ("ssim", 3),
-            "SSIM above exact": (f"ssim_{above}", 3), "ST-LPIPS": ("st_lpips", 3),
-            "ST-LPIPS above exact": (f"st_lpips_{above}", 3), "LR-PSNR, dB": ("lr_psnr", 2)}),
+            "": ("way", 0), "PSNR, dB": ("psnr", 2), "above exact": (f"psnr_{above}", 2),
+            "SSIM": ("ssim", 3), "SSIM above exact": (f"ssim_{above}", 3),
+            "ST-LPIPS": ("st_lpips", 3), "ST-LPIPS above exact": (f"st_lpips_{above}", 3),
+            "LR-PSNR, dB": ("lr_psnr", 2)}),
         "detail": columns_table(rows, {
             "": ("way", 0), "detail": ("detail", 2), "above exact": (f"detail_{above}", 3),
             "swing across, %": ("swing_across", 0), "swing down, %": ("swing_down", 0)}),
@@ -148,7 +162,8 @@ def views(document: Document) -> dict[str, str]:
     }
     if "faces_found" in found:
         parts["recognised"] = columns_table(rows, {
-            "": ("way", 0), "the same person, %": percent("same_person"), "a stranger, %": percent("stranger")})
+            "": ("way", 0), "the same person, %": percent("same_person"),
+            "a stranger, %": percent("stranger")})
     return parts
 
 
@@ -169,11 +184,15 @@ def main(
     ways = {one: dataclasses.replace(default, **options) for one, options in WAYS.items()
             if one in [GREEDY, *way] or not way}
     table = Table("face_scores", output, {
-        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code, "images": len(pairs),
-        "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source, "target": pairs.task.target,
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "code": upscaler.scoring.code,
+        "images": len(pairs), "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source,
+        "target": pairs.task.target,
     }, upscaler.device, f"{name}-{upscaler.name}")
-    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output, recogniser, blind), {
-        "same_person": same_person, **{one: options.to_dict() for one, options in ways.items()}})])
+    table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output,
+                                         recogniser, blind), {
+                                             "same_person": same_person,
+                                             **{one: options.to_dict() for one,
+                                                options in ways.items()}})])
     table.finish(page)
 
 

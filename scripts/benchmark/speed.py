@@ -1,16 +1,20 @@
-"""Measure the speed of decoding: the one command that makes the tables of speed in README and docs/.
+"""Measure the speed of decoding: the one command that makes the tables of speed in README and
+docs/.
 
-    python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed --publish
-    python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed-old --beside ../old
-    python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed-text --only text --rounds 1
+    python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed
+    --publish python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output
+    speed-old --beside ../old python scripts/benchmark/speed.py --faces dev.npz --text
+    test_2017_flickr --output speed-text --only text --rounds 1
 
-Every variant of the compiled code decodes in a process of its own, and all processes and ways to decode take turns; the
-shortest of the rounds counts. With --beside, another checkout of superres takes its turns too, by the variant that it
-chooses or the first of --variants, and `beside` is a table of its times over ours. --publish fills README and docs/.
+Every variant of the compiled code decodes in a process of its own, and all processes and ways to
+decode take turns; the shortest of the rounds counts. With --beside, another checkout of superres
+takes its turns too, by the variant that it chooses or the first of --variants, and `beside` is a
+table of its times over ours. --publish fills README and docs/.
 
-Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower` (CPU time of the default
-over that of one token per step), `first-use` (from an empty cache), and `peers` (the network without compiled code, and
-transformers' GPT-2 of its size).
+Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower` (CPU
+    time of the default
+over that of one token per step), `first-use` (from an empty cache), and `peers` (the network
+without compiled code, and transformers' GPT-2 of its size).
 """
 
 from __future__ import annotations
@@ -38,7 +42,13 @@ import measurements
 from busy import busy as beside_processes
 from measurements import ROOT, Busy, Faces, Output, Row, Table, Text, Values, commit, run
 from speed_worker import PEER
-from superres.config import DEFAULT_CASCADE, DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
+from superres.config import (
+    DEFAULT_CASCADE,
+    DEFAULT_CHECKPOINT,
+    DEFAULT_TRANSLATOR,
+    DecodeConfig,
+    require,
+)
 from superres.evaluation.benchmark import decode_costs
 from superres.evaluation.beside import beside as beside_engine
 from superres.evaluation.text import bleu
@@ -55,35 +65,42 @@ PARTS = "faces", "batch", "text", "never-slower", "first-use", "peers"
 ENGINES = "native-int8", "native"
 GREEDY: Values = {"block_size": 1}
 EPSILON: Values = {"accept": "distance", "epsilon": 2}
-WAYS: dict[str, Values] = {"greedy": GREEDY, "exact, the default": {}, "exact, k = 10": {"block_size": 10},
-                           "epsilon 2": EPSILON, "sampled at temperature 0.9": {"temperature": 0.9}}
+WAYS: dict[str, Values] = {"greedy": GREEDY, "exact, the default": {},
+                           "exact, k = 10": {"block_size": 10}, "epsilon 2": EPSILON, "sampled at "
+                           "temperature 0.9": {"temperature": 0.9}}
 """Decoding options by name, as a user gives them."""
 CAPTIONS: dict[str, Values] = {"greedy": GREEDY, "the default": {}, "k = 4": {"block_size": 4}}
 BATCHES = {"faces": (1, 8, 32, 64), "captions": (1, 8, 32, 160)}
 """Inputs that the default and one token per step decode at once."""
 LEAST = {"faces": 2, "captions": 32}
-"""Inputs of such a case, if fewer are decoded at once: a single caption mostly reads the weights from memory."""
+"""Inputs of such a case, if fewer are decoded at once: a single caption mostly reads the weights
+from memory."""
 ONE_BY_ONE, TOGETHER, BATCH_SIZE = 64, 192, 32
-"""Captions that are translated one at a time, those that are translated together, and how many of these at once."""
-HEADINGS = {"x86-64-v2": "SSE 4.2", "x86-64-v3": "AVX2", "x86-64-v3-vnni": "AVX2 with VNNI", "x86-64-v4": "AVX-512",
-            "aarch64": "NEON", "aarch64-dotprod": "NEON with dot products"}
+"""Captions that are translated one at a time, those that are translated together, and how many of
+these at once."""
+HEADINGS = {"x86-64-v2": "SSE 4.2", "x86-64-v3": "AVX2", "x86-64-v3-vnni": "AVX2 with VNNI",
+            "x86-64-v4": "AVX-512", "aarch64": "NEON", "aarch64-dotprod": "NEON with dot products"}
 """What a variant has, by its name."""
 PEER_LIMITS = {"x86-64-v3": {"CT2_FORCE_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}}
 """Environment in which CTranslate2 uses the instructions of a variant."""
 FACE = ROOT / "scripts" / "faces" / "face-1.png"
-WORKER = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import speed_worker; speed_worker.serve()"
+WORKER = (f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import speed_worker; "
+          "speed_worker.serve()")
 
 Worker = Callable[..., Values]
-"""Decodes with one variant of one checkout: the arguments and the result are those of `speed_worker.answer`."""
+"""Decodes with one variant of one checkout: the arguments and the result are those of
+`speed_worker.answer`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Decodes that take turns: `ways`, an engine and its options by name, of the same `inputs`, `at_once` per call.
+    """Decodes that take turns: `ways`, an engine and its options by name, of the same `inputs`,
+    `at_once` per call.
 
-    Before the timed `rounds`, every way decodes `warm_up` of the inputs. The least of `clock`, seconds of the wall or
-    of the processor, counts. None of `threads` stands for torch's number, and of `batch_size` for the default. With
-    `references`, translations of the inputs, the answers have BLEU.
+    Before the timed `rounds`, every way decodes `warm_up` of the inputs. The least of `clock`,
+    seconds of the wall or of the processor, counts. None of `threads` stands for torch's number,
+    and of `batch_size` for the default. With `references`, translations of the inputs, the answers
+    have BLEU.
     """
 
     checkpoint: str
@@ -100,18 +117,21 @@ class Case:
 
 @contextmanager
 def worker(checkout: Path, variant: str | None) -> Iterator[Worker]:
-    """Start a process that decodes with the release in `checkout`, by one variant or its own choice, and end it."""
+    """Start a process that decodes with the release in `checkout`, by one variant or its own
+    choice, and end it."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), **PEER_LIMITS.get(variant or "", {}),
                    **({FORCED_VARIANT: variant} if variant else {})}
-    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          env=environment, cwd=checkout) as process:
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, env=environment,
+                          cwd=checkout) as process:
         def answer(**question: object) -> Values:
             line = ""
             if process.stdin is not None and process.stdout is not None:
                 process.stdin.write(json.dumps(question) + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
-            require(bool(line), f"the process that decodes in {checkout} ended too early; its message is above")
+            require(bool(line), f"the process that decodes in {checkout} ended too early; its "
+                    "message is above")
             found: Values = json.loads(line)
             return found
 
@@ -128,18 +148,22 @@ def measure(case: Case, workers: dict[str, Worker]) -> Values:
         inputs = case.inputs if number else case.inputs[: case.warm_up]
         for way, (engine, given) in case.ways.items():
             for label, decode in workers.items():
-                found = decode(checkpoint=case.checkpoint, engine=engine, given=given, inputs=inputs,
-                               at_once=case.at_once, threads=case.threads, batch_size=case.batch_size)
+                found = decode(checkpoint=case.checkpoint, engine=engine, given=given,
+                               inputs=inputs, at_once=case.at_once, threads=case.threads,
+                               batch_size=case.batch_size)
                 texts, known = found.pop("texts", None), best[way].get(label)
                 if number and (known is None or found[case.clock] < known[case.clock]):
-                    score = {"bleu": bleu(texts, case.references)["score"]} if case.references else {}
+                    score = ({"bleu": bleu(texts, case.references)["score"]} if case.references
+                             else {})
                     best[way][label] = {**found, **score, "inputs": len(inputs)}
     return best
 
 
-def by_engine(ways: dict[str, Values], engines: Iterable[str] = ENGINES) -> dict[str, tuple[str, Values]]:
+def by_engine(ways: dict[str, Values],
+              engines: Iterable[str] = ENGINES) -> dict[str, tuple[str, Values]]:
     """Return every way with every engine, by a name of both."""
-    return {f"{engine}, {way}": (engine, given) for engine in engines for way, given in ways.items()}
+    return {f"{engine}, {way}": (engine, given) for engine in engines for way,
+            given in ways.items()}
 
 
 def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
@@ -149,40 +173,51 @@ def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
 
 
 def batch_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
-    """Return what is measured of a batch of faces, by name: the default engine, since float32 would take minutes."""
-    ways = {way: given for way, given in WAYS.items() if way in ("greedy", "exact, the default", "epsilon 2")}
-    yield "batch", Case(DEFAULT_CASCADE, by_engine(ways, ENGINES[:1]), faces, len(faces), min(rounds, 2), 0)
+    """Return what is measured of a batch of faces, by name: the default engine, since float32 would
+    take minutes."""
+    ways = {way: given for way, given in WAYS.items() if way in ("greedy", "exact, the default",
+                                                                 "epsilon 2")}
+    yield "batch", Case(DEFAULT_CASCADE, by_engine(ways, ENGINES[:1]), faces, len(faces),
+                        min(rounds, 2), 0)
 
 
 def text_rows(lines: list[str], references: list[str], rounds: int) -> Iterator[tuple[str, Case]]:
     """Return what is measured of captions, by name: one at a time and together, on one thread."""
-    ways = by_engine(CAPTIONS) | {f"{PEER}{kind}, greedy": (f"{PEER}{kind}", {}) for kind in ("int8", "float32")}
-    alone = Case(DEFAULT_TRANSLATOR, ways, lines[:ONE_BY_ONE], 1, 2 * rounds, threads=1, clock="cpu")
+    ways = by_engine(CAPTIONS) | {f"{PEER}{kind}, greedy": (f"{PEER}{kind}", {})
+                                  for kind in ("int8", "float32")}
+    alone = Case(DEFAULT_TRANSLATOR, ways, lines[:ONE_BY_ONE], 1, 2 * rounds, threads=1,
+                 clock="cpu")
     yield "text, alone", alone
-    yield "text, together", replace(alone, inputs=lines, at_once=len(lines), warm_up=BATCH_SIZE, batch_size=BATCH_SIZE,
-                                    references=references)
+    yield "text, together", replace(alone, inputs=lines, at_once=len(lines), warm_up=BATCH_SIZE,
+                                    batch_size=BATCH_SIZE, references=references)
 
 
-def never_slower_rows(faces: list[Any], lines: list[str], rounds: int) -> Iterator[tuple[str, Case]]:
-    """Return the cases in which the default should not be slower than one token per step, by name."""
+def never_slower_rows(faces: list[Any], lines: list[str],
+                      rounds: int) -> Iterator[tuple[str, Case]]:
+    """Return the cases in which the default should not be slower than one token per step, by
+    name."""
     for engine in ENGINES:
         ways = {"greedy": (engine, GREEDY), "default": (engine, {})}
         for task, sizes in BATCHES.items():
-            checkpoint, inputs = (DEFAULT_CHECKPOINT, faces) if task == "faces" else (DEFAULT_TRANSLATOR, lines)
+            checkpoint, inputs = (DEFAULT_CHECKPOINT,
+                                  faces) if task == "faces" else (DEFAULT_TRANSLATOR, lines)
             for size in sizes:
                 # A long decode varies less, and two of them have warmed up the second.
                 few = task == "captions" or size <= BATCHES[task][1]
                 yield f"never-slower, {engine}, {task}, {size}", Case(
-                    checkpoint, ways, inputs[: max(size, LEAST[task])], size, 2 * rounds if few else 2,
-                    size if few else 0, 1, clock="cpu")
+                    checkpoint, ways, inputs[: max(size, LEAST[task])], size,
+                    2 * rounds if few else 2, size if few else 0, 1, clock="cpu")
 
 
 def upscale(cache: Path, picture: Path, *options: str) -> Values:
-    """Run `superres upscale` with a cache of its own; return its seconds, from the start of its process, and steps."""
+    """Run `superres upscale` with a cache of its own; return its seconds, from the start of its
+    process, and steps."""
     with tempfile.TemporaryDirectory() as output:
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "superres", "upscale", picture, "--output", output, *options], check=True,
-                       cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)},
+        subprocess.run([sys.executable, "-m", "superres", "upscale", picture, "--output", output,
+                        *options], check=True,
+                       cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT),
+                                      "XDG_CACHE_HOME": str(cache)},
                        stderr=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
         record = json.loads((Path(output) / "manifest.jsonl").read_text().splitlines()[0])
@@ -190,9 +225,11 @@ def upscale(cache: Path, picture: Path, *options: str) -> Values:
 
 
 def first_use() -> Values:
-    """Return what the first uses take: without a cache, with the library only (as in a wheel), and with all of it.
+    """Return what the first uses take: without a cache, with the library only (as in a wheel), and
+    with all of it.
 
-    The others are decodes of the astronaut, the default once more beside a busy process, each with a library only.
+    The others are decodes of the astronaut, the default once more beside a busy process, each with
+    a library only.
     """
     from PIL import Image
     from skimage.data import astronaut  # slow to import
@@ -212,23 +249,29 @@ def first_use() -> Values:
             return cache
 
         found["wheel"] = upscale(with_library(), FACE)
-        ways = {"default": (), "exact": ("--block-size", "10"), "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
-        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options) for way, options in ways.items()}
+        ways = {"default": (), "exact": ("--block-size", "10"),
+                "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
+        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options) for way,
+                  options in ways.items()}
         with beside_processes(0):
             found["astronaut, busy"] = upscale(with_library(), photo)
     return found
 
 
 def peers_values(faces: Any) -> Values:  # noqa: ANN401 -- pixels
-    """Return faces per second, one at a time, of the default engine, of `plain` and of transformers."""
+    """Return faces per second, one at a time, of the default engine, of `plain` and of
+    transformers."""
     work = image_workload(Upscaler.load(DEFAULT_CHECKPOINT, "cpu", ENGINES[0]), faces)
     heads = work.pipeline.model_config.prediction_heads
-    work = replace(work, variants={"greedy": DecodeConfig(1), f"exact, k = {heads}": DecodeConfig(heads),
-                                   f"epsilon 2, k = {heads}": DecodeConfig(heads, accept="distance", epsilon=2)})
+    work = replace(work,
+                   variants={"greedy": DecodeConfig(1), f"exact, k = {heads}": DecodeConfig(heads),
+                             f"epsilon 2, k = {heads}": DecodeConfig(heads, accept="distance",
+                                                                     epsilon=2)})
     return {"rows": beside_engine(work, decode_costs(work, 1, 3), (1,))}
 
 
-def rows(only: list[str], faces: Path, text: Path, rounds: int, workers: dict[str, Worker]) -> Iterator[Row]:
+def rows(only: list[str], faces: Path, text: Path, rounds: int,
+         workers: dict[str, Worker]) -> Iterator[Row]:
     """Return what is measured of the parts `only`."""
     pictures = read_faces(faces, face_task(DEFAULT_CASCADE), "valid", BATCHES["faces"][-1]).lr
     pairs, settings = read_pairs(text, ("en", "de"), TOGETHER), {"commit": commit()}
@@ -252,7 +295,8 @@ def processor_class(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     if found.get("vendor_id") != "AuthenticAMD":
         return cpu_name()
     family, model = int(found["cpu family"]), int(found["model"])
-    zen = {23: 2 if model >= 0x30 else 1, 25: 4 if model >> 4 in (1, 6, 7, 10) else 3, 26: 5}.get(family)
+    zen = {23: 2 if model >= 0x30 else 1, 25: 4 if model >> 4 in (1, 6, 7, 10) else 3,
+           26: 5}.get(family)
     return cpu_name() + (f", Zen {zen}" if zen else "")
 
 
@@ -263,19 +307,27 @@ def chosen_variants(names: str) -> dict[str, str]:
         ConfigError: this processor does not run one of the `names`, which commas separate.
     """
     here = [variant.name for variant in candidates(forced_variant(), processor())]
-    wanted = names.split(",") if names else [name for name in here if name in (here[0], "x86-64-v3")]
+    wanted = names.split(",") if names else [name for name in here if name in (here[0],
+                                                                               "x86-64-v3")]
     for name in wanted:
         require(name in here, f"variant {name} does not run here; those that do: {', '.join(here)}")
-    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name for name in here if name in wanted}
+    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name for name in here
+            if name in wanted}
 
 
 def main(
     faces: Faces, text: Text, output: Output,
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts to measure.")] = ",".join(PARTS),
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest counts.")] = 3,
-    variants: Annotated[str, typer.Option(help="Variants, separated by commas. [default: the fastest, and AVX2]")] = "",
-    beside: Annotated[Path | None, typer.Option(help="Checkout of another release to measure in turns.")] = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Fill README and docs/ with the tables.")] = False,
+    only: Annotated[str,
+                    typer.Option(metavar="PART,PART,...", help="Parts to measure.")] = ",".join(
+                        PARTS),
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest "
+                                        "counts.")] = 3,
+    variants: Annotated[str, typer.Option(help="Variants, separated by commas. [default: the "
+                                          "fastest, and AVX2]")] = "",
+    beside: Annotated[Path | None, typer.Option(help="Checkout of another release to measure in "
+                                                "turns.")] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Fill README and docs/ with the "
+                                          "tables.")] = False,
     busy: Busy = False,
 ) -> None:
     """Print the tables of speed, and write their document."""

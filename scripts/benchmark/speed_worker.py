@@ -1,7 +1,9 @@
-"""The process in which scripts/benchmark/speed.py decodes: one per variant of the compiled code, and per checkout.
+"""The process in which scripts/benchmark/speed.py decodes: one per variant of the compiled code,
+and per checkout.
 
-Of superres it uses public functions only, so that it measures other releases too; PYTHONPATH says which. Beside our
-engines it has CTranslate2 (the `peers` extra), with the weights of the same checkpoint.
+Of superres it uses public functions only, so that it measures other releases too; PYTHONPATH says
+which. Beside our engines it has CTranslate2 (the `peers` extra), with the weights of the same
+checkpoint.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ def serve() -> None:
         print(json.dumps(answer(**json.loads(line))), flush=True)
 
 
-def answer(checkpoint: str, engine: str, given: dict[str, Any], inputs: list[Any], at_once: int, threads: int | None,
-           batch_size: int | None) -> dict[str, Any]:
-    """Decode `inputs`, `at_once` per call, and return the seconds, those of the processor, steps, tokens and texts.
+def answer(checkpoint: str, engine: str, given: dict[str, Any], inputs: list[Any], at_once: int,
+           threads: int | None, batch_size: int | None) -> dict[str, Any]:
+    """Decode `inputs`, `at_once` per call, and return the seconds, those of the processor, steps,
+    tokens and texts.
 
-    `inputs` are pixels of sources or lines of text. Without options `given`, the default decodes. `batch_size` is that
-    of text, or None. Steps and tokens are sums over the inputs, by stage. CTranslate2 changes the number of threads of
-    the whole process, so that it is set for every decode.
+    `inputs` are pixels of sources or lines of text. Without options `given`, the default decodes.
+    `batch_size` is that of text, or None. Steps and tokens are sums over the inputs, by stage.
+    CTranslate2 changes the number of threads of the whole process, so that it is set for every
+    decode.
     """
     pipeline = loaded(checkpoint, "native" if engine.startswith(PEER) else engine)
     options = pipeline.options(**given) if given else None
@@ -51,13 +55,18 @@ def answer(checkpoint: str, engine: str, given: dict[str, Any], inputs: list[Any
     calls = calls if isinstance(inputs[0], str) else [np.array(call, np.uint8) for call in calls]
     torch.set_num_threads(threads or THREADS)
     started, processor_started = time.perf_counter(), time.process_time()
-    results = [pipeline(call, options, **more) if peer is None else by_peer(peer, pipeline, call, batch_size or 1)
+    results = [pipeline(call, options, **more) if peer is None else by_peer(peer, pipeline, call,
+                                                                            batch_size or 1)
                for call in calls]
-    taken = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - processor_started}
+    taken = {"seconds": time.perf_counter() - started,
+             "cpu": time.process_time() - processor_started}
     if isinstance(inputs[0], str):
-        return {**taken, "texts": [text for result in results for text in getattr(result, "texts", result)]}
+        return {**taken,
+                "texts": [text for result in results for text in getattr(result, "texts", result)]}
     rows = [result.stage_traces(row) for result in results for row in range(len(result.images))]
-    return {**taken, "steps": [sum(trace.iterations for trace in stage) for stage in zip(*rows, strict=True)],
+    return {**taken,
+            "steps": [sum(trace.iterations for trace in stage)
+                      for stage in zip(*rows, strict=True)],
             "tokens": [sum(trace.tokens for trace in stage) for stage in zip(*rows, strict=True)]}
 
 
@@ -79,12 +88,15 @@ def loaded_peer(checkpoint: str, kind: str) -> ctranslate2.Translator:
         return ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=1)
 
 
-def by_peer(peer: ctranslate2.Translator, translator: Translator, lines: list[str], batch_size: int) -> list[str]:
-    """Translate greedily with CTranslate2, which forms batches of similar lengths, with the tokens of `translator`."""
+def by_peer(peer: ctranslate2.Translator, translator: Translator, lines: list[str],
+            batch_size: int) -> list[str]:
+    """Translate greedily with CTranslate2, which forms batches of similar lengths, with the tokens
+    of `translator`."""
     pieces, network = translator.codec.pieces, translator.model_config
     tokens = [pieces.encode(line, out_type=str) for line in lines]
     results = peer.translate_batch(tokens, beam_size=1, max_batch_size=batch_size,
                                    max_decoding_length=network.target_length)
     # It has no largest length for each source.
     most = [network.longest_target(len(row) + 1) for row in tokens]
-    return [pieces.decode(result.hypotheses[0][:length]) for result, length in zip(results, most, strict=True)]
+    return [pieces.decode(result.hypotheses[0][:length]) for result,
+            length in zip(results, most, strict=True)]

@@ -1,12 +1,14 @@
-"""SIMULATION: simulated raters vote with a known preference, as a test of the survey and its intervals.
+"""SIMULATION: simulated raters vote with a known preference, as a test of the survey and its
+intervals.
 
     python scripts/check/simulate_votes.py http STUDY --raters 30
-    python scripts/check/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
-    python scripts/check/simulate_votes.py coverage --studies 200 --raters 20 --votes 30 --images 100 --http
-    python scripts/check/simulate_votes.py watch --studies 1000
+    python scripts/check/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images
+    500 python scripts/check/simulate_votes.py coverage --studies 200 --raters 20 --votes 30
+    --images 100 --http python scripts/check/simulate_votes.py watch --studies 1000
     python scripts/check/simulate_votes.py order --studies 1000
 
-Each command is a module of `scripts/check/simulations`, whose `model.py` says how a simulated rater votes.
+Each command is a module of `scripts/check/simulations`, whose `model.py` says how a simulated rater
+votes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Serve an S3 store on loopback that fails: for `scripts/check/runs.py` and for trying a run by hand.
+"""Serve an S3 store on loopback that fails: for `scripts/check/runs.py` and for trying a run by
+hand.
 
     python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
 
-The store has an empty bucket, `faces`. A proxy in front of moto's server answers some requests with 500 or 503, cuts
-some downloads, and counts requests and bytes. GET /-/counts gives the counts as JSON. What fails depends on the seed
-and the number of the request.
+The store has an empty bucket, `faces`. A proxy in front of moto's server answers some requests with
+500 or 503, cuts some downloads, and counts requests and bytes. GET /-/counts gives the counts as
+JSON. What fails depends on the seed and the number of the request.
 """
 
 from __future__ import annotations
@@ -50,12 +51,16 @@ class Proxy:
         if fate < self.errors:
             status = 500 if fate < self.errors / 2 else 503
             self.counts[str(status)] += 1
-            return web.Response(status=status, body=BROKEN if status == 500 else SLOW, content_type="application/xml")
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
-        async with self.session.request(request.method, f"{self.target}{request.raw_path}", data=body, headers=headers,
-                                        allow_redirects=False, skip_auto_headers=("Content-Type",)) as answer:
+            return web.Response(status=status, body=BROKEN if status == 500 else SLOW,
+                                content_type="application/xml")
+        headers = {name: value for name, value in request.headers.items() if name.lower()
+                   != "connection"}
+        async with self.session.request(request.method, f"{self.target}{request.raw_path}",
+                                        data=body, headers=headers, allow_redirects=False,
+                                        skip_auto_headers=("Content-Type",)) as answer:
             content = await answer.read()
-            kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in DROPPED]
+            kept = [(name, value) for name, value in answer.headers.items() if name.lower()
+                    not in DROPPED]
             self.counts["bytes out"] += len(content)
             if request.method == "GET" and len(content) > 1 and self.draw.random() < self.cuts:
                 self.counts["cut"] += 1

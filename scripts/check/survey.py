@@ -40,7 +40,8 @@ SAVED, USED, BUSY = 200, 409, 503
 def start_server(address: str, words: list[str]) -> subprocess.Popen[bytes]:
     """Start a process of `superres survey serve` and wait until it responds at `address`."""
     code = "from superres.cli.main import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, "survey", "serve", *words], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", code, "survey", "serve", *words],
+                               stderr=subprocess.DEVNULL)
     while process.poll() is None:
         try:
             if httpx.get(f"{address}api/study").status_code == SAVED:
@@ -63,11 +64,13 @@ class Rater(threading.Thread):
         super().__init__(daemon=True, name=f"rater-{number}")
         self.client, self.rng = RaterClient(address), np.random.default_rng(number)
         self.saved: list[tuple[str, str]] = []  # votes with the response "saved"
-        self.kept: list[tuple[str, str]] = []  # votes whose response was lost, but which the server had stored
+        # votes whose response was lost, but which the server had stored
+        self.kept: list[tuple[str, str]] = []
         self.unexpected: list[httpx.Response] = []
 
     def persist(self, ask: Callable[[], httpx.Response]) -> tuple[httpx.Response, bool]:
-        """Repeat a request until it gets a response; return it, and whether an earlier response was lost."""
+        """Repeat a request until it gets a response; return it, and whether an earlier response was
+        lost."""
         lost = False
         while True:
             try:
@@ -83,7 +86,8 @@ class Rater(threading.Thread):
         self.persist(lambda: self.client.enrol(self.name))
         while not (trial := self.persist(self.client.trial)[0].json()).get("done", False):
             token, choice = trial["token"], ("left", "right")[self.rng.integers(2)]
-            answer, lost = self.persist(lambda token=token, choice=choice: self.client.vote(token, choice))
+            answer, lost = self.persist(lambda token=token, choice=choice: self.client.vote(token,
+                                                                                            choice))
             if answer.status_code == SAVED:
                 self.saved.append((digest(token), choice))
             elif answer.status_code == USED and lost:
@@ -95,9 +99,11 @@ class Rater(threading.Thread):
 @app.command()
 def crashes(
     votes: int = 5000, raters: int = 64, kills: int = 10,
-    store: Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite file]")] = None,
+    store: Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite "
+                                              "file]")] = None,
 ) -> None:
-    """Kill the server while raters vote; exactly the votes with the response "saved" must be stored, once each."""
+    """Kill the server while raters vote; exactly the votes with the response "saved" must be
+    stored, once each."""
     trials = -(-votes // raters)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -106,7 +112,8 @@ def crashes(
         place = store or str(Path(folder, "survey.db"))
         kept = Store(place, create=True)
         study = random_study(kept, f"check-{secrets.token_hex(4)}", trials, trials)
-        words = [study.name, "--store", place, "--port", str(port), "--enrolments=0", "--enrolments-per-address=0"]
+        words = [study.name, "--store", place, "--port", str(port), "--enrolments=0",
+                 "--enrolments-per-address=0"]
         server = start_server(address, words)
         crowd = [Rater(address, number) for number in range(raters)]
         started = time.perf_counter()
@@ -129,11 +136,14 @@ def crashes(
     answered, unanswered = (Counter(entry for rater in crowd for entry in getattr(rater, name))
                             for name in ("saved", "kept"))
     unexpected = sum(len(rater.unexpected) for rater in crowd)
-    print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes with the response "
-          f"\"saved\", {unanswered.total()} stored with a lost response, {found.total()} in the store, "
-          f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unexpected, "
-          f"{sum(count > 1 for count in found.values())} duplicate, {unexpected} unexpected responses")
-    if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
+    print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes with "
+          f"the response \"saved\", {unanswered.total()} stored with a lost response, "
+          f"{found.total()} in the store, {(answered - found).total()} lost, "
+          f"{(found - answered - unanswered).total()} unexpected, "
+          f"{sum(count > 1 for count in found.values())} duplicate, {unexpected} unexpected "
+          "responses")
+    if (found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total()
+        != trials * raters):
         sys.exit("survey: votes and responses differ")
 
 

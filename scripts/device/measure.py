@@ -1,10 +1,12 @@
-"""Check and measure decoding on a GPU, one part at a time, as JSON; scripts/device/run.sh runs all parts.
+"""Check and measure decoding on a GPU, one part at a time, as JSON; scripts/device/run.sh runs all
+parts.
 
     python scripts/device/measure.py stream --data dev.npz --output stream.json
 
-Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per step; widths, batches,
-CPU), `benchmark` (that of `superres benchmark images`), `stream` (images per second), `threads` (two threads decode at
-once).
+Parts: `smoke` (imports, a decode per engine, the encoder), `exact` (blocks equal one token per
+    step; widths, batches,
+CPU), `benchmark` (that of `superres benchmark images`), `stream` (images per second), `threads`
+(two threads decode at once).
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ class Image:
 
 
 class Run:
-    """What every part needs: images, engines, sizes, and the report, which is written after every row."""
+    """What every part needs: images, engines, sizes, and the report, which is written after every
+    row."""
 
-    def __init__(self, report: Report, output: Path, lr: np.ndarray, checkpoint: str, device: torch.device,
-                 engines: list[str], batches: list[int], images: int) -> None:
-        self.report, self.output, self.lr, self.checkpoint, self.device = report, output, lr, checkpoint, device
+    def __init__(self, report: Report, output: Path, lr: np.ndarray, checkpoint: str,
+                 device: torch.device, engines: list[str], batches: list[int], images: int) -> None:
+        self.report, self.output, self.lr, self.checkpoint, self.device = (report, output, lr,
+                                                                           checkpoint, device)
         self.engines, self.batches, self.images = engines, batches, images
 
     def load(self, engine: str, device: str | None = None) -> Upscaler:
@@ -68,10 +72,12 @@ class Run:
 
 
 def smoke(run: Run) -> None:
-    """Decode a picture with every engine, and compare the encoder's estimate with that of a CPU, in grey levels."""
+    """Decode a picture with every engine, and compare the encoder's estimate with that of a CPU, in
+    grey levels."""
     for name in run.engines:
         upscaler = run.load(name)
-        first, second = (upscaler(run.lr[:1], DecodeConfig(accept="distance", epsilon=2)) for _ in range(2))
+        first, second = (upscaler(run.lr[:1], DecodeConfig(accept="distance", epsilon=2))
+                         for _ in range(2))
         run.write(name, {"first_seconds": first.seconds, "seconds": second.seconds,
                          "model_calls": second.traces[0].model_calls})
     source = torch.from_numpy(run.lr[:16].reshape(len(run.lr[:16]), -1)).long()
@@ -82,25 +88,31 @@ def smoke(run: Run) -> None:
 
 
 def exact(run: Run) -> None:
-    """Compare tokens: blocks with one token per step, widths, batches, and all engines with the CPU's."""
+    """Compare tokens: blocks with one token per step, widths, batches, and all engines with the
+    CPU's."""
     lr, greedy = run.lr[: run.images], {}
     for name in run.engines:
         upscaler = run.load(name)
         heads = upscaler.model_config.prediction_heads
 
-        def tokens(options: DecodeConfig, width: int | None = None, upscaler: Upscaler = upscaler) -> np.ndarray:
-            return upscaler(lr, options, keys=range(len(lr)), width=width).images.reshape(len(lr), -1)
+        def tokens(options: DecodeConfig, width: int | None = None,
+                   upscaler: Upscaler = upscaler) -> np.ndarray:
+            return upscaler(lr, options, keys=range(len(lr)), width=width).images.reshape(len(lr),
+                                                                                          -1)
 
-        wide, own, blocks = tokens(DecodeConfig(1), heads), tokens(DecodeConfig(1)), tokens(DecodeConfig(heads))
+        wide, own, blocks = (tokens(DecodeConfig(1), heads), tokens(DecodeConfig(1)),
+                             tokens(DecodeConfig(heads)))
         drawn = [tokens(DecodeConfig(size, temperature=0.9), heads) for size in (1, heads)]
-        alone = np.concatenate([upscaler(one[None], DecodeConfig(heads)).images.reshape(1, -1) for one in lr[:4]])
+        alone = np.concatenate([upscaler(one[None], DecodeConfig(heads)).images.reshape(1, -1)
+                                for one in lr[:4]])
         greedy[name] = own
         run.write(name, {
             "images": len(lr),
-            "blocks = greedy of their width (must be 1)": same(tokens(DecodeConfig(heads), heads), wide),
+            "blocks = greedy of their width (must be 1)": same(tokens(DecodeConfig(heads), heads),
+                                                               wide),
             "sampled blocks = sequential samples (must be 1)": same(*drawn),
-            "greedy of width K = greedy of width 1": same(wide, own), "blocks = greedy of width 1": same(blocks, own),
-            "one at a time = in a batch": same(alone, blocks[: len(alone)]),
+            "greedy of width K = greedy of width 1": same(wide, own), "blocks = greedy of width "
+            "1": same(blocks, own), "one at a time = in a batch": same(alone, blocks[: len(alone)]),
         })
     try:
         expected = run.load("native", "cpu")(lr, DecodeConfig(1)).images.reshape(len(lr), -1)
@@ -117,7 +129,8 @@ def same(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def benchmark(run: Run) -> None:
-    """Measure every engine by block size and batch, beside other ways, and the limits of the device."""
+    """Measure every engine by block size and batch, beside other ways, and the limits of the
+    device."""
     for name in run.engines:
         run.write(name, run_benchmark(image_workload(run.load(name), run.lr), run.batches, 3,
                                      seconds=BENCHMARK_SECONDS))
@@ -130,31 +143,36 @@ def stream(run: Run) -> None:
         upscaler = run.load(name)
         heads = upscaler.model_config.prediction_heads
         for way, options in {"exact": DecodeConfig(heads),
-                             "epsilon 2": DecodeConfig(heads, accept="distance", epsilon=2)}.items():
+                             "epsilon 2": DecodeConfig(heads, accept="distance",
+                                                       epsilon=2)}.items():
             for batch in run.batches:
                 images, seconds = run.lr[np.arange(4 * batch) % len(run.lr)], list[float]()
 
-                def decode(images: np.ndarray, upscaler: Upscaler = upscaler, options: DecodeConfig = options,
-                           batch: int = batch) -> None:
+                def decode(images: np.ndarray, upscaler: Upscaler = upscaler,
+                           options: DecodeConfig = options, batch: int = batch) -> None:
                     feed = feed_of(map(Image, images, range(len(images))))
-                    if sum(len(done) for done in upscaler.refilled(feed, options, batch).run()) != len(images):
+                    if (sum(len(done) for done in upscaler.refilled(feed, options, batch).run())
+                        != len(images)):
                         raise RuntimeError("images of the stream are missing")
 
                 decode(images[: batch + 1])
                 peak = peak_bytes(run.device, lambda decode=decode, images=images, seconds=seconds: seconds.append(
                     Timer(run.device).once(lambda: decode(images))))
-                run.write("streams", {"engine": name, "decoding": way, "batch": batch, "images": len(images),
-                                      "images_per_second": len(images) / seconds[0], "MiB": peak / 2**20})
+                run.write("streams", {"engine": name, "decoding": way, "batch": batch,
+                                      "images": len(images), "images_per_second": len(images)
+                                      / seconds[0], "MiB": peak / 2**20})
 
 
 def threads(run: Run) -> None:
-    """Decode in two threads at once, at sizes of their own; the tokens must be those of one thread."""
+    """Decode in two threads at once, at sizes of their own; the tokens must be those of one
+    thread."""
     engine = run.engines[-1]
     heads = run.load(engine).model_config.prediction_heads
     jobs = [(run.lr[:rows], DecodeConfig(max(heads - less, 1), accept="distance", epsilon=2))
             for rows, less in ((1, 0), (3, 1), (2, 2), (1, 3))]
     alone, shared = run.load(engine), run.load(engine)
-    expected, found, errors = [alone(*job).images for job in jobs], dict[int, np.ndarray](), list[str]()
+    expected, found, errors = ([alone(*job).images for job in jobs], dict[int, np.ndarray](),
+                               list[str]())
 
     def work(numbers: tuple[int, ...]) -> None:
         try:
@@ -169,10 +187,12 @@ def threads(run: Run) -> None:
     for one in both:
         one.join()
     run.write("threads", {"errors": errors, "equal (must be true)": [
-        number in found and bool((found[number] == images).all()) for number, images in enumerate(expected)]})
+        number in found and bool((found[number] == images).all()) for number,
+        images in enumerate(expected)]})
 
 
-PARTS = {"smoke": smoke, "exact": exact, "benchmark": benchmark, "stream": stream, "threads": threads}
+PARTS = {"smoke": smoke, "exact": exact, "benchmark": benchmark, "stream": stream,
+         "threads": threads}
 
 
 class Warnings(logging.Handler):
@@ -193,12 +213,16 @@ def main(
     data: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="JSON file to write.")],
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
-    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "plain,triton,triton-bf16",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
+                                            "id.")] = "celeba-8to32",
+    engines: Annotated[str,
+                       typer.Option(help="Engines, separated by "
+                                    "commas.")] = "plain,triton,triton-bf16",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64,1024",
     images: Annotated[int, typer.Option(min=1, help="Images to compare.")] = 16,
 ) -> None:
-    """Run a part, and write its report after every row, with the error that ended it if there was one."""
+    """Run a part, and write its report after every row, with the error that ended it if there was
+    one."""
     where = pick_device(device)
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; choose one of {', '.join(PARTS)}")
@@ -206,8 +230,8 @@ def main(
     report: Report = {"part": part, "machine": machine(where), "warnings": []}
     logging.getLogger("superres").addHandler(Warnings(report["warnings"]))
     lr = read_faces(data, face_task(checkpoint), "valid").lr
-    run = Run(report, output, lr, checkpoint, where, engines.split(","), [int(size) for size in batches.split(",")],
-              images)
+    run = Run(report, output, lr, checkpoint, where, engines.split(","),
+              [int(size) for size in batches.split(",")], images)
     started = Timer(where).now()
     try:
         PARTS[part](run)

@@ -1,4 +1,5 @@
-"""Faces as lossless WebP mosaics, so that tens of thousands travel in a few MB to a machine without a network."""
+"""Faces as lossless WebP mosaics, so that tens of thousands travel in a few MB to a machine without
+a network."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ FACES = GRID * GRID
 
 
 def pack(pairs: FacePairs, number: int) -> dict[str, bytes]:
-    """Return the files of mosaic `number`, which has the faces from `number` * FACES on, by name."""
+    """Return the files of mosaic `number`, which has the faces from `number` * FACES on, by
+    name."""
     part = slice(number * FACES, (number + 1) * FACES)
     buffer = io.BytesIO()
     np.save(buffer, pairs.ids[part])
-    return {f"{number:03d}-hr.webp": _mosaic(pairs.hr[part]), f"{number:03d}-lr.webp": _mosaic(pairs.lr[part]),
+    return {f"{number:03d}-hr.webp": _mosaic(pairs.hr[part]),
+            f"{number:03d}-lr.webp": _mosaic(pairs.lr[part]),
             f"{number:03d}-ids.npy": buffer.getvalue()}
 
 
@@ -30,7 +33,8 @@ def unpack(folder: Path) -> FacePairs:
     for path in sorted(folder.glob("*-ids.npy")):
         ids.append(np.load(path))
         for kind, parts in (("hr", high), ("lr", low)):
-            parts.append(_tiles(path.with_name(path.name.replace("ids.npy", f"{kind}.webp")), len(ids[-1])))
+            parts.append(_tiles(path.with_name(path.name.replace("ids.npy", f"{kind}.webp")),
+                                len(ids[-1])))
     return FacePairs(np.concatenate(high), np.concatenate(low), np.concatenate(ids))
 
 
@@ -38,7 +42,8 @@ def _mosaic(faces: np.ndarray) -> bytes:
     side = faces.shape[1]
     tiles = np.zeros((FACES, side, side, 3), np.uint8)
     tiles[: len(faces)] = faces
-    sheet = tiles.reshape(GRID, GRID, side, side, 3).swapaxes(1, 2).reshape(GRID * side, GRID * side, 3)
+    sheet = tiles.reshape(GRID, GRID, side, side, 3).swapaxes(1, 2).reshape(GRID * side,
+                                                                            GRID * side, 3)
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, "WEBP", lossless=True, quality=100, method=4)
     return buffer.getvalue()
@@ -48,4 +53,5 @@ def _tiles(path: Path, count: int) -> np.ndarray:
     with Image.open(path) as image:
         sheet = np.asarray(image.convert("RGB"))
     side = len(sheet) // GRID
-    return sheet.reshape(GRID, side, GRID, side, 3).swapaxes(1, 2).reshape(FACES, side, side, 3)[:count]
+    return sheet.reshape(GRID, side, GRID, side, 3).swapaxes(1, 2).reshape(FACES, side, side,
+                                                                           3)[:count]

@@ -1,9 +1,12 @@
-"""Check the engine `triton` on a GPU and time variants of its kernel, as JSON that is written after every row.
+"""Check the engine `triton` on a GPU and time variants of its kernel, as JSON that is written after
+every row.
 
     python scripts/device/one_launch.py --data build/device/dev.npz --output one_launch.json
-    TRITON_INTERPRET=1 python scripts/device/one_launch.py --device cpu --checkpoint SMALL --batches 1,2 --limit 3
+    TRITON_INTERPRET=1 python scripts/device/one_launch.py --device cpu --checkpoint SMALL --batches
+    1,2 --limit 3
 
-Correct: blocks equal one token per step at every size, alone and in a batch, and tokens are the network's choices in
+Correct: blocks equal one token per step at every size, alone and in a batch, and tokens are the
+    network's choices in
 float32 after the tokens before them. Then times of whole decodes, by variant, settings and batch.
 """
 
@@ -66,17 +69,19 @@ class Variant:
 
 DEFAULT, FLOAT = Variant(tuning=weights.HALF), Variant(False, weights.FLOAT)
 VARIANTS = [DEFAULT, FLOAT, *(Variant(tuning=tuning) for tuning in (
-    Tuning(), replace(weights.HALF, short_stages=3), Tuning(rows=2), Tuning(rows=2, warps=4, part=64),
-    Tuning(rows=2, warps=4, part=64, short_stages=2), Tuning(rows=4, warps=4, part=64))),
-    Variant(False, Tuning(chunk=32, part=64, warps=16))]
+    Tuning(), replace(weights.HALF, short_stages=3), Tuning(rows=2),
+    Tuning(rows=2, warps=4, part=64), Tuning(rows=2, warps=4, part=64, short_stages=2),
+    Tuning(rows=4, warps=4, part=64))),
+            Variant(False, Tuning(chunk=32, part=64, warps=16))]
 
 
 class Bench:
     """What every part needs."""
 
-    def __init__(self, report: Report, output: Path | None, model: EncoderDecoder, lr: np.ndarray, limit: int,
-                 deadline: float, most: int) -> None:
-        self.report, self.output, self.model, self.lr, self.device = report, output, model, lr, model.signal.device
+    def __init__(self, report: Report, output: Path | None, model: EncoderDecoder, lr: np.ndarray,
+                 limit: int, deadline: float, most: int) -> None:
+        self.report, self.output, self.model, self.lr, self.device = (report, output, model, lr,
+                                                                      model.signal.device)
         self.limit, self.deadline, self.most = limit or model.config.target_length, deadline, most
         self.models: dict[Variant | None, StepModel] = {None: StepModel(model)}
         self.memory: Memory = model.encode(self.sources(len(lr)))
@@ -90,12 +95,14 @@ class Bench:
     def write(self, name: str, value: object) -> None:
         """Add a row to the report, print it, and write the report."""
         self.report.setdefault(name, []).append(value)
-        print(f"{self.deadline - time.monotonic():5.0f} s left", name, str(value)[-600:], flush=True)
+        print(f"{self.deadline - time.monotonic():5.0f} s left", name, str(value)[-600:],
+              flush=True)
         if self.output is not None:
             self.output.write_text(json.dumps(self.report, indent=1))
 
     def loop(self, variant: Variant | None, batch: int, options: DecodeConfig) -> BlockwiseLoop:
-        """Return a loop over the first sources, repeated as needed; of the plain engine without a variant."""
+        """Return a loop over the first sources, repeated as needed; of the plain engine without a
+        variant."""
         if variant not in self.models and variant is not None:
             self.models[variant] = TritonModel(self.model, half=variant.half, tuning=variant.tuning)
         model: ScoringModel = self.models[variant]
@@ -109,7 +116,8 @@ class Bench:
         loop.plain.state.limit.clamp_(max=self.limit)
         return loop
 
-    def decode(self, variant: Variant | None, batch: int, options: DecodeConfig) -> tuple[Tensor, BlockwiseLoop]:
+    def decode(self, variant: Variant | None, batch: int,
+               options: DecodeConfig) -> tuple[Tensor, BlockwiseLoop]:
         """Decode; return the tokens and the loop."""
         loop = self.loop(variant, batch, options)
         loop.run(self.limit + 1)
@@ -155,9 +163,11 @@ def correct(bench: Bench, variant: Variant) -> Report:
     for size in (1, 10):
         alone = bench.decode(variant, 1, DecodeConfig(size))[0]
         found[f"alone = in a batch, k={size} (must be 1)"] = same(alone, greedy[:1])
-    target = torch.zeros(batch, bench.model.config.target_length, dtype=torch.int64, device=bench.device)
+    target = torch.zeros(batch, bench.model.config.target_length, dtype=torch.int64,
+                         device=bench.device)
     target[:, : bench.limit] = greedy
-    wanted = torch.cat([bench.model.scores(bench.model(bench.sources(batch)[row : row + 1], target[row : row + 1]))
+    wanted = torch.cat([bench.model.scores(bench.model(bench.sources(batch)[row : row + 1],
+                                                       target[row : row + 1]))
                         .argmax(-1) for row in range(batch)])[:, : bench.limit]
     found["tokens that the network chooses by teacher forcing"] = same(wanted, greedy)
     found["largest difference of the others"] = int((wanted - greedy).abs().max())
@@ -182,22 +192,25 @@ def timed(bench: Bench, variant: Variant, batch: int, way: str) -> Report:
         times.append(bench.seconds(lambda loop=loop: loop.run(bench.limit + 1)))
     seconds, made = statistics.median(times[1:] or times), len(loop.recorder)
     traces = loop.recorder.rows([0])
-    return {"variant": variant.name, "batch": batch, "way": way, "ms": 1e3 * seconds, "first_ms": 1e3 * times[0],
-            "images_per_second": batch / seconds, "most_iterations": made, "us_per_iteration": 1e6 * seconds / made,
+    return {"variant": variant.name, "batch": batch, "way": way, "ms": 1e3 * seconds,
+            "first_ms": 1e3 * times[0], "images_per_second": batch / seconds,
+            "most_iterations": made, "us_per_iteration": 1e6 * seconds / made,
             "mean_accepted_block_size": traces[0].mean_accepted_block_size}
 
 
 JOBS: list[tuple[Variant, tuple[str, ...]]] = [
     *((variant, ("exact", "epsilon 2, consistent")) for variant in VARIANTS),
     *((variant, (way,)) for variant in (DEFAULT, FLOAT) for way in ("sampled", "speculative"))]
-"""What is compiled at the same time: a variant for ways of decoding; first, what all variants need."""
+"""What is compiled at the same time: a variant for ways of decoding; first, what all variants
+need."""
 
 
 def compile_all(arguments: list[str], seconds: float) -> Iterator[Report]:
     """Do JOBS in processes of their own, at the same time; their results are in Triton's cache."""
     started = time.monotonic()
-    processes = [subprocess.Popen([sys.executable, __file__, "--compile", str(number), *arguments], text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for number in range(len(JOBS))]
+    processes = [subprocess.Popen([sys.executable, __file__, "--compile", str(number), *arguments],
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                 for number in range(len(JOBS))]
     for (variant, ways), process in zip(JOBS, processes, strict=True):
         try:
             printed = process.communicate(timeout=max(1, seconds - (time.monotonic() - started)))[0]
@@ -205,8 +218,8 @@ def compile_all(arguments: list[str], seconds: float) -> Iterator[Report]:
             process.kill()
             process.wait()
             printed = "it took too long"
-        yield {"variant": variant.name, "ways": ways, "code": process.returncode, "seconds": time.monotonic() - started,
-               "printed": printed[-800:]}
+        yield {"variant": variant.name, "ways": ways, "code": process.returncode,
+               "seconds": time.monotonic() - started, "printed": printed[-800:]}
 
 
 @torch.inference_mode()
@@ -214,11 +227,15 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("one_launch.json"),
     device: Annotated[str, typer.Option(help="cuda, or cpu for Triton's interpreter.")] = "cuda",
     data: Annotated[Path, typer.Option(help="Faces.")] = Path("build/device/dev.npz"),
-    checkpoint: Annotated[str, typer.Option(help="Bundled checkpoint, or folder.")] = "celeba-8to32",
-    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16,132,264,1024,2048",
+    checkpoint: Annotated[str,
+                          typer.Option(help="Bundled checkpoint, or folder.")] = "celeba-8to32",
+    batches: Annotated[str,
+                       typer.Option(help="Batch sizes, separated by "
+                                    "commas.")] = "1,16,132,264,1024,2048",
     limit: Annotated[int, typer.Option(help="Tokens to decode; 0 for all.")] = 0,
     seconds: Annotated[float, typer.Option(help="Time for everything.")] = 120,
-    compile_one: Annotated[int, typer.Option("--compile", help="Only compile the job of this number.")] = -1,
+    compile_one: Annotated[int, typer.Option("--compile", help="Only compile the job of this "
+                                             "number.")] = -1,
 ) -> None:
     """Check the kernel, then time it, until the time is over."""
     deadline, where = time.monotonic() + seconds, torch.device(device)
@@ -234,7 +251,8 @@ def main(
     model = load_checkpoint(folder).to(where).float().eval()
     sizes = [int(batch) for batch in batches.split(",")]
     sources = read_faces(data, FaceTask.of(model.config), "valid").lr[:256]
-    bench = Bench(report, output if compile_one < 0 else None, model, sources, limit, deadline, max(sizes))
+    bench = Bench(report, output if compile_one < 0 else None, model, sources, limit, deadline,
+                  max(sizes))
     if compile_one >= 0:
         bench.limit, started = 2, time.monotonic()
         variant, ways = JOBS[compile_one]
@@ -251,9 +269,11 @@ def main(
 
 def measure(bench: Bench, variants: list[Variant], sizes: list[int]) -> None:
     """Check the default variants, time all, and then every batch and settings by the fastest."""
-    base, large = [one for one in variants if one in (DEFAULT, FLOAT)], sizes[-2] if len(sizes) > 1 else sizes[0]
+    base, large = ([one for one in variants if one in (DEFAULT, FLOAT)],
+                   sizes[-2] if len(sizes) > 1 else sizes[0])
     bench.each("correct", base, lambda one: correct(bench, one))
-    bench.each("variants", [(one, batch, "epsilon 2") for batch in (sizes[0], large) for one in variants],
+    bench.each("variants",
+               [(one, batch, "epsilon 2") for batch in (sizes[0], large) for one in variants],
                lambda row: timed(bench, *row))
 
     def best(batch: int) -> Variant:
@@ -263,10 +283,13 @@ def measure(bench: Bench, variants: list[Variant], sizes: list[int]) -> None:
         return min(variants, key=lambda one: ms.get(one.name, 1e9))
 
     fast = {batch: best(large if batch > 64 else sizes[0]) for batch in sizes}
-    bench.each("times", [(fast[batch], batch, way) for batch in sizes for way in WAYS], lambda row: timed(bench, *row))
-    bench.each("times", [(FLOAT, batch, way) for batch in (sizes[0], large) for way in reversed(WAYS)],
+    bench.each("times", [(fast[batch], batch, way) for batch in sizes for way in WAYS],
                lambda row: timed(bench, *row))
-    bench.each("correct", [one for one in variants if one not in base], lambda one: correct(bench, one))
+    bench.each("times",
+               [(FLOAT, batch, way) for batch in (sizes[0], large) for way in reversed(WAYS)],
+               lambda row: timed(bench, *row))
+    bench.each("correct", [one for one in variants if one not in base],
+               lambda one: correct(bench, one))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ case $what in
     pids=()
     measure exact 110 "${exact[@]}" "$@" & pids+=($!)  # blocks = greedy, widths, batches, CPU = GPU
     measure threads 60 "${fast[@]}" "$@" & pids+=($!) # two threads decode at the same time
-    part tests 110 "$python" -m pytest -v --tb=short --maxfail=20 -p no:cacheprovider tests/test_gpu.py tests/test_triton.py \
+    part tests 110 "$python" -m pytest -v --tb=short --maxfail=20 -p no:cacheprovider tests/gpu/test_gpu.py tests/gpu/test_triton.py \
       -k "not fits_a_gpu and not compiled_anew" -n "${WORKERS:-8}" & pids+=($!)
     wait "${pids[@]}"
     part probe 60 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \

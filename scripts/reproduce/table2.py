@@ -1,4 +1,5 @@
-"""Reproduce Table 2 of Stern et al. (2018): mean accepted block size by block size, with quality and time."""
+"""Reproduce Table 2 of Stern et al. (2018): mean accepted block size by block size, with quality
+and time."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ from superres.tasks.face_data import FacePairs
 from superres.tasks.pictures import Pixels
 
 FIGURE_4 = (5.3, 4.0)
-"""Mean accepted block size and wall-clock speed-up of the paper's fastest setting, k = 6 (section 7.3)."""
+"""Mean accepted block size and wall-clock speed-up of the paper's fastest setting, k = 6 (section
+7.3)."""
 SCORED = 100
-"""Number of images whose bits/dim are measured, the first; scoring an image takes longer than decoding it."""
+"""Number of images whose bits/dim are measured, the first; scoring an image takes longer than
+decoding it."""
 CURVE_IMAGES = 64
 """Number of images that every snapshot decodes, the first."""
 APPROXIMATE = DecodeConfig(accept="distance", epsilon=2)
@@ -60,12 +63,16 @@ SERIES: dict[str, Series] = {
 }
 """The paper's four columns with its heads, and the same with sequential heads that learn from p1.
 
-The paper's figures are mean accepted block sizes (1,000,000 training steps, 250,000 for heads, a network per k)."""
+The paper's figures are mean accepted block sizes (1,000,000 training steps, 250,000 for heads, a
+network per k)."""
 
 CLAIMS = (
-    Claim("on a frozen base, approximate acceptance accepts more than exact acceptance", "approximate", "regular", 10),
-    Claim("with exact acceptance, fine-tuning accepts more than a frozen base", "fine-tuned", "regular", 10),
-    Claim("fine-tuning with exact acceptance accepts more than a frozen base with approximate acceptance",
+    Claim("on a frozen base, approximate acceptance accepts more than exact acceptance",
+          "approximate", "regular", 10),
+    Claim("with exact acceptance, fine-tuning accepts more than a frozen base", "fine-tuned",
+          "regular", 10),
+    Claim("fine-tuning with exact acceptance accepts more than a frozen base with approximate "
+          "acceptance",
           "fine-tuned", "approximate", 10),
     Claim("both accept more than fine-tuning alone", "both", "fine-tuned", 10, 2),
     Claim("both accept more than approximate acceptance alone", "both", "approximate", 10, 2),
@@ -76,7 +83,8 @@ CLAIMS = (
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
 COLOURS = {name: f"C{number}" for number, name in enumerate(SERIES)}
-ROLE_COLOURS = {series.checkpoint: COLOURS[name] for name, series in SERIES.items() if series.decode == EXACT}
+ROLE_COLOURS = {series.checkpoint: COLOURS[name] for name, series in SERIES.items() if series.decode
+                == EXACT}
 
 
 def conditions(pairs: FacePairs, batch_size: int, device: str) -> Values:
@@ -85,17 +93,20 @@ def conditions(pairs: FacePairs, batch_size: int, device: str) -> Values:
     return {"data": digest, "images": len(pairs), "batch_size": batch_size, "device": device}
 
 
-def rows(pairs: FacePairs, upscalers: Mapping[str, Upscaler], ladder: Path, batch_size: int) -> Iterator[Row]:
+def rows(pairs: FacePairs, upscalers: Mapping[str, Upscaler], ladder: Path,
+         batch_size: int) -> Iterator[Row]:
     """Return the rows of the networks given: their series, and the curves of their training."""
     for name, series in SERIES.items():
         if (upscaler := upscalers.get(series.checkpoint)) is not None:
             variants = series.variants(upscaler.model_config.prediction_heads)
-            yield series_row(name, upscaler, variants, lambda one=upscaler, variants=variants: cells(
-                pairs, one, variants, batch_size))
+            yield series_row(name, upscaler, variants,
+                             lambda one=upscaler, variants=variants: cells(
+                                 pairs, one, variants, batch_size))
 
     def widest(folder: Path) -> Cell:
         upscaler = Upscaler.load(folder, str(next(iter(upscalers.values())).device))
-        variants = {name: dataclasses.replace(options, block_size=upscaler.model_config.prediction_heads)
+        variants = {name: dataclasses.replace(options,
+                                              block_size=upscaler.model_config.prediction_heads)
                     for name, options in (("exact", EXACT), ("approximate", APPROXIMATE))}
         decoded = decode_interleaved(pairs.lr[:CURVE_IMAGES], upscaler, variants, batch_size)
         return {name: result.statistics()[ACCEPTED] for name, result in decoded.items()}
@@ -109,10 +120,11 @@ def cells(
 ) -> list[Cell]:
     """Decode with all block sizes in turns, and return one cell per block size.
 
-    Speed-up and agreement are relative to greedy decoding with the same network in the same run. bits/dim is under the
-    p1 of this network.
+    Speed-up and agreement are relative to greedy decoding with the same network in the same run.
+    bits/dim is under the p1 of this network.
     """
-    decoded = decode_interleaved(pairs.lr, upscaler, {str(k): variant for k, variant in variants.items()}, batch_size)
+    decoded = decode_interleaved(pairs.lr, upscaler,
+                                 {str(k): variant for k, variant in variants.items()}, batch_size)
     scored = dict[bytes, float]()  # exact acceptance makes the same images with every block size
 
     def bits(images: Pixels) -> float:
@@ -134,15 +146,16 @@ def cells(
 
 SCORES: Columns = {
     "mean accepted block size": (ACCEPTED, 2), "model calls": ("model_calls_per_image", 1),
-    "s per image": ("seconds_per_image", 3), "speed-up": ("speed_up", 2), "PSNR, dB": ("psnr", 2), "SSIM": ("ssim", 3),
-    "consistency": ("consistency_rmse", 2), "LR-PSNR, dB": ("lr_psnr", 2), "PSNR to greedy, dB": ("psnr_to_greedy", 2),
-    "equal tokens": ("equal_tokens", 4), "bits/dim, truth": ("bits_per_dim_truth", 3),
-    "bits/dim, decoded": ("bits_per_dim_decoded", 3),
+    "s per image": ("seconds_per_image", 3), "speed-up": ("speed_up", 2), "PSNR, dB": ("psnr", 2),
+    "SSIM": ("ssim", 3), "consistency": ("consistency_rmse", 2), "LR-PSNR, dB": ("lr_psnr", 2),
+    "PSNR to greedy, dB": ("psnr_to_greedy", 2), "equal tokens": ("equal_tokens", 4),
+    "bits/dim, truth": ("bits_per_dim_truth", 3), "bits/dim, decoded": ("bits_per_dim_decoded", 3),
 }
 
 
 def views(document: Document) -> dict[str, str]:
-    """Return Table 2 with the paper's figures below ours, the conclusions, all scores, and the training."""
+    """Return Table 2 with the paper's figures below ours, the conclusions, all scores, and the
+    training."""
     sizes, table = BLOCK_SIZES[1:], list[list[str]]()
     for name, series in measured(SERIES, document).items():
         found = cells_of(document, name)
@@ -156,14 +169,16 @@ def views(document: Document) -> dict[str, str]:
 
 
 def plots(document: Document) -> dict[str, bytes]:
-    """Return the paper's Figure 4, the speed-up by mean accepted block size and by k, and the curves of training."""
+    """Return the paper's Figure 4, the speed-up by mean accepted block size and by k, and the
+    curves of training."""
     found = {name: list(cells_of(document, name).values()) for name in measured(SERIES, document)}
     paper = {ACCEPTED: FIGURE_4[0], "block_size": 6}
     panels = [Panel([*(Line([(cell[key], cell["speed_up"]) for cell in own], name, COLOURS[name])
                        for name, own in found.items()),
                      Line([(paper[key], FIGURE_4[1])], "paper, both, k = 6", "black", "*")],
                     {"xlabel": label, "ylabel": "speed-up over greedy decoding"})
-              for key, label in ((ACCEPTED, "mean accepted block size"), ("block_size", "block size k"))]
+              for key, label in ((ACCEPTED, "mean accepted block size"),
+                                 ("block_size", "block size k"))]
     titles = {"exact": "exact, k = 10", "approximate": "approximate (epsilon 2), k = 10"}
     return {"table2-figure4.png": draw(panels, 2, (9, 6)),
             "table2-curves.png": curves_plot(document, titles, ROLE_COLOURS)}

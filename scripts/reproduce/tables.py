@@ -1,12 +1,13 @@
 """Reproduce the tables and figures of the papers, with their figures beside ours.
 
-Finished measurements are not repeated, so a run that was interrupted continues. With --train, table1 and table2 first
-train the networks that they compare. --quick shows in a minute or two that all works.
+Finished measurements are not repeated, so a run that was interrupted continues. With --train,
+table1 and table2 first train the networks that they compare. --quick shows in a minute or two that
+all works.
 
     python scripts/reproduce/tables.py table2 --train train.npz --data dev.npz --output tables
     python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
-    python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store survey.db
-    python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
+    python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store
+    survey.db python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
     python scripts/reproduce/tables.py speculative images --data dev.npz --output tables/images
     python scripts/reproduce/tables.py lookahead --text val --faces dev.npz --output tables
 """
@@ -37,16 +38,19 @@ from superres.tasks.translation import read_pairs
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-TrainData = Annotated[Path | None, typer.Option("--train", help="Training data: train the ladder first, or go on.")]
-Ladder = Annotated[Path | None, typer.Option(help="Folder of the ladder; OUTPUT/ladder if left out.")]
+TrainData = Annotated[Path | None, typer.Option("--train", help="Training data: train the ladder "
+                                                "first, or go on.")]
+Ladder = Annotated[Path | None, typer.Option(help="Folder of the ladder; OUTPUT/ladder if left "
+                                             "out.")]
 RecipeFile = Annotated[Path, typer.Option(help="Recipe of the ladder.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Inputs per batch.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A minute or two on the least data, to see that all works.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A minute or two on the least data, to see "
+                                     "that all works.")]
 Store = Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")]
 
 QUICK_LIMIT = 2
-QUICK_NETWORK = {"width": 32, "filter_size": 32, "attention_heads": 1, "encoder_layers": 1, "decoder_layers": 1,
-                 "head_filter_size": 32, "conditioning_blocks": 0}
+QUICK_NETWORK = {"width": 32, "filter_size": 32, "attention_heads": 1, "encoder_layers": 1,
+                 "decoder_layers": 1, "head_filter_size": 32, "conditioning_blocks": 0}
 """Fields of the networks for --quick."""
 QUICK_TEXT = {**QUICK_NETWORK, "vocabulary": 320}
 """The same for text; a few sentences give no larger vocabulary."""
@@ -61,19 +65,22 @@ def reproduce_tables() -> None:
 def table1(
     data: Text, output: Output,
     test: Annotated[Path | None, typer.Option(help="Test text for Table 4 and Figure 4.")] = None,
-    train_data: TrainData = None, ladder: Ladder = None, recipe: RecipeFile = RECIPES / "table1.json",
-    limit: Limit = None, batch_size: BatchSize = 32, device: Device = "auto", is_quick: Quick = False,
+    train_data: TrainData = None, ladder: Ladder = None,
+    recipe: RecipeFile = RECIPES / "table1.json", limit: Limit = None, batch_size: BatchSize = 32,
+    device: Device = "auto", is_quick: Quick = False,
 ) -> None:
     """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k."""
     limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
     if train_data is not None:
         train(recipe, train_data, None, ladder, QUICK_TEXT if is_quick else None)
     translators = {role: Translator.load(folder, device)
-                   for role, folder in read_ladder(ladder, text.CHECKPOINTS, text.TRAINED_ON).items()}
+                   for role, folder in read_ladder(ladder, text.CHECKPOINTS,
+                                                   text.TRAINED_ON).items()}
     first = next(iter(translators.values()))
     dev = read_pairs(data, first.languages, limit)
     tested = None if test is None else read_pairs(test, first.languages, limit)
-    conditions = text.conditions(dev, tested, batch_size, str(first.device)) | ({"quick": True} if is_quick else {})
+    conditions = text.conditions(dev, tested, batch_size, str(first.device)) | ({"quick": True}
+                                                                                if is_quick else {})
     table = Table("table1", output, conditions, first.device)
     table.measure(text.rows(dev, tested, translators, ladder, batch_size))
     table.finish()
@@ -85,14 +92,17 @@ def table2(
     recipe: RecipeFile = RECIPES / "table2.json", limit: Limit = None, batch_size: BatchSize = 1,
     device: Device = "auto", is_quick: Quick = False,
 ) -> None:
-    """Table 2 and Figure 4: mean accepted block size on faces by k, quality, likelihood and speed."""
+    """Table 2 and Figure 4: mean accepted block size on faces by k, quality, likelihood and
+    speed."""
     limit, ladder = QUICK_LIMIT if is_quick else limit, ladder or output / "ladder"
     if train_data is not None:
         train(recipe, train_data, data, ladder, QUICK_NETWORK if is_quick else None)
-    upscalers = {role: load(str(folder), device) for role, folder in read_ladder(ladder, pictures.CHECKPOINTS).items()}
+    upscalers = {role: load(str(folder), device) for role,
+                 folder in read_ladder(ladder, pictures.CHECKPOINTS).items()}
     first = next(iter(upscalers.values()))
     pairs = read_faces(data, first.face_task, "valid", limit)
-    conditions = pictures.conditions(pairs, batch_size, str(first.device)) | ({"quick": True} if is_quick else {})
+    conditions = pictures.conditions(pairs, batch_size, str(first.device)) | ({"quick": True}
+                                                                              if is_quick else {})
     table = Table("table2", output, conditions, first.device)
     table.measure(pictures.rows(pairs, upscalers, ladder, batch_size))
     table.finish()
@@ -100,7 +110,8 @@ def table2(
 
 @app.command()
 def table3_study(
-    ladder: Annotated[Path, typer.Option(help="Folder of the ladder of table2: its networks regular and fine-tuned.")],
+    ladder: Annotated[Path, typer.Option(help="Folder of the ladder of table2: its networks "
+                                         "regular and fine-tuned.")],
     data: Faces, store: Store = "survey.db",
     study: Annotated[str, typer.Option(help="Name of the study.")] = "table3",
     pairs: Annotated[int, typer.Option(help="Images per comparison, chosen by --seed.")] = 100,
@@ -108,11 +119,12 @@ def table3_study(
     seed: Annotated[int, typer.Option(help="Seed for pictures, sides, order and resampling.")] = 0,
     batch_size: BatchSize = 16, device: Device = "auto",
 ) -> None:
-    """Table 3: decode the pictures of its ten comparisons, and store a survey of them, ready to be served."""
+    """Table 3: decode the pictures of its ten comparisons, and store a survey of them, ready to be
+    served."""
     from superres.survey.store import Store as Opened
 
-    print(people.make_study(ladder, data, Opened(store, create=True), study, 4 if is_quick else pairs, seed, batch_size,
-                            device))
+    print(people.make_study(ladder, data, Opened(store, create=True), study,
+                            4 if is_quick else pairs, seed, batch_size, device))
 
 
 @app.command()
@@ -120,7 +132,8 @@ def table3(
     study: Annotated[str, typer.Argument(help="Name of the survey's study.")], output: Output,
     store: Store = "survey.db",
 ) -> None:
-    """Table 3: people's preference for blockwise decoding over greedy decoding, from the votes of a survey."""
+    """Table 3: people's preference for blockwise decoding over greedy decoding, from the votes of a
+    survey."""
     from superres.survey.report import study_report
     from superres.survey.store import Store as Opened
 
@@ -138,15 +151,20 @@ def lookahead(
     engine: Annotated[str, typer.Option(help="Compiled engine, measured beside plain.")] = "native",
     sentences: Annotated[int, typer.Option(min=1, help="Use the first N sentences.")] = 60,
     images: Annotated[int, typer.Option(min=1, help="Use the first N faces.")] = 8,
-    processes: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of processes.")] = "1,2,4",
+    processes: Annotated[str,
+                         typer.Option(metavar="N,N,...", help="Numbers of processes.")] = "1,2,4",
     is_quick: Quick = False, page: Page = None,
 ) -> None:
-    """Figure 4 of Lookahead decoding, Jacobi decoding and lookahead parallelism, each compared with greedy decoding."""
-    counts, plans, widths = figure4.parse_numbers(processes, "--processes"), figure4.PLANS, (4, 8, 16)
+    """Figure 4 of Lookahead decoding, Jacobi decoding and lookahead parallelism, each compared with
+    greedy decoding."""
+    counts, plans, widths = figure4.parse_numbers(processes, "--processes"), figure4.PLANS, (4, 8,
+                                                                                             16)
     if is_quick:
-        sentences, images, counts, plans, widths = min(sentences, 8), 1, counts[:2], figure4.QUICK, (4,)
+        sentences, images, counts, plans, widths = (min(sentences, 8), 1, counts[:2], figure4.QUICK,
+                                                    (4,))
     engines = [*dict.fromkeys((engine, "plain"))]
-    table = Table("lookahead", output, {"sentences": sentences, "images": images, "quick": is_quick})
+    table = Table("lookahead", output, {"sentences": sentences, "images": images,
+                                        "quick": is_quick})
     for work in (figure4.text_work(text, translator, sentences, engines),
                  figure4.image_work(faces, upscaler, images, engines)):
         table.measure(figure4.task_rows(work, plans[work.task]))
@@ -164,26 +182,28 @@ class Task(str, Enum):
 @app.command()
 def speculative(
     task: Annotated[Task, typer.Argument(help="What to decode.")], output: Output,
-    data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; examples if left "
-                                              "out.")] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id; the bundled one if left "
-                                                   "out.")] = None,
-    draft: Annotated[list[str] | None, typer.Option(metavar="NAME|DIR", help="A draft model; give it again for more. "
-                                                    "The one beside the checkpoint if left out.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows for alpha; 8 images or 200 sentences if left "
-                                             "out.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Rows for times; 3 images or 40 sentences if left "
-                                              "out.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; "
+                                              "examples if left out.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id; the "
+                                                   "bundled one if left out.")] = None,
+    draft: Annotated[list[str] | None, typer.Option(metavar="NAME|DIR", help="A draft model; give "
+                                                    "it again for more. The one beside the "
+                                                    "checkpoint if left out.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows for alpha; 8 images or 200 "
+                                             "sentences if left out.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Rows for times; 3 images or 40 "
+                                              "sentences if left out.")] = None,
     is_quick: Quick = False, device: Device = "auto",
     engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto", page: Page = None,
 ) -> None:
-    """Speculative decoding: alpha, tokens per step, time and operations by draft, predicted and measured."""
+    """Speculative decoding: alpha, tokens per step, time and operations by draft, predicted and
+    measured."""
     is_image = task is Task.images
     rows = rows or (1 if is_image else 8) * (1 if is_quick else 8 if is_image else 25)
     count = min(count or (1 if is_image else 4) * (1 if is_quick else 3 if is_image else 10), rows)
     work = leviathan.workload(task.value, checkpoint, device, engine, data, rows)
-    table = Table("speculative", output, leviathan.conditions(work, rows, count), work.pipeline.device,
-                  f"speculative-{task.value}")
+    table = Table("speculative", output, leviathan.conditions(work, rows, count),
+                  work.pipeline.device, f"speculative-{task.value}")
     table.measure(leviathan.rows(work, draft or [], rows, count, is_quick))
     table.finish(page)
 

@@ -20,7 +20,20 @@ import typer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from measurements import Columns, Device, Document, Faces, Line, Panel, Row, Table, Values, columns_table, draw, run
+from measurements import (
+    Columns,
+    Device,
+    Document,
+    Faces,
+    Line,
+    Panel,
+    Row,
+    Table,
+    Values,
+    columns_table,
+    draw,
+    run,
+)
 from measurements import values as values_of
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint, weights_digest
 from superres.config import DecodeConfig, require

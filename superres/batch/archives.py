@@ -1,8 +1,9 @@
 """The pictures in archives: which members are used, and their content.
 
-A member is known by its archive and its number, since names may occur repeatedly. A zip or tar file stands for the
-files that unpacking it would give: the last of several members of a name counts, and a link has the content of its
-target. Archives are listed and read in processes of limited memory and time: `superres.batch.containers`.
+A member is known by its archive and its number, since names may occur repeatedly. A zip or tar file
+stands for the files that unpacking it would give: the last of several members of a name counts, and
+a link has the content of its target. Archives are listed and read in processes of limited memory
+and time: `superres.batch.containers`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from superres.system.folders import Tally
 from superres.system.json_files import require_regular
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 
-ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-MAX_MEMBER_BYTES = 500_000_000  # largest unpacked size of an archive's member in bytes, against zip bombs
+ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2",
+                    ".tar.xz", ".txz")
+# largest unpacked size of an archive's member in bytes, against zip bombs
+MAX_MEMBER_BYTES = 500_000_000
 DAMAGED = (SuperresError, ValueError, OSError)
-"""Errors that `list_members` and `read_members` raise on archives that are damaged, or not there."""
+"""Errors that `list_members` and `read_members` raise on archives that are damaged, or not
+there."""
 READER = Confined("superres.batch.containers:read", PIECE)
 
 Content = str | IO[bytes] | np.ndarray[Any, Any]
@@ -39,10 +43,11 @@ def is_archive(path: str) -> bool:
 
 
 def list_members(path: str, label: str, tally: Tally) -> Iterator[tuple[int, str]]:
-    """Yield the number and the name of each picture in the archive `label`, whose content is the file `path`.
+    """Yield the number and the name of each picture in the archive `label`, whose content is the
+    file `path`.
 
-    The numbers do not decrease; a link has the number of the member that has its content. Raises one of `DAMAGED` after
-    the members before the damage.
+    The numbers do not decrease; a link has the number of the member that has its content. Raises
+    one of `DAMAGED` after the members before the damage.
     """
     with closing(_reader(path, label)) as found:
         for reply in found:
@@ -57,8 +62,8 @@ def read_members(
 ) -> Iterator[Content | SuperresError]:
     """Yield the content of members of an archive by their numbers, which must not decrease.
 
-    The content must be read before the next is asked for, as it is closed then. Ends early where a number is not there;
-    raises one of `DAMAGED` where the archive is damaged.
+    The content must be read before the next is asked for, as it is closed then. Ends early where a
+    number is not there; raises one of `DAMAGED` where the archive is damaged.
     """
     with ExitStack() as stack:
         def start() -> Generator[Values, Values | None, None]:
@@ -79,7 +84,8 @@ def read_members(
                     content = _content(reader, number)
             if content is None:
                 return
-            if isinstance(content, bytes):  # links share the content of their target, but not the position in it
+            # links share the content of their target, but not the position in it
+            if isinstance(content, bytes):
                 with io.BytesIO(content) as file:
                     yield file  # closing it frees the memory, whoever has it still
             else:
@@ -88,9 +94,11 @@ def read_members(
             reader.send({"number": None})  # otherwise closing it would end its process
 
 
-def _reader(path: str, label: str, most_bytes: int | None = None) -> Generator[Values, Values | None, None]:
+def _reader(path: str, label: str, most_bytes: int | None = None) -> Generator[Values,
+                                                                               Values | None, None]:
     require_regular(Path(path))
-    return READER(SECONDS, path=os.path.abspath(path), label=label, suffixes=sorted(IMAGE_SUFFIXES), most=most_bytes)
+    return READER(SECONDS, path=os.path.abspath(path), label=label, suffixes=sorted(IMAGE_SUFFIXES),
+                  most=most_bytes)
 
 
 def _content(

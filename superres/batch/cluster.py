@@ -1,8 +1,10 @@
-"""Upscale the parts of a run on a Ray cluster: an actor reads and decodes a part, and writes it where that is a store.
+"""Upscale the parts of a run on a Ray cluster: an actor reads and decodes a part, and writes it
+where that is a store.
 
-Ray Data maps the parts to a pool of actors, each of which loads the model once; that is all. The actors read the
-inputs, so their places must be valid on every machine. The files of a folder are written by this process. If a machine
-is lost, its parts are done again; a part has the same content whoever writes it.
+Ray Data maps the parts to a pool of actors, each of which loads the model once; that is all. The
+actors read the inputs, so their places must be valid on every machine. The files of a folder are
+written by this process. If a machine is lost, its parts are done again; a part has the same content
+whoever writes it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Cluster:
     """The cluster, and the checkpoint that its actors load.
 
     Attributes:
-        address: address of the cluster; "auto" for this machine's cluster, "local" to start one for this run.
+        address: address of the cluster; "auto" for this machine's cluster, "local" to start one for
+            this run.
         workers: number of actors; None for one per GPU, or one per `CPUS` processors without GPUs.
         checkpoint: name, folder or hub id, valid on the actors' machines.
     """
@@ -57,8 +60,8 @@ class Cluster:
 class Worker:
     """An actor: loads the model once, and decodes parts. It is a `superres.batch.run.Sink`.
 
-    `folder` is that to which relative paths refer. Raises CheckpointError if the checkpoint of that name on this
-    machine is another one.
+    `folder` is that to which relative paths refer. Raises CheckpointError if the checkpoint of that
+    name on this machine is another one.
     """
 
     def __init__(self, cluster: Cluster, settings: RunSettings, folder: str) -> None:
@@ -71,8 +74,9 @@ class Worker:
         self.upscaler = loaded.at_size(settings.task.target).from_size(settings.task.source)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
-            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; copy "
-                                  "the same checkpoint to every machine")
+            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not "
+                                  f"{settings.checkpoint}; copy the same checkpoint to every "
+                                  "machine")
         self.settings = replace(settings, engine=self.upscaler.engine)
         self.rows = settings.options.batch_size or self.upscaler.fitting_rows(settings.decode)
 
@@ -82,7 +86,8 @@ class Worker:
         return {"made": np.array(made, dtype=object)}
 
     def made(self, part: Part) -> tuple[int, Any, list[tuple[int, int]], list[str]]:
-        """Return the turn of a part, its outputs (or the rows of what was written), their counts and photos' lines."""
+        """Return the turn of a part, its outputs (or the rows of what was written), their counts
+        and photos' lines."""
         self.counts, self.outputs, self.lines = list[tuple[int, int]](), list[Output](), list[str]()
         opened = (found for _, found in open_parts([part]) if found is not None and found[2])
         decode_all(opened, self, self.upscaler, self.rows)
@@ -114,8 +119,9 @@ class Worker:
 def decode_on_cluster(run: Run, cluster: Cluster) -> None:
     """Do the parts of a run on a cluster.
 
-    The actors' checkpoints must equal that of the run. Raises SuperresError if there is no such cluster, or it fails
-    again and again without finishing a part; ConfigError if Ray is not installed.
+    The actors' checkpoints must equal that of the run. Raises SuperresError if there is no such
+    cluster, or it fails again and again without finishing a part; ConfigError if Ray is not
+    installed.
     """
     ray = import_ray()
     left, fruitless = {part.turn: part for part in run.parts()}, 0
@@ -130,8 +136,9 @@ def decode_on_cluster(run: Run, cluster: Cluster) -> None:
                 problem = error
             fruitless = 0 if len(left) < before else fruitless + 1
             if left and fruitless == FRUITLESS:
-                raise problem or SuperresError(f"the cluster finished none of {len(left)} parts; finished results are "
-                                               "kept, and the same command resumes the run")
+                raise problem or SuperresError(f"the cluster finished none of {len(left)} parts; "
+                                               "finished results are kept, and the same command "
+                                               "resumes the run")
             if left and run.error is None:
                 say(f"the cluster lost work{_reason(problem)}; continuing with {len(left)} parts")
 
@@ -161,23 +168,26 @@ def connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster or start one; raise its errors as a SuperresError of one line."""
     own: dict[str, Any] = {}
     if cluster.address == "local":
-        own = {"include_dashboard": False, "num_cpus": max(cluster.workers or 0, os.cpu_count() or 1)}
+        own = {"include_dashboard": False,
+               "num_cpus": max(cluster.workers or 0, os.cpu_count() or 1)}
     already = ray.is_initialized()
     try:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True, **own)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR",
+                 ignore_reinit_error=True, **own)
         yield
     except (ray.exceptions.RayError, ConnectionError) as error:
         # The last line of an actor's traceback names the cause.
         reason = " ".join((str(error).strip().splitlines() or [type(error).__name__])[-1].split())
-        raise SuperresError(f"the Ray cluster at {cluster.address} failed ({reason}); finished outputs are kept, and "
-                            "the same command resumes the run") from error
+        raise SuperresError(f"the Ray cluster at {cluster.address} failed ({reason}); finished "
+                            "outputs are kept, and the same command resumes the run") from error
     finally:
         if not already:
             ray.shutdown()
 
 
 def pool_of(ray: ModuleType, cluster: Cluster, most: int) -> tuple[int, dict[str, float]]:
-    """Return the number of actors, at most `most`, and the share of a processor or GPU that each asks for.
+    """Return the number of actors, at most `most`, and the share of a processor or GPU that each
+    asks for.
 
     On CPUs some of a processor is left to the tasks that read and write.
     """
@@ -202,8 +212,8 @@ def _execute(ray: ModuleType, run: Run, cluster: Cluster, left: dict[int, Part])
         cluster = replace(cluster, checkpoint=os.path.abspath(cluster.checkpoint))
     parts = [{"part": pickle.dumps(part)} for part in left.values()]
     made = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
-        Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, os.getcwd()), zero_copy_batch=False,
-        compute=ray.data.ActorPoolStrategy(size=workers), **share)
+        Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, os.getcwd()),
+        zero_copy_batch=False, compute=ray.data.ActorPoolStrategy(size=workers), **share)
     for row in made.iter_rows():
         turn, results, counts, lines = pickle.loads(row["made"])  # noqa: S301 -- from this run's own actors
         part = left.pop(turn, None)

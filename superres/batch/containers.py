@@ -1,6 +1,7 @@
 """List and read the members of an archive, in a process that `superres.batch.archives` starts.
 
-The readers of archives unpack and believe what is in them; here that takes memory and time from this process alone.
+The readers of archives unpack and believe what is in them; here that takes memory and time from
+this process alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Member(NamedTuple):
         is_separate: whether damage to its content leaves the other members readable.
         problem: why it cannot be read.
         target: of a link, the path of its target in the archive, normalised.
-        is_symbolic: whether the link leads to what has the target's name in the end, not at its own place.
+        is_symbolic: whether the link leads to what has the target's name in the end, not at its own
+            place.
         left_out: why it is no picture whatever its name, None for a file.
     """
 
@@ -73,9 +75,11 @@ class Member(NamedTuple):
 def read(
     path: str, label: str, suffixes: Collection[str], most: int | None,
 ) -> Generator[Values, Values | None, None]:
-    """List the pictures of the archive `label`, whose content is the file `path`, or read members of it.
+    """List the pictures of the archive `label`, whose content is the file `path`, or read members
+    of it.
 
-    `suffixes` are those of pictures. Members are read if `most` is given, the bytes that each may have.
+    `suffixes` are those of pictures. Members are read if `most` is given, the bytes that each may
+    have.
     """
     size = os.path.getsize(path)
     if label.lower().endswith(".parquet"):
@@ -107,7 +111,8 @@ def _scan(path: str, label: str, suffixes: Collection[str], gate: Gate) -> Itera
 
 
 def _messages(found: Iterator[str | tuple[int, str]], gate: Gate) -> Iterator[Values]:
-    """Yield numbers and names of pictures, and kinds that are left out, some together; then raise as `found` does."""
+    """Yield numbers and names of pictures, and kinds that are left out, some together; then raise
+    as `found` does."""
     names, left_out, length, damage = list[tuple[int, str]](), list[str](), 0, None
     try:
         for one in found:
@@ -131,7 +136,8 @@ def _messages(found: Iterator[str | tuple[int, str]], gate: Gate) -> Iterator[Va
 def _contents(
     members: Iterator[Member], label: str, most: int, gate: Gate,
 ) -> Generator[Values, Values | None, None]:
-    """Yield the pieces of each member whose number is sent, or why it is refused; the numbers must increase.
+    """Yield the pieces of each member whose number is sent, or why it is refused; the numbers must
+    increase.
 
     Ends where a number is not there, or is None.
     """
@@ -175,7 +181,8 @@ def _pieces(member: Member, name: str, most: int, gate: Gate) -> Iterator[Values
 
 
 class _Files:
-    """The files that unpacking an archive would give, by their normalised path: the content's number."""
+    """The files that unpacking an archive would give, by their normalised path: the content's
+    number."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int | None] = {}
@@ -188,7 +195,8 @@ class _Files:
             yield member.left_out
             return
         path, number = normalised(member.name), None if member.is_symbolic else member.number
-        if member.target is not None and not member.is_symbolic:  # a hard link has what its target has by now
+        # a hard link has what its target has by now
+        if member.target is not None and not member.is_symbolic:
             number = self.numbers.get(member.target)
         if path in self.numbers:
             del self.numbers[path]
@@ -202,7 +210,8 @@ class _Files:
             self.links[path] = member.target
 
     def pictures(self, suffixes: Collection[str]) -> Iterator[str | tuple[int, str]]:
-        """Yield the numbers and the names of the pictures in the order of the numbers, and what is left out."""
+        """Yield the numbers and the names of the pictures in the order of the numbers, and what is
+        left out."""
         found = []
         for path in self.numbers:
             if (kind := kind_left_out(path.strip("/"), suffixes)) is not None:
@@ -219,8 +228,10 @@ class _Files:
         yield from sorted(found, key=lambda one: one[0])
 
 
-def _pictures(members: Iterator[Member], suffixes: Collection[str]) -> Iterator[str | tuple[int, str]]:
-    """Yield the pictures among the files that unpacking would give; then raise as `members` does."""
+def _pictures(members: Iterator[Member], suffixes: Collection[str]) -> Iterator[str | tuple[int,
+                                                                                            str]]:
+    """Yield the pictures among the files that unpacking would give; then raise as `members`
+    does."""
     files, damage = _Files(), None
     try:
         for member in members:
@@ -295,8 +306,8 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
         check_size(array, math.prod(shape), archive.getinfo(name), start)
         gate.let(shape[0])
         for number in range(shape[0]):
-            yield Member(number, f"{array}/{number:06d}", partial(_picture, stream, start, number, shape[1:]),
-                         shape[1:])
+            yield Member(number, f"{array}/{number:06d}",
+                         partial(_picture, stream, start, number, shape[1:]), shape[1:])
         for number, other in enumerate((other for other in names if other != name), shape[0]):
             yield Member(number, other, left_out=f"array {plain(other.removesuffix('.npy'))}")
 
@@ -307,7 +318,8 @@ def _picture(stream: Any, start: int, number: int, shape: tuple[int, ...]) -> St
 
 
 def _parquet_members(path: str, suffixes: Collection[str], gate: Gate) -> Iterator[Member]:
-    """Yield the encoded images of a column. Their names are the keys, with the row's number if a key returns."""
+    """Yield the encoded images of a column. Their names are the keys, with the row's number if a
+    key returns."""
     known = set[str]()
     for number, (key, content, problem) in enumerate(parquet_rows.rows(path, gate)):
         name = (key or f"{number:06d}").strip("/")

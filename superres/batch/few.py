@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 def upscale_few(plan: Plan, upscaler: Upscaler, decode: DecodeConfig) -> Summary:
     """Upscale the inputs of a plan into files, and return the counts.
 
-    Raises ConfigError if the checkpoint does not support `decode`. If the disk is full, the summary says so.
+    Raises ConfigError if the checkpoint does not support `decode`. If the disk is full, the summary
+    says so.
     """
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples, options.finish)
     with Progress("upscaling", plan.count * options.per_input, "images") as progress:
         files = _Files(RunSettings.of(upscaler, decode, options), progress)
-        rows = min(options.batch_size or upscaler.fitting_rows(decode), plan.count * options.samples)
+        rows = min(options.batch_size or upscaler.fitting_rows(decode),
+                   plan.count * options.samples)
         try:
             decode_all(files.opened(plan.entries()), files, upscaler, rows)
         except OutputError as error:
@@ -57,7 +59,8 @@ class _Files:
         options = self.settings.options
         for turn, (entry, content) in enumerate(open_inputs(entries)):
             outputs = options.outputs(entry)
-            samples = [sample for sample, output in enumerate(outputs, 1) if not self._stands(entry, output)]
+            samples = [sample for sample, output in enumerate(outputs, 1)
+                       if not self._stands(entry, output)]
             if samples:
                 yield turn, entry, samples, content
 

@@ -1,8 +1,8 @@
 """Single files in a folder of this machine, with one manifest.
 
-A part is committed in three steps: its outputs are written and flushed under temporary names, its rows are appended to
-the manifest, the outputs get their names. So there is no output without a row, and a row without its output is
-detected.
+A part is committed in three steps: its outputs are written and flushed under temporary names, its
+rows are appended to the manifest, the outputs get their names. So there is no output without a row,
+and a row without its output is detected.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from superres.system.output import prepare_folder
 
 FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 """Error numbers that stop the run, since the next output would fail too."""
-FLUSHERS = 8  # threads that flush the files of a part: the disk takes little longer for several than for one
+# threads that flush the files of a part: the disk takes little longer for several than for one
+FLUSHERS = 8
 
 
 class FolderStore:
-    """Single files in a folder of this machine, and one manifest, with a row per output in the order of the inputs."""
+    """Single files in a folder of this machine, and one manifest, with a row per output in the
+    order of the inputs."""
 
     def __init__(self, plan: Plan, settings: RunSettings) -> None:
         self.plan, self.settings, self.options = plan, settings, settings.options
@@ -59,7 +61,8 @@ class FolderStore:
 
     def _read(self) -> None:
         is_kept = self.options.on_existing in ("skip", "redo")
-        self.known.read(self.journal.rows(), self._holds if is_kept else lambda row: False, keeps_failures=False)
+        self.known.read(self.journal.rows(), self._holds if is_kept else lambda row: False,
+                        keeps_failures=False)
         self.known.freeze()
         if self.options.on_existing == "skip":
             self.known.refuse_others(self.plan)
@@ -70,8 +73,8 @@ class FolderStore:
             shutil.rmtree(self.hidden, ignore_errors=True)
             os.makedirs(self.hidden, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}; choose another with "
-                              "--output") from error
+            raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}; choose "
+                              "another with --output") from error
 
     def _holds(self, row: Row) -> bool:
         try:
@@ -81,7 +84,8 @@ class FolderStore:
             return False
 
     def standing(self, entry: Input, output: str) -> Output | None:
-        """See `Store`: --on-existing says whether; what a manifest has is not taken for a user's own file."""
+        """See `Store`: --on-existing says whether; what a manifest has is not taken for a user's
+        own file."""
         is_ours = self.options.on_existing == "skip" and self.known.was_made(output)
         return None if is_ours else self.settings.standing(entry, output)
 
@@ -109,12 +113,14 @@ class FolderWriter:
         row, store = output.row, self.store
         if output.data is None:
             if store.known.was_made(row.output) and os.path.lexists(row.output):
-                self.reported.append(row)  # the output exists, and its row in the manifest stays valid
+                # the output exists, and its row in the manifest stays valid
+                self.reported.append(row)
             else:
                 self.staged.append((row, None))
             return
         try:
-            self.staged.append((replace(row, size=len(output.data)), self._written(row.output, output.data)))
+            self.staged.append((replace(row, size=len(output.data)),
+                                self._written(row.output, output.data)))
         except OSError as error:
             self.staged.append((self._refused(row, error), None))
 
@@ -132,17 +138,22 @@ class FolderWriter:
         return file
 
     def _refused(self, row: Row, error: OSError) -> Row:
-        """Return the failed row of an output that cannot be written; raise if the next one could not be either."""
+        """Return the failed row of an output that cannot be written; raise if the next one could
+        not be either."""
         store = self.store
-        if error.errno in FATAL_ERRORS or not os.access(store.output, os.W_OK) or not os.path.isdir(store.hidden):
-            raise OutputError(f"cannot write to the folder {store.output}: {error.strerror}") from error
-        return Row(row.input, row.output, "failed", f"cannot write {row.output}: {error.strerror}", version=row.version,
-                   checkpoint=row.checkpoint, config=row.config, seed=row.seed, options=row.options, crop=row.crop)
+        if error.errno in FATAL_ERRORS or not os.access(store.output,
+                                                        os.W_OK) or not os.path.isdir(store.hidden):
+            raise OutputError(f"cannot write to the folder {store.output}: "
+                              f"{error.strerror}") from error
+        return Row(row.input, row.output, "failed", f"cannot write {row.output}: {error.strerror}",
+                   version=row.version, checkpoint=row.checkpoint, config=row.config, seed=row.seed,
+                   options=row.options, crop=row.crop)
 
     def finish(self) -> list[Row]:
         staged, self.staged = self.staged, []
         try:
-            flushed = [self.store.flushers.submit(os.fsync, file.fileno()) for _, file in staged if file is not None]
+            flushed = [self.store.flushers.submit(os.fsync, file.fileno()) for _,
+                       file in staged if file is not None]
             wait(flushed)
             for one in flushed:
                 one.result()
@@ -155,7 +166,8 @@ class FolderWriter:
             for _, file in staged:
                 _discard(file)
             if isinstance(error, OSError):
-                raise OutputError(f"cannot write to the folder {self.store.output}: {error.strerror}") from error
+                raise OutputError(f"cannot write to the folder {self.store.output}: "
+                                  f"{error.strerror}") from error
             raise
         rows, refused = self.reported, list[Row]()
         for row, file in staged:
@@ -168,7 +180,8 @@ class FolderWriter:
         return rows
 
     def _make_room(self, row: Row) -> None:
-        """Remove an older output of the same size: after a kill it must not be taken for the one of the new row."""
+        """Remove an older output of the same size: after a kill it must not be taken for the one of
+        the new row."""
         with suppress(OSError):
             if os.lstat(row.output).st_size == row.size:
                 os.unlink(row.output)

@@ -1,4 +1,5 @@
-"""What earlier runs have done at a place, according to its manifests and to the files that are there."""
+"""What earlier runs have done at a place, according to its manifests and to the files that are
+there."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _OTHERS = -1  # stands for the number of outputs that were made with other setti
 class Known:
     """The inputs that are done, by digests: memory takes 16 bytes for each.
 
-    An input is done if its outputs were made with the same settings, are there, and the input's file is unchanged.
+    An input is done if its outputs were made with the same settings, are there, and the input's
+    file is unchanged.
 
     Attributes:
         failures: the rows of inputs that failed and whose parts are kept, by the input's digest.
@@ -38,7 +40,8 @@ class Known:
     def read(self, rows: Iterable[Row], holds: Callable[[Row], bool], keeps_failures: bool) -> bool:
         """Read the rows of a manifest, and return whether an input is done according to them.
 
-        `holds` returns whether an output is there. With `keeps_failures`, an input that failed is not tried again.
+        `holds` returns whether an output is there. With `keeps_failures`, an input that failed is
+        not tried again.
         """
         is_used = False
         for _, found in itertools.groupby(rows, key=lambda row: row.origin):
@@ -81,12 +84,13 @@ class Known:
         count = 0
         entries = plan.entries()
         while self._example and (group := list(itertools.islice(entries, 1000))):
-            count += sum(len(self.options.outputs(entry)) for entry, known in zip(group, self._look(group), strict=True)
+            count += sum(len(self.options.outputs(entry)) for entry,
+                         known in zip(group, self._look(group), strict=True)
                          if known == _OTHERS)
         if count:
-            raise OutputError(f"{count} of the outputs in {public(str(self.options.output))} were made with other "
-                              f"settings ({self._example}); repeat those settings, choose another --output, or give "
-                              "--on-existing redo")
+            raise OutputError(f"{count} of the outputs in {public(str(self.options.output))} were "
+                              f"made with other settings ({self._example}); repeat those settings, "
+                              "choose another --output, or give --on-existing redo")
 
     def counts_of(self, entries: Sequence[Input]) -> list[int]:
         """Return the number of outputs of each input that is done, 0 for others."""

@@ -16,16 +16,19 @@ from superres.system.output import lock_file
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-HIDDEN = ".superres"  # name of the hidden folder inside the output folder; the last run to end removes it
+# name of the hidden folder inside the output folder; the last run to end removes it
+HIDDEN = ".superres"
 LOCK_ATTEMPTS = 5  # number of attempts to take a lock, 0.1 seconds apart
 
 
 @contextmanager
 def locked(folder: Path, shard: tuple[int, int]) -> Iterator[None]:
-    """Lock an existing output folder against other runs; the shards (I, N) of one run share the lock.
+    """Lock an existing output folder against other runs; the shards (I, N) of one run share the
+    lock.
 
-    The operating system holds the locks, so they end with the process, even if it is killed. Raises OutputError if
-    another run holds the lock, the folder cannot be written, or its hidden folder is a link.
+    The operating system holds the locks, so they end with the process, even if it is killed. Raises
+    OutputError if another run holds the lock, the folder cannot be written, or its hidden folder is
+    a link.
     """
     hidden, (index, count), files = folder / HIDDEN, shard, list["BinaryIO"]()
     try:
@@ -34,10 +37,11 @@ def locked(folder: Path, shard: tuple[int, int]) -> Iterator[None]:
             if count > 1:
                 files.append(_lock(hidden, f"lock-{index}-of-{count}", shared=False))
         except BlockingIOError as error:
-            raise OutputError(f"another run writes into {folder}; wait until it ends, choose another --output, or give "
-                              "each run its own --shard I/N") from error
+            raise OutputError(f"another run writes into {folder}; wait until it ends, choose "
+                              "another --output, or give each run its own --shard I/N") from error
         except OSError as error:
-            raise OutputError(f"cannot lock the folder {folder}: {error.strerror}; choose another with --output"
+            raise OutputError(f"cannot lock the folder {folder}: {error.strerror}; choose another "
+                              "with --output"
                               ) from error
         yield
     finally:
@@ -56,14 +60,15 @@ def _lock(hidden: Path, name: str, shared: bool) -> BinaryIO:
     path, attempts = hidden / name, 0
     while True:
         if hidden.is_symlink():
-            raise OutputError(f"{hidden} is a link, and a run would delete files in its target; remove the link, or "
-                              "choose another --output")
+            raise OutputError(f"{hidden} is a link, and a run would delete files in its target; "
+                              "remove the link, or choose another --output")
         hidden.mkdir(exist_ok=True)
         remove_link(path)
         file = open(path, "ab")  # noqa: SIM115 -- open as long as the lock is held
         try:
             lock_file(file, shared)
-            # The last process to exit removes the folder, and a lock on a deleted file does not exclude other runs.
+            # The last process to exit removes the folder, and a lock on a deleted file does not
+            # exclude other runs.
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
         except FileNotFoundError:
@@ -78,6 +83,7 @@ def _lock(hidden: Path, name: str, shared: bool) -> BinaryIO:
 
 
 def remove_link(path: str | Path) -> None:
-    """Remove `path` if it is a symbolic link, so that no run writes through a link in the hidden folder."""
+    """Remove `path` if it is a symbolic link, so that no run writes through a link in the hidden
+    folder."""
     if os.path.islink(path):
         os.unlink(path)

@@ -1,4 +1,5 @@
-"""Open the inputs of a batch one after another: files, members of archives, and pictures in stores."""
+"""Open the inputs of a batch one after another: files, members of archives, and pictures in
+stores."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | Sup
 
     Archives are read as streams, and pictures of stores by several threads ahead of their turn.
     """
-    for (archive, at_url), group in itertools.groupby(entries, key=lambda entry: (entry.archive, is_url(entry.input))):
+    for (archive, at_url), group in itertools.groupby(
+        entries, key=lambda entry: (entry.archive, is_url(entry.input))
+    ):
         if archive is not None:
             yield from _open_archive(archive, group)
         elif at_url:
@@ -36,7 +39,8 @@ def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | Sup
 
 
 def _open_urls(entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
-    pool, waiting = ThreadPoolExecutor(READERS, "superres-reading"), deque[tuple[Input, Future[Any]]]()
+    pool, waiting = (ThreadPoolExecutor(READERS, "superres-reading"),
+                     deque[tuple[Input, Future[Any]]]())
     try:
         for entry in entries:
             waiting.append((entry, pool.submit(_read_url, entry)))
@@ -57,11 +61,12 @@ def _read_url(entry: Input) -> Content | SuperresError:
         content = read_place(entry.input, MAX_MEMBER_BYTES)
     except SuperresError as error:
         return error
-    return io.BytesIO(content) if content else InvalidInputError(f"{entry.input} is empty (0 bytes); provide an image "
-                                                                 "file")
+    return io.BytesIO(content) if content else InvalidInputError(f"{entry.input} is empty (0 "
+                                                                 "bytes); provide an image file")
 
 
-def _open_archive(archive: str, entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
+def _open_archive(archive: str,
+                  entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
     try:
         with fetched(archive) as path:
             yield from open_members(archive, path, entries)
@@ -72,7 +77,8 @@ def _open_archive(archive: str, entries: Iterator[Input]) -> Iterator[tuple[Inpu
 def open_members(
     archive: str, path: str, entries: Iterator[Input], most_bytes: int = MAX_MEMBER_BYTES,
 ) -> Iterator[tuple[Input, Content | SuperresError]]:
-    """Yield the content of members of the archive, whose copy is the file `path`, in the order of their numbers.
+    """Yield the content of members of the archive, whose copy is the file `path`, in the order of
+    their numbers.
 
     A member of over `most_bytes`, or which cannot be listed, has an error instead.
     """
@@ -92,15 +98,18 @@ def open_members(
         problem = reason_of(error)
     for left in itertools.chain(asked, entries):
         yield left, InvalidInputError(_problem(left, archive) or (
-            f"{display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again"))
+            f"{display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} "
+            "again"))
 
 
 def _problem(entry: Input, archive: str) -> str | None:
-    """Return why a member is not used: listing has found it, or the archive's file is another one since then."""
-    if entry.error is not None or entry.version is None or is_url(archive) or version_of(archive) == entry.version:
+    """Return why a member is not used: listing has found it, or the archive's file is another one
+    since then."""
+    if (entry.error is not None or entry.version is None or is_url(archive) or version_of(archive)
+        == entry.version):
         return entry.error
-    return (f"{display_path(entry.input, archive)} is not used: {archive} was changed or removed after it was listed; "
-            "give the same command again")
+    return (f"{display_path(entry.input, archive)} is not used: {archive} was changed or removed "
+            "after it was listed; give the same command again")
 
 
 def open_parts(parts: Iterable[Part]) -> Iterator[tuple[Part, Opened | None]]:

@@ -30,10 +30,11 @@ WAITING = 64  # pictures that wait for these threads
 
 
 class PartStore:
-    """Parts in a store or in shards: `part-000000.tar` (or .parquet; or the pictures one by one) and their manifests.
+    """Parts in a store or in shards: `part-000000.tar` (or .parquet; or the pictures one by one)
+    and their manifests.
 
-    The manifest `part-000000.jsonl` is written last: the part is done. If the outputs of all its inputs are lost, its
-    number is free again.
+    The manifest `part-000000.jsonl` is written last: the part is done. If the outputs of all its
+    inputs are lost, its number is free again.
     """
 
     def __init__(self, plan: Plan, settings: RunSettings) -> None:
@@ -63,17 +64,21 @@ class PartStore:
     def _read(self) -> None:
         """Read the manifests, and remove the parts that are to be made again."""
         listed = {found.name: found.size for found in files_in(self.output, "part-")}
-        numbers = sorted(int(found[1]) for name in listed if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
+        numbers = sorted(int(found[1]) for name in listed
+                         if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
         pictures = self._pictures() if numbers and not self.suffix else None
         mode, obsolete, (index, shards) = self.options.on_existing, list[int](), self.options.shard
         for number in numbers:
             place = self.place(number, ".jsonl")
             with fetched(place) as path, open(path, "rb") as file:
                 rows = [row for _, row in read_rows(file, place)]
-            made, holds = [row for row in rows if row.status == "ok"], _Holds(self, number, listed, pictures)
+            made, holds = [row for row in rows if row.status == "ok"], _Holds(self, number, listed,
+                                                                              pictures)
             # A shard is made again as a whole.
-            is_lost = bool(self.suffix) and (self.plan.has_changed(rows) or not all(map(holds, made)))
-            if mode == "overwrite" or is_lost or (mode == "redo" and any(map(self.settings.differences, made))):
+            is_lost = bool(self.suffix) and (self.plan.has_changed(rows)
+                                             or not all(map(holds, made)))
+            if mode == "overwrite" or is_lost or (mode == "redo"
+                                                  and any(map(self.settings.differences, made))):
                 obsolete += [number] if number % shards == index else []
             elif self.known.read(rows, holds, keeps_failures=True):
                 self.taken.add(number)
@@ -113,11 +118,13 @@ class _Holds:
     """Whether the outputs of a part are there."""
 
     def __init__(
-        self, store: PartStore, number: int, listed: dict[str, int], pictures: np.ndarray[Any, Any] | None,
+        self, store: PartStore, number: int, listed: dict[str, int],
+        pictures: np.ndarray[Any, Any] | None,
     ) -> None:
         self.options, self.pictures = store.options, pictures
         self.shard = store.place(number, store.suffix)
-        self.size, self.has_shard = listed.get(f"part-{number:06d}{store.suffix}"), dict[str | None, bool]()
+        self.size, self.has_shard = listed.get(f"part-{number:06d}{store.suffix}"), dict[str | None,
+                                                                                         bool]()
 
     def __call__(self, row: Row) -> bool:
         """Return whether the output of a row is there."""
@@ -143,7 +150,8 @@ def part_writer(options: BatchOptions, part: Part) -> ShardWriter | FilesWriter:
 
 
 class ShardWriter:
-    """Packs a part into a shard, in which the members of several archives may have the same name: keys are unique."""
+    """Packs a part into a shard, in which the members of several archives may have the same name:
+    keys are unique."""
 
     def __init__(self, options: BatchOptions, part: Part) -> None:
         self.folder, self.rows, self.stack = options.folder, list[Row](), ExitStack()
@@ -151,7 +159,8 @@ class ShardWriter:
         self.manifest = place_of(options, part.number, ".jsonl")
         beside = Path(self.folder) / HIDDEN
         is_here = not is_url(self.folder) and beside.is_dir()
-        self.path = str(self.stack.enter_context(scratch_folder(beside if is_here else None)) / "shard")
+        self.path = str(self.stack.enter_context(scratch_folder(beside if is_here else None))
+                        / "shard")
         self.packer, self.keys = PACKERS[options.layout](self.path), set[str]()
 
     def add(self, output: Output) -> None:
@@ -167,7 +176,9 @@ class ShardWriter:
         """Return the name of a picture in the shard."""
         stem, suffix = os.path.splitext(name)
         first = self.packer.key(stem)
-        key = next(one for one in itertools.chain([first], (f"{first}-{again}" for again in itertools.count(2)))
+        key = next(one for one in itertools.chain([first],
+                                                  (f"{first}-{again}"
+                                                   for again in itertools.count(2)))
                    if one not in self.keys)
         self.keys.add(key)
         return f"{key}{suffix}"
@@ -175,7 +186,8 @@ class ShardWriter:
     def finish(self) -> list[Row]:
         self.packer.finish()
         size, sha256 = os.stat(self.path).st_size, file_digest(self.path)
-        rows = [replace(row, size=size, shard_sha256=sha256) if row.status == "ok" else row for row in self.rows]
+        rows = [replace(row, size=size, shard_sha256=sha256) if row.status == "ok" else row
+                for row in self.rows]
         move_to(self.path, self.place)
         write_place(self.manifest, b"".join(row.line() for row in rows))
         self.stack.close()

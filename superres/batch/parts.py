@@ -1,7 +1,8 @@
 """Divide the inputs of a run into parts, the unit of work and of retry, before anything is decoded.
 
-The parts depend on the inputs alone, so machines that each do every N-th part agree without a word. The members of
-archives are inputs as files are. The list of the inputs is a temporary file: memory takes some digests per input.
+The parts depend on the inputs alone, so machines that each do every N-th part agree without a word.
+The members of archives are inputs as files are. The list of the inputs is a temporary file: memory
+takes some digests per input.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Plan:
     ) -> None:
         """List `inputs` and the lines of the list `listed`.
 
-        Raises InvalidInputError if there are none, two have the same output, or an output would replace an input;
-        PlaceError if a place cannot be read at present.
+        Raises InvalidInputError if there are none, two have the same output, or an output would
+        replace an input; PlaceError if a place cannot be read at present.
         """
         self.options, self.allowed = options, allowed
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
@@ -79,9 +80,10 @@ class Plan:
         lines = read_list(listed) if listed is not None else ()
         names, group = _Names(options), list[Input]()
         self._inputs, self._keys = array.array("Q"), array.array("Q")
-        found = _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output, allowed,
-                                      options.layout if options.in_parts else None))
-        for entry in track(found, "listing", "inputs") if options.output else found:  # a few files need no progress
+        found = _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output,
+                                      allowed, options.layout if options.in_parts else None))
+        # a few files need no progress
+        for entry in track(found, "listing", "inputs") if options.output else found:
             names.add(entry)
             self._inputs.append(digest_of(entry.input))
             self._keys.append(entry.key)
@@ -93,8 +95,11 @@ class Plan:
         self.count = len(self._inputs)
         if not self.count:
             hint = "" if options.recursive else "; add --recursive to include sub-folders"
-            places = ", ".join(map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])]))
-            raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {places[:300]}{hint}")
+            places = ", ".join(
+                map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])])
+            )
+            raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in "
+                                    f"{places[:300]}{hint}")
         names.refuse_clashes(self.entries)
         names.tell_unportable(self.entries)
         fair = -(-self.count // options.shard[1])
@@ -138,10 +143,12 @@ class Plan:
 
 
 def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
-    """Leave out repeated inputs; paths are compared in their absolute form, members by archive, number and name."""
+    """Leave out repeated inputs; paths are compared in their absolute form, members by archive,
+    number and name."""
     seen = set[int]()
     for entry in entries:
-        path, member = entry.archive or entry.input, entry.input[len(entry.archive) :] if entry.archive else ""
+        path, member = (entry.archive or entry.input, entry.input[len(entry.archive) :]
+                        if entry.archive else "")
         key = digest_of(path if is_url(path) else os.path.abspath(path), str(entry.member), member)
         if key not in seen:
             seen.add(key)
@@ -149,14 +156,16 @@ def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
 
 
 class _Names:
-    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by digests.
+    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by
+    digests.
 
     It also finds files whose names are not fit for other systems.
     """
 
     def __init__(self, options: BatchOptions) -> None:
         self.options, self.folders = options, dict[str, str]()
-        self.outputs, self.wholes, self.inputs = array.array("Q"), array.array("Q"), array.array("Q")
+        self.outputs, self.wholes, self.inputs = (array.array("Q"), array.array("Q"),
+                                                  array.array("Q"))
         self.caseless, self.refused, self.example = array.array("Q"), 0, ""
 
     def add(self, entry: Input) -> None:
@@ -166,7 +175,8 @@ class _Names:
             self.inputs.append(digest_of(self._real(path)))
         for name in self._names(entry):
             self.outputs.append(self._digest(name))
-            whole, face = self.options.face_of(name) if self.options.crop == FACE and "-face" in name else (name, 0)
+            whole, face = (self.options.face_of(name) if self.options.crop == FACE
+                           and "-face" in name else (name, 0))
             if face:
                 self.wholes.append(self._digest(whole))
             if self.options.layout == "files":
@@ -175,8 +185,10 @@ class _Names:
                     self.refused, self.example = self.refused + 1, self.example or name
 
     def _names(self, entry: Input) -> list[str]:
-        """Return the names that no other output may have; those of members are made unique in each shard."""
-        is_free = entry.error is not None or (entry.archive is not None and self.options.layout != "files")
+        """Return the names that no other output may have; those of members are made unique in each
+        shard."""
+        is_free = entry.error is not None or (entry.archive is not None and self.options.layout
+                                              != "files")
         return [] if is_free else self.options.names(entry)
 
     def _digest(self, name: str) -> int:
@@ -194,7 +206,8 @@ class _Names:
         return f"{self.folders[parent]}/{name}"
 
     def refuse_clashes(self, entries: Callable[[], Iterator[Input]]) -> None:
-        """Raise InvalidInputError if two inputs would have the same output, or an output would replace an input."""
+        """Raise InvalidInputError if two inputs would have the same output, or an output would
+        replace an input."""
         options = self.options
         outputs, wholes, inputs = (np.unique(np.array(one, np.uint64), return_counts=True)
                                    for one in (self.outputs, self.wholes, self.inputs))
@@ -202,41 +215,47 @@ class _Names:
             manifest = np.uint64(digest_of(self._real(str(options.manifest_path))))
             for found, what in ((inputs[0], "inputs"), (outputs[0], "outputs")):
                 if manifest in found:
-                    raise InvalidInputError(f"the manifest {options.manifest_path} is one of the {what}; choose "
-                                            "another --manifest")
-        suspects = set(outputs[0][outputs[1] > 1].tolist()) | set(np.intersect1d(outputs[0], wholes[0]).tolist())
-        replaced = set(np.intersect1d(outputs[0], inputs[0]).tolist()) if options.layout == "files" else set[int]()
+                    raise InvalidInputError(f"the manifest {options.manifest_path} is one of the "
+                                            f"{what}; choose another --manifest")
+        suspects = set(outputs[0][outputs[1] > 1].tolist()) | set(
+            np.intersect1d(outputs[0], wholes[0]).tolist())
+        replaced = (set(np.intersect1d(outputs[0], inputs[0]).tolist()) if options.layout == "files"
+                    else set[int]())
         owners: dict[str, str] = {}
         for entry in entries() if suspects or replaced else ():
             for name in self._names(entry):
                 if self._digest(name) in replaced:
-                    raise InvalidInputError(f"the output {options.folder}/{name} would replace an input; choose "
-                                            "another --output")
+                    raise InvalidInputError(f"the output {options.folder}/{name} would replace an "
+                                            "input; choose another --output")
                 if suspects & {self._digest(name), self._digest(options.face_of(name)[0])}:
                     self._claim(name, entry.input, owners)
         for name, owner in owners.items():
             whole, face = options.face_of(name)
             if face and whole in owners:
                 raise InvalidInputError(
-                    f"{public(owners[whole])} may show several faces, and then face {face} and {public(owner)} would "
-                    f"both be written to {options.folder}/{name}; rename one of them, or give --crop centre")
+                    f"{public(owners[whole])} may show several faces, and then face {face} and "
+                    f"{public(owner)} would both be written to {options.folder}/{name}; rename one "
+                    "of them, or give --crop centre")
 
     def tell_unportable(self, entries: Callable[[], Iterator[Input]]) -> None:
-        """Print how many files Windows refuses, and how many have names that differ in case or normal form only.
+        """Print how many files Windows refuses, and how many have names that differ in case or
+        normal form only.
 
         Raises InvalidInputError for the latter where this machine would keep one of them.
         """
         if self.refused:
-            say(f"results with names that Windows refuses: {self.refused:,}, such as {plain(self.example)}; rename "
-                "their inputs if the results are to be copied there")
+            say(f"results with names that Windows refuses: {self.refused:,}, such as "
+                f"{plain(self.example)}; rename their inputs if the results are to be copied there")
         found, counts = np.unique(np.array(self.caseless, np.uint64), return_counts=True)
         if (counts > 1).any():
             first = found[counts > 1][0]
             names = (name for entry in entries() for name in self._names(entry))
-            pair = itertools.islice((plain(name) for name in names if digest_of(without_case(name)) == first), 2)
-            text = (f"results with names that differ only in case or Unicode form: {counts[counts > 1].sum():,}, such "
-                    f"as {' and '.join(pair)}; Windows and macOS keep only one of each; rename their inputs if the "
-                    "results are to be copied there")
+            pair = itertools.islice((plain(name) for name in names if digest_of(without_case(name))
+                                     == first), 2)
+            text = ("results with names that differ only in case or Unicode form: "
+                    f"{counts[counts > 1].sum():,}, such as {' and '.join(pair)}; Windows and "
+                    "macOS keep only one of each; rename their inputs if the results are to be "
+                    "copied there")
             if IGNORES_CASE and not self.options.in_parts:
                 raise InvalidInputError(text)
             say(text)

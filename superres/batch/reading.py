@@ -21,20 +21,22 @@ from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.untrusted import read_untrusted
 
 Opened: TypeAlias = tuple[int, Input, list[int], Content | SuperresError]
-"""An input's number among those of the run, the input, the numbers (from 1) of its samples to make, and its content, or
-the error why it cannot be read."""
+"""An input's number among those of the run, the input, the numbers (from 1) of its samples to make,
+and its content, or the error why it cannot be read."""
 Made: TypeAlias = tuple[int, list[Request | Output]]
 """An input's number among those of the run, and all its outputs: to be decoded, or failed."""
 
 
-def read_requests(opened: Iterable[Opened], settings: RunSettings, cropped: Callable[[str], None]) -> Iterator[Made]:
+def read_requests(opened: Iterable[Opened], settings: RunSettings,
+                  cropped: Callable[[str], None]) -> Iterator[Made]:
     """Yield the requests of each input: one per crop and sample, or a failed output per sample.
 
     `cropped` gets, for a photo, the line that says how it was cropped.
     """
     options, task = settings.options, settings.task
     if options.source == "photo":
-        task = replace(task, between=())  # reduces pictures of the size of a later stage's input, too
+        # reduces pictures of the size of a later stage's input, too
+        task = replace(task, between=())
     for turn, entry, samples, content in opened:
         made = list[Request | Output]()
         try:
@@ -43,7 +45,8 @@ def read_requests(opened: Iterable[Opened], settings: RunSettings, cropped: Call
         except PlaceError:
             raise
         except (SuperresError, OSError, ValueError, MemoryError) as error:
-            message, outputs = " ".join(str(error).split()) or type(error).__name__, options.outputs(entry)
+            message, outputs = (" ".join(str(error).split()) or type(error).__name__,
+                                options.outputs(entry))
             reason = message if entry.input in message else f"{entry.input}: {message}"
             made += [settings.failed(entry, outputs[sample - 1], reason, turn, index)
                      for index, sample in enumerate(samples)]
@@ -55,8 +58,10 @@ def read_requests(opened: Iterable[Opened], settings: RunSettings, cropped: Call
         if note is not None:
             cropped(note)
         for crop, small in zip(crops, reduced, strict=True):
-            outputs, record = options.outputs(entry, crop.face), None if note is None else asdict(crop)
-            made += [Request(turn, len(made) + index, sample, entry, outputs[sample - 1], small, record)
+            outputs, record = (options.outputs(entry, crop.face),
+                               None if note is None else asdict(crop))
+            made += [Request(turn, len(made) + index, sample, entry, outputs[sample - 1], small,
+                             record)
                      for index, sample in enumerate(samples)]
         yield turn, made
 
@@ -84,11 +89,13 @@ def _reduced(picture: Picture, crop: Crop, options: BatchOptions, task: FaceTask
         low = input_of(picture.alpha[:, :, None], crop, task)
         large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
         source, alpha = unblend(source, low), large[0, :, :, 0]
-    return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source, alpha=alpha)
+    return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source,
+                                                                              alpha=alpha)
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
-    """Return the colours that blend to `pixels` [H, W, 3] with `alpha` [H, W, 1] over white; white where alpha is 0."""
+    """Return the colours that blend to `pixels` [H, W, 3] with `alpha` [H, W, 1] over white; white
+    where alpha is 0."""
     weight = np.maximum(alpha.astype(np.float64), 1) / 255
     colour = (pixels - 255 * (1 - weight)) / weight
     return np.where(alpha == 0, 255, colour.round().clip(0, 255)).astype(np.uint8)

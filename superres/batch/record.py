@@ -1,7 +1,8 @@
-"""What a picture meets between its file and its output's file, the settings that both record, and a run's summary.
+"""What a picture meets between its file and its output's file, the settings that both record, and a
+run's summary.
 
-An `Input` is listed. It gives a `Request` per face and sample. Decoding makes a `Result` of each, which becomes an
-`Output` with its `Row` of the manifest.
+An `Input` is listed. It gives a `Request` per face and sample. Decoding makes a `Result` of each,
+which becomes an `Output` with its `Row` of the manifest.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An output of a run; `data` is the content of the file, None unless it was made. For the numbers, see `Request`.
+    """An output of a run; `data` is the content of the file, None unless it was made. For the
+    numbers, see `Request`.
 
     The status "skipped" stands for a file that exists and is not made again.
     """
@@ -79,8 +81,8 @@ class Output:
 class Summary:
     """Counts of a run; `tokens` and `iterations` are sums over the decoded images.
 
-    `reasons` are numbers of failures per reason, without the inputs' names; `first` has the first input that failed for
-    a reason, and `stopped` says why the run ended early.
+    `reasons` are numbers of failures per reason, without the inputs' names; `first` has the first
+    input that failed for a reason, and `stopped` says why the run ended early.
     """
 
     done: int = 0
@@ -111,8 +113,10 @@ class Summary:
         self.tokens += row.tokens or 0
         self.iterations += row.iterations or 0
         if row.status == "failed" and row.error:
-            reason = row.error.replace(row.input, "").replace(row.output or row.input, "").strip(" :")
-            # Details such as sizes differ between files, so all reasons after the first 20 are counted together.
+            reason = row.error.replace(row.input, "").replace(row.output or row.input,
+                                                              "").strip(" :")
+            # Details such as sizes differ between files, so all reasons after the first 20 are
+            # counted together.
             reason = reason if len(self.reasons) < 20 or reason in self.reasons else "other reasons"
             self.reasons[reason] += 1
             self.first.setdefault(reason, row.input)
@@ -126,18 +130,21 @@ class Summary:
         return f"{counts}; {rate:.2f} images/s, mean accepted block size {size:.2f}"
 
     def reason_lines(self) -> list[str]:
-        """Return one line per reason, the most frequent first, with the first input that failed for it."""
-        return [f"{count} failed: {reason} ({'first: ' if count > 1 else ''}{public(self.first[reason])})"
+        """Return one line per reason, the most frequent first, with the first input that failed for
+        it."""
+        return [f"{count} failed: {reason} "
+                f"({'first: ' if count > 1 else ''}{public(self.first[reason])})"
                 for reason, count in self.reasons.most_common()]
 
 
 @dataclass
 class RunSettings:
-    """The settings that determine an output besides its input; manifest rows and outputs record them.
+    """The settings that determine an output besides its input; manifest rows and outputs record
+    them.
 
-    `checkpoint` is name@revision, `task` has the sizes of its network's input and output, and `engine` is None where
-    other machines decode, each with its own. Raises ConfigError if the crop of the options is smaller than the
-    network's input.
+    `checkpoint` is name@revision, `task` has the sizes of its network's input and output, and
+    `engine` is None where other machines decode, each with its own. Raises ConfigError if the crop
+    of the options is smaller than the network's input.
     """
 
     checkpoint: str
@@ -149,25 +156,31 @@ class RunSettings:
     @classmethod
     def of(cls, upscaler: Upscaler, decode: DecodeConfig, options: BatchOptions) -> RunSettings:
         """Return the settings of a run with an upscaler."""
-        return cls(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task, upscaler.engine)
+        return cls(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task,
+                   upscaler.engine)
 
     def __post_init__(self) -> None:
         self.options.check_crop(self.task.source)
         self.config = self.decode.to_dict()
-        self.content_options = {**self.options.content_options(), "start": self.task.source, "engine": self.engine}
+        self.content_options = {**self.options.content_options(), "start": self.task.source,
+                                "engine": self.engine}
         # In the form of parsed JSON, which has lists instead of tuples.
-        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
+        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config,
+                                    **self.content_options})
 
     def differences(self, row: Row) -> list[str]:
-        """Return the settings in which a row differs, as text, without those on which its tokens do not depend.
+        """Return the settings in which a row differs, as text, without those on which its tokens do
+        not depend.
 
         They are an adaptive block size of exact decoding, and the engine among those of one format.
         """
-        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, **(row.config or {}), **(row.options or {})}
+        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, **(row.config or {}),
+                 **(row.options or {})}
         alike = {"adaptive"} if self.decode.is_exact else set[str]()
         if self.engine is None or _numbers(there["engine"]) == _numbers(self.engine):
             alike.add("engine")
-        return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
+        return [f"{name} {there.get(name)!r} there, {value!r} now" for name,
+                value in self.comparable.items()
                 if there.get(name) != value and name not in alike]
 
     def output(self, result: Result[Request]) -> Output:
@@ -183,7 +196,8 @@ class RunSettings:
         self, request: Request, image: Pixels, traces: Sequence[RowTrace], seconds: float,
         judged: JudgedResult | None = None,
     ) -> Output:
-        """Return the output of an image, uint8 [target, target, 3], with the traces of all its decodes."""
+        """Return the output of an image, uint8 [target, target, 3], with the traces of all its
+        decodes."""
         tokens, iterations, calls = (sum(getattr(trace, name) for trace in traces)
                                      for name in ("tokens", "iterations", "model_calls"))
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
@@ -198,22 +212,27 @@ class RunSettings:
         data = encode(request, image, record, self.options, reliable)
         row = Row(request.entry.input, request.output, "ok", None, tokens, iterations, calls,
                   tokens / max(iterations, 1), seconds, **self._fields(request.entry),
-                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop, sample=sample, bits_per_dim=bits)
+                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop, sample=sample,
+                  bits_per_dim=bits)
         return Output(row, data, request.turn, request.index)
 
-    def failed(self, entry: Input, output: str, reason: str, turn: int = 0, index: int = 0) -> Output:
+    def failed(self, entry: Input, output: str, reason: str, turn: int = 0,
+               index: int = 0) -> Output:
         """Return an output that cannot be made."""
         row = Row(entry.input, output, "failed", " ".join(reason.split()), **self._fields(entry))
         return Output(row, None, turn, index)
 
     def standing(self, entry: Input, output: str) -> Output | None:
-        """Return what an output is whose file exists and is not to be replaced; None if it is to be made."""
+        """Return what an output is whose file exists and is not to be replaced; None if it is to be
+        made."""
         mode = self.options.on_existing
         if mode in ("redo", "overwrite") or not (os.path.isfile(output) or os.path.islink(output)):
             return None
         if mode == "error":
-            return self.failed(entry, output, f"{output} exists already; use --on-existing skip or overwrite")
-        return Output(Row(entry.input, output, "skipped", version=entry.version, options=self.content_options))
+            return self.failed(entry, output, f"{output} exists already; use --on-existing skip or "
+                               "overwrite")
+        return Output(Row(entry.input, output, "skipped", version=entry.version,
+                          options=self.content_options))
 
     def _fields(self, entry: Input) -> dict[str, Any]:
         """Return what the rows of an input have in common."""
@@ -222,9 +241,11 @@ class RunSettings:
 
 
 def encode(
-    request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions, reliable: Mask | None = None,
+    request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions,
+    reliable: Mask | None = None,
 ) -> bytes:
-    """Return the bytes of the file of a decoded image, uint8 [target, target, 3], or of a sheet with it."""
+    """Return the bytes of the file of a decoded image, uint8 [target, target, 3], or of a sheet
+    with it."""
     picture = replace(request.picture, rgb=image)
     if options.sheet:
         picture = replace(picture, rgb=face_sheet(request.source, image, reliable), alpha=None)
@@ -236,4 +257,5 @@ def _numbers(engine: str) -> str:
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name,
+            value in values.items()}

@@ -1,7 +1,8 @@
-"""The rows of manifests: one JSON line per output, from which a later run goes on, and the files of such lines.
+"""The rows of manifests: one JSON line per output, from which a later run goes on, and the files of
+such lines.
 
-A later row replaces an earlier row of the same output. A last line without its end, which a killed run may leave, does
-not count.
+A later row replaces an earlier row of the same output. A last line without its end, which a killed
+run may leave, does not count.
 """
 
 from __future__ import annotations
@@ -39,20 +40,26 @@ class Row:
     Attributes:
         input: see `superres.batch.inputs.Input`.
         output: absolute path of the output; empty for an input that could not be listed.
-        status: "ok", "skipped" (a file exists that has no row) or "failed"; `error` is the reason of a failure.
-        tokens, iterations, model_calls, seconds: sums over all decodes of the image. A finished image has more than its
-            stages: two or three of the stages whose pictures are averaged. `seconds` are its share of the time.
+        status: "ok", "skipped" (a file exists that has no row) or "failed"; `error` is the reason
+            of a failure.
+        tokens, iterations, model_calls, seconds: sums over all decodes of the image. A finished
+            image has more than its stages: two or three of the stages whose pictures are averaged.
+            `seconds` are its share of the time.
         checkpoint: name@revision.
-        config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
-        options: the other options of the run that determine an output: `BatchOptions.content_options`, as `start`
-            the side of the model's input, and the `engine`.
+        config: decoding settings with the block size filled in; None for a skipped output, whose
+            settings are unknown.
+        options: the other options of the run that determine an output:
+            `BatchOptions.content_options`, as `start` the side of the model's input, and the
+            `engine`.
         sha256: digest of the picture's file.
-        crop: the square of a photo, with the attributes of `superres.tasks.crops.Crop`; None for other pictures.
+        crop: the square of a photo, with the attributes of `superres.tasks.crops.Crop`; None for
+            other pictures.
         size: bytes of the file that holds the output: the picture, or the shard.
         version: what the input's file was then, as `Input.version`.
         shard_sha256: digest of the shard.
         sample: number of the sample that was kept of several.
-        bits_per_dim: that of the picture under p1, if it was judged: `superres.pipeline.judging.Judged`.
+        bits_per_dim: that of the picture under p1, if it was judged:
+            `superres.pipeline.judging.Judged`.
     """
 
     input: str
@@ -83,7 +90,8 @@ class Row:
 
     @property
     def origin(self) -> str:
-        """What the row was made from: rows with the same one, which follow each other, are all that this has given."""
+        """What the row was made from: rows with the same one, which follow each other, are all that
+        this has given."""
         return "\0".join(map(str, (self.input, self.version, (self.options or {}).get("crop"))))
 
     def line(self) -> bytes:
@@ -92,19 +100,22 @@ class Row:
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
-        """Read a line without entries that this release does not know; ValueError or ConfigError if it is not a row."""
+        """Read a line without entries that this release does not know; ValueError or ConfigError if
+        it is not a row."""
         values = parse_json(line)
         if not isinstance(values, dict) or values.get("status") not in STATUSES:
             raise ValueError("no status ok, skipped or failed")
         require({"input", "output"} <= values.keys(), "no input or no output")
-        return cls(**{name: _READERS[name](name, value) for name, value in values.items() if name in _READERS})
+        return cls(**{name: _READERS[name](name, value) for name,
+                      value in values.items() if name in _READERS})
 
 
 _READERS = {name: reader_of(hint, 0, 2**63 - 1) for name, hint in get_type_hints(Row).items()}
 
 
 def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield the byte offsets and rows of whole lines; raise InvalidInputError if a line is not a row."""
+    """Yield the byte offsets and rows of whole lines; raise InvalidInputError if a line is not a
+    row."""
     place = 0
     for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
         try:
@@ -115,8 +126,9 @@ def read_rows(file: BinaryIO, path: Path | str) -> Iterator[tuple[int, Row]]:
             row = Row.parse(line)
         except (ValueError, ConfigError) as error:
             reason = " ".join(str(error).split())
-            raise InvalidInputError(f"line {number} of the manifest {path} is damaged ({reason}); remove that line, or "
-                                    "the manifest, or choose another --manifest") from error
+            raise InvalidInputError(f"line {number} of the manifest {path} is damaged ({reason}); "
+                                    "remove that line, or the manifest, or choose another "
+                                    "--manifest") from error
         yield place, row
         place += len(line)
 
@@ -126,14 +138,15 @@ class _Lines:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.columns = {"place": array.array("q"), "output": array.array("Q"), "input": array.array("Q"),
-                        "origin": array.array("Q"), "status": array.array("b")}
+        self.columns = {"place": array.array("q"), "output": array.array("Q"),
+                        "input": array.array("Q"), "origin": array.array("Q"),
+                        "status": array.array("b")}
 
     def add(self, file: BinaryIO, path: Path | str, start: int = 0) -> None:
         """Add the rows of a file, which begin at `start` of this object's file."""
         for place, row in read_rows(file, path):
-            values = (start + place, digest_of(row.key), digest_of(row.input), digest_of(row.origin),
-                      STATUSES.index(row.status))
+            values = (start + place, digest_of(row.key), digest_of(row.input),
+                      digest_of(row.origin), STATUSES.index(row.status))
             for column, value in zip(self.columns.values(), values, strict=True):
                 column.append(value)
 
@@ -142,9 +155,11 @@ class _Lines:
         return np.array(self.columns[name], dtype=self.columns[name].typecode)
 
     def latest(self, prefers_ok: bool) -> np.ndarray[Any, Any]:
-        """Return the numbers of the rows that count, one per output, in the order of the outputs' first rows.
+        """Return the numbers of the rows that count, one per output, in the order of the outputs'
+        first rows.
 
-        That is the last row of the output, or with `prefers_ok` its last one with the status ok, if there is any.
+        That is the last row of the output, or with `prefers_ok` its last one with the status ok, if
+        there is any.
         """
         output = self.column("output")
         is_ok = (self.column("status") == 0) & prefers_ok
@@ -175,12 +190,14 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab", buffering=0)  # noqa: SIM115 -- open as long as the run
         except OSError as error:
-            raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another --manifest"
+            raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another "
+                              "--manifest"
                               ) from error
         self.end = os.fstat(self.file.fileno()).st_size
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows, and then drop a last line without its end; raise InvalidInputError if one is damaged."""
+        """Yield the rows, and then drop a last line without its end; raise InvalidInputError if one
+        is damaged."""
         last = -1
         with open(self.path, "rb") as file:
             for place, row in read_rows(file, self.path):
@@ -205,15 +222,18 @@ class Journal:
         self.end += length
 
     def sort(self, positions: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
-        """Keep one row per output: those of other runs, then those of this run; an OutputError loses no row.
+        """Keep one row per output: those of other runs, then those of this run; an OutputError
+        loses no row.
 
-        `positions` returns the places of inputs, uint64 [N] (`digest_of`), in this run's order, -1 for others.
+        `positions` returns the places of inputs, uint64 [N] (`digest_of`), in this run's order, -1
+        for others.
         """
         with open(self.path, "rb") as file:
             lines = _Lines(file)
             lines.add(file, self.path)
             inputs, origins = lines.column("input"), lines.column("origin")
-            # Only the last rows of an input count, such as those of the faces that were found in it last.
+            # Only the last rows of an input count, such as those of the faces that were found in it
+            # last.
             group = np.cumsum(_ends(origins)) - _ends(origins)
             order = np.lexsort((group, inputs))
             known, last = inputs[order][_ends(inputs[order])], group[order][_ends(inputs[order])]
@@ -227,8 +247,8 @@ class Journal:
             try:
                 _rewrite(self.path, lines.lines(numbers))
             except OSError as error:
-                raise OutputError(f"cannot sort the manifest {self.path}: {error.strerror}; no row is lost; repeat "
-                                  "the command when there is space") from error
+                raise OutputError(f"cannot sort the manifest {self.path}: {error.strerror}; no row "
+                                  "is lost; repeat the command when there is space") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -237,12 +257,13 @@ class Journal:
 
 
 def merge(paths: Sequence[str], output: str) -> Counter[str]:
-    """Write the rows of manifests one after another, one row per output, and return the number of each status.
+    """Write the rows of manifests one after another, one row per output, and return the number of
+    each status.
 
-    Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". A folder, or a URL that
-    ends with a slash, stands for its manifests. `output` may be one of `paths`. All are places
-    (`superres.system.places`). Raises InvalidInputError if a manifest cannot be read or is damaged, and OutputError if
-    the result cannot be written.
+    Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". A
+    folder, or a URL that ends with a slash, stands for its manifests. `output` may be one of
+    `paths`. All are places (`superres.system.places`). Raises InvalidInputError if a manifest
+    cannot be read or is damaged, and OutputError if the result cannot be written.
     """
     if is_url(output):
         check_url(output, writing=True)
@@ -254,12 +275,14 @@ def merge(paths: Sequence[str], output: str) -> Counter[str]:
         try:
             _write_lines(output, lines.lines(numbers))
         except OSError as error:
-            raise OutputError(f"cannot write {public(output)}: {error.strerror}; choose another --output") from error
+            raise OutputError(f"cannot write {public(output)}: {error.strerror}; choose another "
+                              "--output") from error
     return counts
 
 
 def latest_rows(path: str) -> Iterator[Row]:
-    """Yield the latest row of each output of a manifest, or of the manifests of a folder's parts (see `merge`).
+    """Yield the latest row of each output of a manifest, or of the manifests of a folder's parts
+    (see `merge`).
 
     Raises InvalidInputError if it cannot be read or is damaged.
     """
@@ -288,7 +311,8 @@ def _names(path: str) -> list[str]:
     found = [found.name for start in ("part-", "manifest") for found in files_in(path, start)]
     names = [join(path, name) for name in found if name.endswith(".jsonl")]
     if not names:
-        raise InvalidInputError(f"{public(path)} has no manifest (manifest.jsonl or part-000000.jsonl); name one")
+        raise InvalidInputError(f"{public(path)} has no manifest (manifest.jsonl or "
+                                "part-000000.jsonl); name one")
     return names
 
 
@@ -298,8 +322,8 @@ def _opened(path: str) -> Iterator[BinaryIO]:
         try:
             file = open(copy, "rb")  # noqa: SIM115 -- closed below
         except OSError as error:
-            raise InvalidInputError(f"cannot read the manifest {public(path)}: {error.strerror}; name manifests that "
-                                    "superres upscale wrote") from error
+            raise InvalidInputError(f"cannot read the manifest {public(path)}: {error.strerror}; "
+                                    "name manifests that superres upscale wrote") from error
         with file:
             yield file
 
@@ -318,7 +342,8 @@ def _write_lines(place: str, lines: Iterable[bytes]) -> None:
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file by `lines`, which may be read from it, atomically; an OSError leaves it unchanged."""
+    """Replace the file by `lines`, which may be read from it, atomically; an OSError leaves it
+    unchanged."""
     with scratch_file(path.parent, path) as file:
         file.writelines(lines)
         file.flush()

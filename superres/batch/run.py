@@ -1,7 +1,8 @@
 """Upscale the inputs of a plan: the work of `superres upscale`.
 
-Three threads run concurrently: one reads inputs, one decodes, and one writes outputs and manifests, part by part. The
-rows of a batch may belong to several parts at a time, so the batch stays full. An invalid input fails its own row only.
+Three threads run concurrently: one reads inputs, one decodes, and one writes outputs and manifests,
+part by part. The rows of a batch may belong to several parts at a time, so the batch stays full. An
+invalid input fails its own row only.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ if TYPE_CHECKING:
 
 AHEAD = 4  # images that are read ahead per image that is being decoded
 PHOTO_LINES = 20  # number of photos whose crops are printed; the manifest records all of them
-QUEUE = 256  # number of messages that may wait for the writing thread before reading and decoding wait, ...
-QUEUED = AHEAD + 3  # ... and of further ones per row of a batch: all rows of a batch may end at the same time
+# number of messages that may wait for the writing thread before reading and decoding wait, ...
+QUEUE = 256
+# ... and of further ones per row of a batch: all rows of a batch may end at the same time
+QUEUED = AHEAD + 3
 TURNS = 1 << 32  # turn n of part p of a run is p * TURNS + n
 
 
 class Sink(Protocol):
-    """Receives what decoding makes: a `Run`, or a part's actor on a cluster. After an `error`, nothing is accepted."""
+    """Receives what decoding makes: a `Run`, or a part's actor on a cluster. After an `error`,
+    nothing is accepted."""
 
     settings: RunSettings
     error: BaseException | None
@@ -62,15 +66,18 @@ class Sink(Protocol):
 
 
 def upscale(
-    plan: Plan, upscaler: Upscaler, decode: DecodeConfig, elsewhere: Callable[[Run], None] | None = None,
+    plan: Plan, upscaler: Upscaler, decode: DecodeConfig,
+    elsewhere: Callable[[Run], None] | None = None,
 ) -> Summary:
-    """Upscale the inputs of a plan that are not done, and return the counts; every output has a row in a manifest.
+    """Upscale the inputs of a plan that are not done, and return the counts; every output has a row
+    in a manifest.
 
-    `elsewhere` does the parts of the run instead of this process (`superres.batch.cluster.decode_on_cluster`).
-    A failure is one line on standard error. If a place does not answer or the disk is full, the run stops and its
-    summary says why. Raises ConfigError if the checkpoint does not support `decode`; InvalidInputError if a manifest is
-    damaged; OutputError if the place of the outputs cannot be written, another run is writing there, or outputs were
-    made with other settings.
+    `elsewhere` does the parts of the run instead of this process
+    (`superres.batch.cluster.decode_on_cluster`). A failure is one line on standard error. If a
+    place does not answer or the disk is full, the run stops and its summary says why. Raises
+    ConfigError if the checkpoint does not support `decode`; InvalidInputError if a manifest is
+    damaged; OutputError if the place of the outputs cannot be written, another run is writing
+    there, or outputs were made with other settings.
     """
     started, options = time.perf_counter(), plan.options
     decode = resolve_options(decode, upscaler, options.samples, options.finish)
@@ -105,7 +112,8 @@ def decode_all(opened: Iterator[Opened], sink: Sink, upscaler: Upscaler, rows: i
                 else:
                     sink.put(one)
 
-    thread = threading.Thread(target=feed.fill, args=(requests(),), name="superres-reading", daemon=True)
+    thread = threading.Thread(target=feed.fill, args=(requests(),), name="superres-reading",
+                              daemon=True)
     thread.start()
     try:
         _decode_feed(feed, sink, upscaler, rows)
@@ -115,7 +123,8 @@ def decode_all(opened: Iterator[Opened], sink: Sink, upscaler: Upscaler, rows: i
 
 
 def _decode_feed(feed: FeedQueue[Request], sink: Sink, upscaler: Upscaler, rows: int) -> None:
-    """Decode until the feed ends or the sink reports an error; halve the rows when memory runs out."""
+    """Decode until the feed ends or the sink reports an error; halve the rows when memory runs
+    out."""
     from superres.decoding.batching import feed_of  # imports torch
 
     while True:
@@ -133,7 +142,8 @@ def _decode_feed(feed: FeedQueue[Request], sink: Sink, upscaler: Upscaler, rows:
             _, error = _decode(feed_of([item]), sink, upscaler, 1)
             if error is not None:
                 reason = f"decoding failed: {str(error) or type(error).__name__}"
-                sink.put(sink.settings.failed(item.entry, item.output, reason, item.turn, item.index))
+                sink.put(sink.settings.failed(item.entry, item.output, reason, item.turn,
+                                              item.index))
 
 
 def _decode(
@@ -142,8 +152,8 @@ def _decode(
     """Decode a feed to its end; return the items lost to an error, and the error or None."""
     options = sink.settings.options
     is_judged = options.sheet and upscaler.reliability is not None  # of pictures as they are drawn
-    decoder = upscaler.refilled(feed, sink.settings.decode, rows, options.samples if options.keep else 1, is_judged,
-                                options.finish)
+    decoder = upscaler.refilled(feed, sink.settings.decode, rows,
+                                options.samples if options.keep else 1, is_judged, options.finish)
     try:
         for finished in decoder.run():
             for one in finished:
@@ -159,7 +169,8 @@ def _decode(
 
 def _is_out_of_memory(error: Exception) -> bool:
     message = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message
+    return (isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory"
+            in message)
 
 
 class _OpenPart:
@@ -180,7 +191,8 @@ class _OpenPart:
         """Pass on the inputs whose outputs are there, as far as their order allows."""
         for turn, count in list(self.expected.items()):
             if len(self.waiting.get(turn, ())) == count:
-                for output in sorted(self.waiting.pop(turn, ()), key=lambda one: (one.index, one.row.output)):
+                for output in sorted(self.waiting.pop(turn, ()),
+                                     key=lambda one: (one.index, one.row.output)):
                     self.writer.add(output)
                 del self.expected[turn]
             elif in_order:
@@ -188,7 +200,8 @@ class _OpenPart:
 
 
 class Run:
-    """A run: what is to be done, and a thread that writes what is done. A context manager, and a `Sink`.
+    """A run: what is to be done, and a thread that writes what is done. A context manager, and a
+    `Sink`.
 
     Attributes:
         summary: counts of what is written.
@@ -214,7 +227,8 @@ class Run:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Write what is complete; a completed run also completes its place."""
         self._queue.put(None)
@@ -230,7 +244,8 @@ class Run:
         self._progress.__exit__(None, None, None)
         if isinstance(self.error, (PlaceError, OutputError)):
             self.summary.stopped = str(self.error)
-            say(f"{self.error}; stopped; finished results are kept, and the same command resumes the run")
+            say(f"{self.error}; stopped; finished results are kept, and the same command resumes "
+                "the run")
         elif self.error is not None and kind is None:
             raise self.error
 
@@ -252,7 +267,8 @@ class Run:
             for entry, count in zip(planned.entries, counts, strict=True):
                 if count:
                     self._queue.put(("known", entry, count))
-            left = tuple(entry for entry, count in zip(planned.entries, counts, strict=True) if not count)
+            left = tuple(entry for entry, count in zip(planned.entries, counts, strict=True)
+                         if not count)
             if not left:
                 continue
             turn, standing, samples = next(numbers) * TURNS, list[Output](), list[tuple[int, ...]]()
@@ -262,8 +278,8 @@ class Run:
                 samples.append(tuple(sample for sample, one in enumerate(found, 1) if one is None))
                 standing += [replace(one, turn=turn + place, index=index)
                              for index, one in enumerate(found) if one is not None]
-            yield self.store.number(replace(planned, entries=left, turn=turn, samples=tuple(samples),
-                                            standing=tuple(standing)))
+            yield self.store.number(replace(planned, entries=left, turn=turn,
+                                            samples=tuple(samples), standing=tuple(standing)))
 
     def opened(self) -> Iterator[Opened]:
         """Open the inputs that are to be done."""
@@ -316,7 +332,8 @@ class Run:
             self._progress.to(max(self._received + under_way, self._progress.done))
 
     def _write(self) -> None:
-        """Handle what the other threads tell, until None arrives; the body of the writing thread."""
+        """Handle what the other threads tell, until None arrives; the body of the writing
+        thread."""
         while (told := self._queue.get()) is not None:
             try:
                 if self.error is None:
@@ -365,7 +382,8 @@ class Run:
         self._report(rows)
 
     def _output(self, result: Result[Request]) -> Output:
-        """Return the output of a decoded image; whether that of one of several faces stands is known only now."""
+        """Return the output of a decoded image; whether that of one of several faces stands is
+        known only now."""
         request = result.item
         if request.crop is not None and request.crop["face"]:
             standing = self.store.standing(request.entry, request.output)

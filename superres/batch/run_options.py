@@ -22,12 +22,13 @@ from superres.tasks.image_files import FORMATS, SUFFIXES
 from superres.tasks.photos import DEFAULT_CROP
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
-"""What to do with an existing output. "skip" keeps complete outputs with the same settings, and raises an error if any
-output has other settings. "redo" is as "skip", but makes outputs with other settings and files without a row again.
-"overwrite" makes all outputs again. "error" fails the row."""
+"""What to do with an existing output. "skip" keeps complete outputs with the same settings, and
+raises an error if any output has other settings. "redo" is as "skip", but makes outputs with other
+settings and files without a row again. "overwrite" makes all outputs again. "error" fails the
+row."""
 METADATA = ("strip", "keep")
-"""Whether an output copies what describes the picture in the input's metadata, and names the colour space if the input
-does."""
+"""Whether an output copies what describes the picture in the input's metadata, and names the colour
+space if the input does."""
 MOST_SAMPLES = 10_000  # largest number of images that are drawn from an input
 LAYOUTS = {"files": "", "webdataset": ".tar", "parquet": ".parquet"}
 """How outputs are stored, and the suffix of a shard."""
@@ -40,7 +41,8 @@ MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Options of an upscaling run, besides those of decoding; `superres upscale --help` describes them.
+    """Options of an upscaling run, besides those of decoding; `superres upscale --help` describes
+    them.
 
     Attributes:
         output: place of the outputs, a folder or its URL; created if it is missing.
@@ -48,12 +50,15 @@ class BatchOptions:
         rows: most inputs per part; None for `LOCAL_ROWS` or `ROWS`.
         batch_size: images decoded together; None chooses as many as are useful and fit into memory.
         shard: (I, N), 0 <= I < N: do every N-th part, starting with part I.
-        manifest: JSON lines file with one row per output; in the output folder if None. A run whose outputs are not
-            single files of this machine has a manifest beside each part instead.
-        alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
-        keep: "likeliest" writes only the likeliest of the samples of an input; None writes all of them.
+        manifest: JSON lines file with one row per output; in the output folder if None. A run whose
+            outputs are not single files of this machine has a manifest beside each part instead.
+        alpha: colour behind transparent parts; or "keep" for outputs as transparent as their
+            inputs.
+        keep: "likeliest" writes only the likeliest of the samples of an input; None writes all of
+            them.
         finish: a way of finishing pictures: see `superres.pipeline.finish`.
-        sheet: make each output a sheet of the input, its enlargement and the result, named <name>-sheet.
+        sheet: make each output a sheet of the input, its enlargement and the result, named
+            <name>-sheet.
         verify: compare the digests of existing outputs, not only their sizes.
     """
 
@@ -90,15 +95,18 @@ class BatchOptions:
         require_whole("--rows", ROWS if self.rows is None else self.rows, 1, MOST_ROWS)
         require_choice("--format", self.format, list(FORMATS))
         require_choice("--metadata", self.metadata, METADATA)
-        require(not set(self.suffix) & {"/", "\\", "\0"}, f"--suffix must be part of a file name, not {self.suffix!r}")
+        require(not set(self.suffix) & {"/", "\\", "\0"}, "--suffix must be part of a file name, "
+                f"not {self.suffix!r}")
         if self.alpha != KEEP_ALPHA:
             try:
                 ImageColor.getrgb(self.alpha)
             except ValueError:
-                raise ConfigError(f"--alpha must be keep or a colour such as white or #808080, not {self.alpha!r}"
+                raise ConfigError("--alpha must be keep or a colour such as white or #808080, not "
+                                  f"{self.alpha!r}"
                                   ) from None
         index, count = self.shard
-        require(0 <= index < count, f"--shard must be I/N with I from 0 to N - 1, such as 0/4, not {index}/{count}")
+        require(0 <= index < count, "--shard must be I/N with I from 0 to N - 1, such as 0/4, not "
+                f"{index}/{count}")
         require_whole("--shard I/N: N", count)
 
     def check_crop(self, least: int = 1) -> None:
@@ -156,12 +164,14 @@ class BatchOptions:
 
     def outputs(self, entry: Input, face: int = 0) -> list[str]:
         """Return the whole path or URL of each sample; [""] for an input that cannot be listed."""
-        return [""] if entry.error is not None else [f"{self.folder}/{name}" for name in self.names(entry, face)]
+        return [""] if entry.error is not None else [f"{self.folder}/{name}"
+                                                     for name in self.names(entry, face)]
 
     def face_of(self, output: str) -> tuple[str, int]:
         """Return the output's path without "-faceN", and N; 0 if the path has no such part."""
         sample = r"-\d+" if self.per_input > 1 else ""
-        found = re.fullmatch(rf"(.+)-face([1-9]\d{{0,3}})({sample}{re.escape(self.ending)})", output, re.DOTALL)
+        found = re.fullmatch(rf"(.+)-face([1-9]\d{{0,3}})({sample}{re.escape(self.ending)})",
+                             output, re.DOTALL)
         return (found[1] + found[3], int(found[2])) if found else (output, 0)
 
 
@@ -179,4 +189,5 @@ def parse_shard(text: str) -> tuple[int, int]:
         index, count = text.split("/")
         return int(index), int(count)
     except ValueError:
-        raise ConfigError(f"--shard must be I/N, such as 0/4 for the first of four, not {text!r}") from None
+        raise ConfigError("--shard must be I/N, such as 0/4 for the first of four, not "
+                          f"{text!r}") from None

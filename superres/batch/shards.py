@@ -1,7 +1,7 @@
 """Pack the pictures of a part into a shard: a WebDataset tar file, or a Parquet file.
 
-Equal outputs give equal files: a shard has no time, owner or machine in it. The seconds of decoding are in the manifest
-alone.
+Equal outputs give equal files: a shard has no time, owner or machine in it. The seconds of decoding
+are in the manifest alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from superres.batch.rows import Row
 from superres.errors import ConfigError
 
 PARQUET_ROWS = 256  # rows of a row group
-STATISTICS = ("input", "tokens", "iterations", "model_calls", "mean_accepted_block_size", "checkpoint", "crop",
-              "sha256")
+STATISTICS = ("input", "tokens", "iterations", "model_calls", "mean_accepted_block_size",
+              "checkpoint", "crop", "sha256")
 """Fields of a row that a shard has beside the picture."""
 
 
@@ -27,7 +27,8 @@ class Packer(Protocol):
     """Writes a shard to a file of this machine."""
 
     def key(self, stem: str) -> str:
-        """Return the key of a picture whose output is `stem` with a suffix; `ShardWriter` makes keys unique."""
+        """Return the key of a picture whose output is `stem` with a suffix; `ShardWriter` makes
+        keys unique."""
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         """Add a picture, whose file is `name`, with its row."""
@@ -43,13 +44,15 @@ class TarPacker:
         self.file = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115 -- closed by `finish`
 
     def key(self, stem: str) -> str:
-        """See `Packer.key`. The library webdataset ends a key at the first dot and leaves out `__NAME__/...`."""
+        """See `Packer.key`. The library webdataset ends a key at the first dot and leaves out
+        `__NAME__/...`."""
         folder, slash, base = stem.rpartition("/")
         return re.sub(r"^__|[\x00-\x1f\x7f]", "_", f"{folder}{slash}{base.replace('.', '_')}")
 
     def add(self, row: Row, name: str, data: bytes) -> None:
         self._add(name, data)
-        self._add(f"{os.path.splitext(name)[0]}.json", (json.dumps(statistics_of(row)) + "\n").encode())
+        self._add(f"{os.path.splitext(name)[0]}.json",
+                  (json.dumps(statistics_of(row)) + "\n").encode())
 
     def _add(self, name: str, data: bytes) -> None:
         member = tarfile.TarInfo(name)
@@ -61,21 +64,24 @@ class TarPacker:
 
 
 class ParquetPacker:
-    """A Parquet file: column key, column image as the library datasets stores pictures, and the statistics."""
+    """A Parquet file: column key, column image as the library datasets stores pictures, and the
+    statistics."""
 
     def __init__(self, path: str) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise ConfigError("--format parquet needs the `parquet` extra; pip install 'superres[parquet]'") from error
+            raise ConfigError("--format parquet needs the `parquet` extra; pip install "
+                              "'superres[parquet]'") from error
         self.rows = list[dict[str, Any]]()
         self.schema = pyarrow.schema([
             ("key", pyarrow.string()),
             ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
-            ("input", pyarrow.string()), ("tokens", pyarrow.int64()), ("iterations", pyarrow.int64()),
-            ("model_calls", pyarrow.int64()), ("mean_accepted_block_size", pyarrow.float64()),
-            ("checkpoint", pyarrow.string()), ("crop", pyarrow.string()), ("sha256", pyarrow.string()),
+            ("input", pyarrow.string()), ("tokens", pyarrow.int64()),
+            ("iterations", pyarrow.int64()), ("model_calls", pyarrow.int64()),
+            ("mean_accepted_block_size", pyarrow.float64()), ("checkpoint", pyarrow.string()),
+            ("crop", pyarrow.string()), ("sha256", pyarrow.string()),
         ])
         self.table = pyarrow.Table
         self.file = parquet.ParquetWriter(path, self.schema)
@@ -86,8 +92,8 @@ class ParquetPacker:
     def add(self, row: Row, name: str, data: bytes) -> None:
         statistics = statistics_of(row)
         crop = statistics.pop("crop")
-        self.rows.append({"key": os.path.splitext(name)[0], "image": {"bytes": data, "path": name}, **statistics,
-                          "crop": None if crop is None else json.dumps(crop)})
+        self.rows.append({"key": os.path.splitext(name)[0], "image": {"bytes": data, "path": name},
+                          **statistics, "crop": None if crop is None else json.dumps(crop)})
         if len(self.rows) == PARQUET_ROWS:
             self._flush()
 

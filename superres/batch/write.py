@@ -1,7 +1,8 @@
 """Where the outputs and the rows of a run are kept: what every place offers.
 
-A place is a folder of single files (`superres.batch.folder_store`), or parts in a store or in shards
-(`superres.batch.part_store`). A killed run leaves nothing there that a later one takes for something else.
+A place is a folder of single files (`superres.batch.folder_store`), or parts in a store or in
+shards (`superres.batch.part_store`). A killed run leaves nothing there that a later one takes for
+something else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class PartWriter(Protocol):
         """Write everything, the manifest included, and return the rows."""
 
     def give_up(self) -> list[Row]:
-        """Write what can stand for itself, remove the rest, and return the rows of what was written."""
+        """Write what can stand for itself, remove the rest, and return the rows of what was
+        written."""
 
 
 class Store(Protocol):
@@ -36,8 +38,8 @@ class Store(Protocol):
     def __enter__(self) -> Store:
         """Open the place.
 
-        Raises OutputError if it cannot be written, another run is writing there, or outputs were made with other
-        settings; InvalidInputError if a manifest is damaged; PlaceError.
+        Raises OutputError if it cannot be written, another run is writing there, or outputs were
+        made with other settings; InvalidInputError if a manifest is damaged; PlaceError.
         """
 
     def __exit__(self, *_: object) -> None:
@@ -46,7 +48,8 @@ class Store(Protocol):
     known: Known
 
     def standing(self, entry: Input, output: str) -> Output | None:
-        """Return what an output is whose file exists and must not be replaced; None if it is to be made."""
+        """Return what an output is whose file exists and must not be replaced; None if it is to be
+        made."""
 
     def number(self, part: Part) -> Part:
         """Return the part with the number by which it is written."""

@@ -1,4 +1,5 @@
-"""The command `superres app`: the web demo, a page that shows the decoding of faces block by block."""
+"""The command `superres app`: the web demo, a page that shows the decoding of faces block by
+block."""
 
 from __future__ import annotations
 
@@ -37,28 +38,33 @@ PICTURED = "black-hair-drawn"
 """The example on the card of link previews."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
-Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 chooses a free port.")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 chooses a free "
+                                   "port.")]
 Auth = Annotated[list[str] | None, typer.Option(
     metavar="USER:PASSWORD", envvar="SUPERRES_AUTH", show_envvar=True,
-    help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]
-RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy serves the page.")]
+    help="User who may log in; repeat the option for several users. In the variable, separate "
+    "users by blanks.")]
+RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy serves the "
+                                       "page.")]
 MaxQueue = Annotated[int, typer.Option(
     metavar="N", min=1, help="Requests that may wait; further requests are refused.")]
 EmbedIn = Annotated[list[str] | None, typer.Option(
-    metavar="ORIGIN", help="Site that may show the page in a frame, such as https://example.org; repeat the option for "
-    "several sites.")]
+    metavar="ORIGIN", help="Site that may show the page in a frame, such as https://example.org; "
+    "repeat the option for several sites.")]
 TimeLimit = Annotated[float, typer.Option(
     metavar="S", min=1, help="Seconds that a request may take, besides waiting for its turn.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
-    metavar="NAME|DIR", help="Checkpoint of the Translate tab. The page has no such tab if the default is not "
-    f"available. [default: {DEFAULT_TRANSLATOR}]")]
+    metavar="NAME|DIR", help="Checkpoint of the Translate tab. The page has no such tab if the "
+    f"default is not available. [default: {DEFAULT_TRANSLATOR}]")]
 Survey = Annotated[str | None, typer.Option(
-    metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. Raters can also use "
-    "/survey/, which needs no password.")]
+    metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. "
+    "Raters can also use /survey/, which needs no password.")]
 
 
-def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, root_path: str = "") -> gr.Blocks:
-    """Build the page with its examples, inside `temporary_files()`; see `superres.web.serving.build_page`."""
+def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False,
+              root_path: str = "") -> gr.Blocks:
+    """Build the page with its examples, inside `temporary_files()`; see
+    `superres.web.serving.build_page`."""
     from PIL import Image
 
     from superres.web.content import examples_of
@@ -74,7 +80,8 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, 
 
 
 def pictured(task: FaceTask) -> Pixels:
-    """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large enough."""
+    """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large
+    enough."""
     from superres.web.content import examples_of
     from superres.web.crops import subjects
 
@@ -83,16 +90,19 @@ def pictured(task: FaceTask) -> Pixels:
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
-    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not available."""
+    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not
+    available."""
     from superres.checkpoint import bundled_checkpoints
     from superres.pipeline.translator import Translator
 
-    present = DEFAULT_TRANSLATOR in bundled_checkpoints() and importlib.util.find_spec("sentencepiece") is not None
+    present = (DEFAULT_TRANSLATOR in bundled_checkpoints()
+               and importlib.util.find_spec("sentencepiece") is not None)
     return None if checkpoint is None and not present else Translator.load(checkpoint, device)
 
 
 def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
-    """Open the store of a survey, and return it with the application of the study `name`; StoreError if one lacks."""
+    """Open the store of a survey, and return it with the application of the study `name`;
+    StoreError if one lacks."""
     try:
         from superres.survey.server import study_app
         from superres.survey.store import Store
@@ -103,7 +113,8 @@ def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
 
 
 def announce(host: str, port: int, root_path: str, survey: str | None, store: str) -> None:
-    """Print where to open the page and the pages of a survey, a study in a store, on standard output."""
+    """Print where to open the page and the pages of a survey, a study in a store, on standard
+    output."""
     address = local_address(host, port, root_path)
     lines = [f"open {address} ({how_to_leave(host)})"]
     if survey is not None:
@@ -114,16 +125,19 @@ def announce(host: str, port: int, root_path: str, survey: str | None, store: st
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; ConfigError if the address cannot be used, before anything is loaded."""
+    """Return a listening socket; ConfigError if the address cannot be used, before anything is
+    loaded."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                                    backlog=2048)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host
+                                    else socket.AF_INET, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host") from error
+        raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or "
+                          "--host") from error
 
 
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
-    """Return names and passwords from pairs "name:password", None without pairs; ConfigError if a part is missing."""
+    """Return names and passwords from pairs "name:password", None without pairs; ConfigError if a
+    part is missing."""
     for name, colon, password in (parts := [pair.partition(":") for pair in pairs]):
         require(bool(name and password), f"--auth must be USER:PASSWORD, not {name!r} and "
                                          f"{'an empty' if colon else 'no'} password")
@@ -131,9 +145,10 @@ def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
 
 
 def serve_demo(
-    context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
-    max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CASCADE,
-    device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
+    context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None,
+    root_path: RootPath = "", max_queue: MaxQueue = 16, time_limit: TimeLimit = 120,
+    checkpoint: Checkpoint = DEFAULT_CASCADE, device: Device = "auto",
+    translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
     store: StoreLocation = DEFAULT_STORE, embed_in: EmbedIn = None,
 ) -> None:
     """Serve the web demo until Ctrl-C or SIGTERM.
@@ -141,7 +156,8 @@ def serve_demo(
     It needs the ui extra.
     """
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
-    require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
+    require(not root_path or root_path.startswith("/"), "--root-path must begin with a slash, not "
+            f"{root_path!r}")
     for origin in embed_in or ():
         require(re.fullmatch(r"https?://[\w.-]+(:\d+)?", origin, re.ASCII) is not None,
                 f"--embed-in must be http(s)://HOST, not {origin!r}")
@@ -150,9 +166,10 @@ def serve_demo(
     visitors = parse_auth(auth or [])
     will_keep("the page was not open yet")
     # Gradio reads these variables at its import. By default it records the last 10,000 requests.
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1", GRADIO_VIBE_MODE="")
-    # torch reads this variable at its import. Its threads wait for each other at each step, so one core is left free
-    # for the page.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
+                      GRADIO_VIBE_MODE="")
+    # torch reads this variable at its import. Its threads wait for each other at each step, so one
+    # core is left free for the page.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     from superres.web.files import temporary_files
 
@@ -176,7 +193,7 @@ def serve_demo(
         first, *_ = examples_of(page_folder(), decoder.upscaler.face_task).values()
         decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
         page = build_app(decoder, max_queue, pages is not None, root_path)
-        server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors, root_path, pages,
-                              embed_in or ())
+        server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors,
+                              root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
         serve(server, decoder, listening, folder)

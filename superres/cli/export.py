@@ -13,18 +13,22 @@ from superres.cli.space import page_folder
 from superres.config import DEFAULT_CASCADE, require
 from superres.system.progress import say
 
-Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a folder.")]
+Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a "
+                                   "folder.")]
 Folder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the model.")]
 SiteFolder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the page.")]
 
-export_app = typer.Typer(help="Convert a checkpoint for another engine, or for the browser.", rich_markup_mode=None)
+export_app = typer.Typer(help="Convert a checkpoint for another engine, or for the browser.",
+                         rich_markup_mode=None)
 
 
 @export_app.command(cls=opt.HelpfulCommand)
 def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
-    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction heads.
+    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction
+    heads.
 
-    In float32, CTranslate2 then gives the tokens of greedy decoding with the engine native (`peers` extra).
+    In float32, CTranslate2 then gives the tokens of greedy decoding with the engine native (`peers`
+    extra).
     """
     from superres.pipeline.ctranslate2_export import export_ctranslate2
 
@@ -34,10 +38,12 @@ def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
 
 @export_app.command(cls=opt.HelpfulCommand)
 def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> None:
-    """Write a page that draws faces in the visitor's browser, without a server: files for any static host.
+    """Write a page that draws faces in the visitor's browser, without a server: files for any
+    static host.
 
-    The folder has the page, the compiled engine as WebAssembly, and the weights in int8; the pictures are those of the
-    engine native-int8. Photos never leave the browser. To try it, run 'python -m http.server' in the folder.
+    The folder has the page, the compiled engine as WebAssembly, and the weights in int8; the
+    pictures are those of the engine native-int8. Photos never leave the browser. To try it, run
+    'python -m http.server' in the folder.
     """
     from superres.checkpoint import find_checkpoint, replaced_folder
     from superres.pipeline.browser_export import write_engine
@@ -51,8 +57,10 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     upscaler = Upscaler.load(checkpoint, "cpu", "native-int8")
     task = upscaler.face_task
     with replaced_folder(folder) as fresh:
-        say("packing the weights, and compiling the engine for browsers unless the installation has it")
+        say("packing the weights, and compiling the engine for browsers unless the installation "
+            "has it")
         size = write_engine(fresh, upscaler)
         say("writing the page and its examples")
-        write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint), examples_of(page_folder(), task))
+        write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint),
+                   examples_of(page_folder(), task))
     say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

@@ -16,15 +16,18 @@ from superres.system.terminal import echo, echo_json
 from superres.tasks.metadata import SOFTWARE
 from superres.tasks.untrusted import read_origin
 
-PictureFile = Annotated[Path | None, Argument(metavar="FILE", help="PNG, JPEG, WebP or TIFF picture to describe "
-                                              "instead of the machine: whether it is marked as drawn by a model, and "
-                                              "with which checkpoint and settings superres drew it.")]
+PictureFile = Annotated[Path | None, Argument(metavar="FILE", help="PNG, JPEG, WebP or TIFF "
+                                              "picture to describe instead of the machine: whether "
+                                              "it is marked as drawn by a model, and with which "
+                                              "checkpoint and settings superres drew it.")]
 
 
 def info(file: PictureFile = None, as_json: AsJson = False) -> None:
-    """Print versions, processor, threads, caches, and which native variant is used and why, for a bug report.
+    """Print versions, processor, threads, caches, and which native variant is used and why, for a
+    bug report.
 
-    The first run may compile the native engine, and tests it. With FILE, print what a picture says of its origin.
+    The first run may compile the native engine, and tests it. With FILE, print what a picture says
+    of its origin.
     """
     if file is None:
         from superres.native.diagnosis import report
@@ -44,17 +47,19 @@ def origin_lines(found: dict[str, Any]) -> dict[str, str]:
     """Return the report of `read_origin` as lines by name."""
     mark, tool, record = found["mark"], found["tool"], found["settings"]
     lines = {"picture": f"{found['format']}, {found['width']}x{found['height']}",
-             "mark": "none" if mark is None else f"{plain(mark.rpartition('/')[2])} ({plain(mark)})"}
+             "mark": "none" if mark is None else f"{plain(mark.rpartition('/')[2])} "
+             f"({plain(mark)})"}
     if tool is not None:
         lines["made by"] = plain(tool)
     if record is None:
         by_superres = (tool or "").startswith(SOFTWARE)
-        return {**lines, "settings": "none" if by_superres else "none: this picture is not from superres, or another "
-                                                                "program has removed them"}
+        return {**lines, "settings": "none" if by_superres else "none: this picture is not from "
+                "superres, or another program has removed them"}
     usual = json.loads(json.dumps(DEFAULTS.to_dict()))  # as parsed JSON, like the record
     for name, value in record.items():
         if name == "config" and isinstance(value, dict):
-            options = [as_option(key, ",".join(map(str, one)) if isinstance(one, list) else str(one))
+            options = [as_option(key, ",".join(map(str, one)) if isinstance(one, list)
+                                 else str(one))
                        for key, one in value.items() if one != usual.get(key) and key != "seed"]
             lines["options"] = plain(" ".join(options)) or "defaults"
             lines["seed"] = plain(str(value.get("seed", "unknown")))

@@ -1,8 +1,8 @@
 """The command line `superres`: its commands, and one line on standard error for every error.
 
-A new command is a function in a module of this package. Register it below with `app.command()`, or with
-`decoding_command` if it has options for decoding settings. Modules that are slow to import (torch) are imported inside
-the commands, so that help and usage errors appear at once.
+A new command is a function in a module of this package. Register it below with `app.command()`, or
+with `decoding_command` if it has options for decoding settings. Modules that are slow to import
+(torch) are imported inside the commands, so that help and usage errors appear at once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from superres.system.terminal import PrintableFormatter, StandardOutputError, ec
 INTERRUPTED = 128 + signal.SIGINT  # exit code after Ctrl-C, as shells use it
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
 EXTRAS = {
-    "survey": ("survey", "fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn"),
+    "survey": ("survey", "fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy",
+               "statsmodels", "uvicorn"),
     "train": ("train", "accelerate", "matplotlib"), "app": ("ui", "fastapi", "gradio", "uvicorn"),
 }
 """The extra that a command needs, and packages of it."""
-# typer's errors have no public base class; typer's version decides whether they come from click or from typer.
+# typer's errors have no public base class; typer's version decides whether they come from click or
+# from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -57,7 +59,8 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True,
+                                       help="Print the version.")]
 
 
 @app.callback()
@@ -109,7 +112,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: SuperresError | ModuleNotFoundError, words: Sequence[str]) -> str:
-    """Return the message of an error; raise it again if a module is missing that every installation has."""
+    """Return the message of an error; raise it again if a module is missing that every installation
+    has."""
     if isinstance(error, SuperresError):
         return str(error)
     extra, *packages = EXTRAS.get("".join(words[:1]), ("",))
@@ -117,7 +121,8 @@ def _explain(error: SuperresError | ModuleNotFoundError, words: Sequence[str]) -
         return f"superres {words[0]} needs {error.name}: pip install 'superres[{extra}]'"
     if error.name not in ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision"):
         raise error
-    return f"decoding needs {error.name}: pip install superres"  # the installation is for surveys alone
+    # the installation is for surveys alone
+    return f"decoding needs {error.name}: pip install superres"
 
 
 def _refuse(message: str, code: int = 2) -> int:
@@ -127,6 +132,7 @@ def _refuse(message: str, code: int = 2) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    # Torch's idle threads would spin beside the compiled code, and take a core from it. Torch reads this when it loads.
+    # Torch's idle threads would spin beside the compiled code, and take a core from it. Torch reads
+    # this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(run())

@@ -1,4 +1,5 @@
-"""Options and checks that several commands share; the options of `DecodeConfig` are made from its fields."""
+"""Options and checks that several commands share; the options of `DecodeConfig` are made from its
+fields."""
 
 from __future__ import annotations
 
@@ -71,14 +72,18 @@ class HelpfulCommand(TyperCommand):
 
 
 def decoding_command(app: typer.Typer, task: str, *names: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds a command to `app`, with options for the decoding settings of a task.
+    """Return a decorator that adds a command to `app`, with options for the decoding settings of a
+    task.
 
-    The command reads the options with `decode_config`. `names` are the settings that get one; all by default.
+    The command reads the options with `decode_config`. `names` are the settings that get one; all
+    by default.
     """
     def register(function: Command) -> Command:
-        options = [option_of(name, about, getattr(DEFAULTS, name), task) for name, about in SETTINGS.items()
+        options = [option_of(name, about, getattr(DEFAULTS, name), task) for name,
+                   about in SETTINGS.items()
                    if task in about.tasks and name in (names or SETTINGS)]
-        app.command(cls=HelpfulCommand, context_settings={"obj": task})(with_options(function, options))
+        app.command(cls=HelpfulCommand, context_settings={"obj": task})(with_options(function,
+                                                                                     options))
         return function
 
     return register
@@ -93,7 +98,8 @@ def with_options(function: Command, options: Sequence[inspect.Parameter]) -> Com
         function(**{name: value for name, value in values.items() if name not in names})
 
     signature = inspect.signature(function, eval_str=True)
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+           for parameter in signature.parameters.values()]
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return cast(Command, command)
 
@@ -101,37 +107,47 @@ def with_options(function: Command, options: Sequence[inspect.Parameter]) -> Com
 def option_of(
     name: str, about: Setting, default: Any, task: str | None = None,  # noqa: ANN401 -- the type of the setting
 ) -> inspect.Parameter:
-    """Return the option of a setting as the parameter of a command, with the help for the command's task, if any.
+    """Return the option of a setting as the parameter of a command, with the help for the command's
+    task, if any.
 
     An option with the default `...` is required.
     """
     kind = about.kind
-    unset = about.unset if default in (None, ()) else "the checkpoint's" if about.by_checkpoint else None
-    parts = [about.help, about.faces if task == FACES else "", f"[default: {unset}]" if unset else ""]
+    unset = (about.unset if default in (None, ()) else "the checkpoint's" if about.by_checkpoint
+             else None)
+    parts = [about.help, about.faces if task == FACES else "",
+             f"[default: {unset}]" if unset else ""]
     if about.parse is not None:
         kind, default = str, None if default is None else str(default)
     # A checkpoint's default may set a switch, so it can be turned off, too.
     spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
-    option = Option(default, spelled, metavar=about.metavar or (choices(about.choices) if about.choices else None),
-                    help=" ".join(filter(None, parts)), show_default=kind is not bool and not unset and default != (),
-                    rich_help_panel=about.panel)
+    option = Option(default, spelled,
+                    metavar=about.metavar or (choices(about.choices) if about.choices else None),
+                    help=" ".join(filter(None, parts)), show_default=kind is not bool and not unset
+                    and default != (), rich_help_panel=about.panel)
     annotation = list[kind] if default == () else kind if default is not None else kind | None  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option,
+                             annotation=annotation)
 
 
-Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
-Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto is a GPU if it is faster.")]
-Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding step is "
-                               "computed: plain by torch, native by code compiled for this CPU on first use, triton by "
-                               "one kernel for GPUs; int8 and bf16 round the weights. auto is native-int8 on a CPU.")]
+Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub "
+                                   "id.")]
+Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto is a GPU "
+                               "if it is faster.")]
+Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How "
+                               "the decoding step is computed: plain by torch, native by code "
+                               "compiled for this CPU on first use, triton by one kernel for GPUs; "
+                               "int8 and bf16 round the weights. auto is native-int8 on a CPU.")]
 BatchSize = Annotated[int, Option(metavar="N", help="Images decoded together, 1 or more.")]
-LengthPenalty = Annotated[float, Option(metavar="A", rich_help_panel=DECODING, help="Exponent of beam search's length "
-                                        "penalty: hypotheses are ranked by log p / ((5 + length) / 6)**A.")]
+LengthPenalty = Annotated[float, Option(metavar="A", rich_help_panel=DECODING, help="Exponent of "
+                                        "beam search's length penalty: hypotheses are ranked by "
+                                        "log p / ((5 + length) / 6)**A.")]
 AsJson = Annotated[bool, Option("--json", help="Print the report as JSON on standard output.")]
 
 
 def decode_config(context: typer.Context) -> DecodeConfig:
-    """Return the decoding settings of a command, or raise ConfigError; those without an option have their default."""
+    """Return the decoding settings of a command, or raise ConfigError; those without an option have
+    their default."""
     values = {name: context.params[name] for name in SETTINGS if name in context.params}
     for name, value in values.items():
         if isinstance(value, str):
@@ -165,7 +181,8 @@ def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None
 
 
 def check_pairs(checkpoint: str, data: Path) -> None:
-    """Raise an error if there is no checkpoint, or no parallel text in its languages, before anything is loaded."""
+    """Raise an error if there is no checkpoint, or no parallel text in its languages, before
+    anything is loaded."""
     from superres.checkpoint import find_checkpoint, read_network
     from superres.tasks.translation import pair_paths
 
@@ -181,15 +198,18 @@ def check_device(device: str, engine: str = "auto") -> None:
 
 
 def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
-    """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are refused before."""
+    """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are
+    refused before."""
     check_device(device, engine)
     from superres.pipeline.upscaler import Upscaler
 
     return Upscaler.load(checkpoint, device, engine)
 
 
-def load_translator(checkpoint: str, device: str, languages: str | None = None, engine: str = "auto") -> Translator:
-    """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for `languages`."""
+def load_translator(checkpoint: str, device: str, languages: str | None = None,
+                    engine: str = "auto") -> Translator:
+    """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for
+    `languages`."""
     check_device(device, engine)
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator

@@ -23,19 +23,23 @@ FILES = ("app.py", "LICENSE", "scripts/photos/Grace-Hopper.jpg",
 """Files of the page beside the package, which the Space has as they are."""
 
 SpaceFolder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the Space.")]
-Wheel = Annotated[Path, Option(metavar="FILE", help="Wheel of superres for x86-64 Linux, with the compiled engine; "
-                               "'make wheels' builds it.")]
+Wheel = Annotated[Path, Option(metavar="FILE", help="Wheel of superres for x86-64 Linux, with the "
+                               "compiled engine; 'make wheels' builds it.")]
 
 def space(folder: SpaceFolder, wheel: Wheel) -> None:
     """Write a folder that runs as a Hugging Face Space: the web demo on its free machine.
 
-    The folder has the page, its examples, the wheel, a Dockerfile, and a README with limits and licences. Push it to a
-    new Space. To try it here, install the wheel with the ui and text extras, and run the Dockerfile's last line.
+    The folder has the page, its examples, the wheel, a Dockerfile, and a README with limits and
+    licences. Push it to a new Space. To try it here, install the wheel with the ui and text extras,
+    and run the Dockerfile's last line.
     """
-    require(wheel.is_file() and wheel.suffix == ".whl", f"--wheel {wheel} is no wheel; build one with 'make wheels'")
-    require(wheel.name.endswith("linux_x86_64.whl"), f"--wheel {wheel} has no compiled engine for x86-64 Linux, and a "
-            "Space has no compiler; build one with 'make wheels PLATFORMS=linux_x86_64'")
-    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty; choose a new folder")
+    require(wheel.is_file() and wheel.suffix == ".whl", f"--wheel {wheel} is no wheel; build one "
+            "with 'make wheels'")
+    require(wheel.name.endswith("linux_x86_64.whl"), f"--wheel {wheel} has no compiled engine for "
+            "x86-64 Linux, and a Space has no compiler; build one with 'make wheels "
+            "PLATFORMS=linux_x86_64'")
+    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty; choose a "
+            "new folder")
     prepare_folder(folder)
     for name in FILES:
         prepare_folder((folder / name).parent)
@@ -44,8 +48,10 @@ def space(folder: SpaceFolder, wheel: Wheel) -> None:
     values = {"wheel": wheel.name, "version": __version__, "port": PORT, "max_queue": MAX_QUEUE,
               "time_limit": TIME_LIMIT, "words": ", ".join(f'"{word}"' for word in launch_words())}
     for template in Path(__file__).with_name("space_files").iterdir():
-        write_result(folder / template.name, Template(template.read_text()).substitute(values).encode())
-    say(f"{folder}: {len(FILES) + 3} files; create a Space of the kind Docker, and push the folder to it")
+        write_result(folder / template.name,
+                     Template(template.read_text()).substitute(values).encode())
+    say(f"{folder}: {len(FILES) + 3} files; create a Space of the kind Docker, and push the folder "
+        "to it")
 
 
 def launch_words() -> list[str]:
@@ -56,7 +62,8 @@ def launch_words() -> list[str]:
 
 
 def page_folder() -> Path:
-    """Return the folder of the page's files: the checkout, or a folder inside an installed package."""
+    """Return the folder of the page's files: the checkout, or a folder inside an installed
+    package."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_page"
     return installed if installed.is_dir() else package.parent

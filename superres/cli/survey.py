@@ -30,92 +30,121 @@ if TYPE_CHECKING:
 SETTINGS = StudySettings()
 
 StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
-StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE, help="SQLite file, or a "
-                                      "database URL such as postgresql://user@host/name.")]
-MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, lanczos, "
-                                      "bicubic, nearest, or settings such as name=k6,accept=distance,epsilon=2,"
-                                      "block_size=6 (also checkpoint=DIR, size=N for a stage of a cascade, and "
-                                      "samples=N for the likeliest of N samples). Repeat the option for several "
-                                      "comparisons, or judged methods.")]
-MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all; none with "
-                                      "--judge.")]
-Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, written as for superres "
-                                     "survey create; repeat the option for several.")]
-FacesPath = Annotated[Path, Option("--images", metavar="PATH", help="Images to decode: .npz, folder of images or "
-                                   "CelebA root.")]
+StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE,
+                                      help="SQLite file, or a database URL such as "
+                                      "postgresql://user@host/name.")]
+MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished "
+                                      "pictures, camera, lanczos, bicubic, nearest, or settings "
+                                      "such as name=k6,accept=distance,epsilon=2,block_size=6 "
+                                      "(also checkpoint=DIR, size=N for a stage of a cascade, and "
+                                      "samples=N for the likeliest of N samples). Repeat the "
+                                      "option for several comparisons, or judged methods.")]
+MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one "
+                                      "for all; none with --judge.")]
+Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, "
+                                     "written as for superres survey create; repeat the option for "
+                                     "several.")]
+FacesPath = Annotated[Path, Option("--images", metavar="PATH", help="Images to decode: .npz, "
+                                   "folder of images or CelebA root.")]
 Pictures = Annotated[int, Option(min=1, metavar="N", help="Images per method, chosen at random.")]
-ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
-                                           "camera: .npz, folder of images or CelebA root.")]
-Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
-Obvious = Annotated[str | None, Option(rich_help_panel=TRIALS, metavar="FOLDER|shuffled", help="Practice and gold "
-                                       "pairs: a folder with the obvious answers in FOLDER/right and the other "
-                                       "pictures, by the same names, in FOLDER/wrong; or pictures beside the same "
-                                       "with shuffled tiles. [default: shuffled for the default question, else none]")]
-Scale = Annotated[int | None, Option(rich_help_panel=PAGE, metavar="N", help="Enlargement: most CSS pixels per pixel "
-                                     "of a picture. [default: as large as the window allows; smooth pictures within "
-                                     "512 pixels]")]
-Title = Annotated[str | None, Option(rich_help_panel=PAGE, metavar="TEXT", help="Heading of the page. [default: the "
-                                     "question, if given]")]
-Consent = Annotated[Path | None, Option(rich_help_panel=PAGE, metavar="FILE", help="File with the text that raters "
-                                        "agree to.")]
-Viewport = Annotated[str, Option(rich_help_panel=PAGE, metavar="W,H", help="Smallest browser window, in CSS pixels. "
-                                 "The page stacks or reduces pictures that do not fit; 640,480 keeps phones out.")]
-Adaptive = Annotated[bool, Option("--adaptive/--balanced", rich_help_panel=TRIALS, help="With three or more methods, "
-                                  "show most pairs of those whose order is least certain, or equally many pairs of "
-                                  "each comparison.")]
-IdParams = Annotated[list[str], Option("--id-param", rich_help_panel=RATERS, metavar="NAME", help="URL parameter that "
-                                       "holds the rater's id; repeat the option for several names.")]
-PanelParams = Annotated[list[str], Option("--panel-param", rich_help_panel=RATERS, metavar="NAME", help="URL "
-                                          "parameter that is stored with the rater as it is, such as a panel's id of "
-                                          "the submission; '' stores none.")]
-Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
-Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
+ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs "
+                                           "for the method camera: .npz, folder of images or "
+                                           "CelebA root.")]
+Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. "
+                                     "[default: all]")]
+Obvious = Annotated[str | None, Option(rich_help_panel=TRIALS, metavar="FOLDER|shuffled",
+                                       help="Practice and gold pairs: a folder with the obvious "
+                                       "answers in FOLDER/right and the other pictures, by the "
+                                       "same names, in FOLDER/wrong; or pictures beside the same "
+                                       "with shuffled tiles. [default: shuffled for the default "
+                                       "question, else none]")]
+Scale = Annotated[int | None, Option(rich_help_panel=PAGE, metavar="N", help="Enlargement: most "
+                                     "CSS pixels per pixel of a picture. [default: as large as the "
+                                     "window allows; smooth pictures within 512 pixels]")]
+Title = Annotated[str | None, Option(rich_help_panel=PAGE, metavar="TEXT", help="Heading of the "
+                                     "page. [default: the question, if given]")]
+Consent = Annotated[Path | None, Option(rich_help_panel=PAGE, metavar="FILE", help="File with the "
+                                        "text that raters agree to.")]
+Viewport = Annotated[str, Option(rich_help_panel=PAGE, metavar="W,H", help="Smallest browser "
+                                 "window, in CSS pixels. The page stacks or reduces pictures that "
+                                 "do not fit; 640,480 keeps phones out.")]
+Adaptive = Annotated[bool, Option("--adaptive/--balanced", rich_help_panel=TRIALS, help="With "
+                                  "three or more methods, show most pairs of those whose order is "
+                                  "least certain, or equally many pairs of each comparison.")]
+IdParams = Annotated[list[str], Option("--id-param", rich_help_panel=RATERS, metavar="NAME",
+                                       help="URL parameter that holds the rater's id; repeat the "
+                                       "option for several names.")]
+PanelParams = Annotated[list[str], Option("--panel-param", rich_help_panel=RATERS, metavar="NAME",
+                                          help="URL parameter that is stored with the rater as it "
+                                          "is, such as a panel's id of the submission; '' stores "
+                                          "none.")]
+Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other "
+                             "machines.")]
+Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a "
+                             "free port.")]
 RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
-Proxy = Annotated[list[str], Option(metavar="ADDRESS", help="Address of a proxy, whose X-Forwarded-For is believed; "
-                                    "repeatable. [default: none, not even this machine]")]
-PerAddress = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Raters per client address who "
-                                   "may enrol in 10 minutes; 0 means no limit. Raise it for a large group behind one "
-                                   "address. For a proxy on another machine, set FORWARDED_ALLOW_IPS to its address.")]
-InAll = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Same limit for all addresses "
-                              "together.")]
+Proxy = Annotated[list[str], Option(metavar="ADDRESS", help="Address of a proxy, whose "
+                                    "X-Forwarded-For is believed; repeatable. [default: none, not "
+                                    "even this machine]")]
+PerAddress = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Raters per "
+                                   "client address who may enrol in 10 minutes; 0 means no limit. "
+                                   "Raise it for a large group behind one address. For a proxy on "
+                                   "another machine, set FORWARDED_ALLOW_IPS to its address.")]
+InAll = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Same limit for all "
+                              "addresses together.")]
 LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
-PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
-ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
-Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-ReportLevel = Annotated[float | None, Option("--level", metavar="L", help="Confidence level of the intervals, between "
-                                             "0 and 1. [default: 0.9; of judged pictures 0.95]")]
-Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each vote; or model_a, "
-                               "model_b and winner, as Arena-Rank reads them.")]
-ExportFile = Annotated[Path, Option(metavar="FILE", help=f"File for the votes, in the format that its ending names: "
-                                    f".{', .'.join(FORMATS)}.")]
+PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters "
+                                    "reach it.")]
+ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and "
+                                             ".png.")]
+Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 "
+                                "and 1.")]
+ReportLevel = Annotated[float | None, Option("--level", metavar="L", help="Confidence level of the "
+                                             "intervals, between 0 and 1. [default: 0.9; of judged "
+                                             "pictures 0.95]")]
+Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each "
+                               "vote; or model_a, model_b and winner, as Arena-Rank reads them.")]
+ExportFile = Annotated[Path, Option(metavar="FILE", help="File for the votes, in the format that "
+                                    f"its ending names: .{', .'.join(FORMATS)}.")]
 AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
-BackupFile = Annotated[Path, Argument(metavar="FILE", help="File for the copy, which must not exist.")]
-Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as in exports.")]
-WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the rater.")]
-Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
-NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old name]")]
-Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, same-side>0.9, "
-                                      "votes<10, or rater=PSEUDONYM.")]
+BackupFile = Annotated[Path, Argument(metavar="FILE", help="File for the copy, which must not "
+                                      "exist.")]
+Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as "
+                                           "in exports.")]
+WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the "
+                                           "rater.")]
+Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey "
+                                    "export.")]
+NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old "
+                                       "name]")]
+Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, "
+                                      "same-side>0.9, votes<10, or rater=PSEUDONYM.")]
 Reason = Annotated[str, Option(metavar="TEXT", help="Reason, stored with the rule.")]
 Revoke = Annotated[int | None, Option(metavar="N", help="Revoke rule N.")]
-RaterId = Annotated[str | None, Option(metavar="ID", help="Exclude the rater with this participant id.")]
-Prolific = Annotated[Path | None, Option(metavar="FILE", help="Prolific's CSV of submissions: exclude raters who "
-                                         "returned their submission or timed out, and print the ids of those to "
-                                         "approve.")]
-Precision = Annotated[float, Option(metavar="POINTS", help="Half the interval's width, percentage points.")]
+RaterId = Annotated[str | None, Option(metavar="ID", help="Exclude the rater with this participant "
+                                       "id.")]
+Prolific = Annotated[Path | None, Option(metavar="FILE", help="Prolific's CSV of submissions: "
+                                         "exclude raters who returned their submission or timed "
+                                         "out, and print the ids of those to approve.")]
+Precision = Annotated[float, Option(metavar="POINTS", help="Half the interval's width, percentage "
+                                    "points.")]
 PlanImages = Annotated[int, Option(min=1, metavar="N", help="Images in the comparison.")]
 PerRater = Annotated[int, Option(min=1, metavar="N", help="Votes per rater.")]
-Expected = Annotated[float, Option(metavar="PERCENT", help="Expected preference; 50 needs the most votes.")]
-Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to estimate the correlations.")]
-RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes of a rater.")]
-ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
+Expected = Annotated[float, Option(metavar="PERCENT", help="Expected preference; 50 needs the most "
+                                   "votes.")]
+Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to estimate the "
+                                     "correlations.")]
+RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes "
+                                                  "of a rater.")]
+ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes "
+                                                  "on an image.")]
 
 
 LOOKED_AT = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
              f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
 
-survey_app = typer.Typer(help="Ask people which of two pictures they prefer, or whether a picture is good, and report "
-                              "the answer.",
+survey_app = typer.Typer(help="Ask people which of two pictures they prefer, or whether a picture "
+                         "is good, and report the answer.",
                          rich_markup_mode=None)
 
 
@@ -139,25 +168,29 @@ def create(
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
 
-    The first --method-a is compared with the first --method-b, and so on. With camera as a method, the preference is
-    the fool rate: how often raters take a decoded picture for the photograph. With --judge, raters see the pictures of
-    each --method-a one by one, and judge them. Pictures of one image have the same file name in each folder. Files that
-    cannot be read are named and skipped. The command prints the token of the study's owner.
+    The first --method-a is compared with the first --method-b, and so on. With camera as a method,
+    the preference is the fool rate: how often raters take a decoded picture for the photograph.
+    With --judge, raters see the pictures of each --method-a one by one, and judge them. Pictures of
+    one image have the same file name in each folder. Files that cannot be read are named and
+    skipped. The command prints the token of the study's owner.
     """
     settings = _settings(context)
-    require(settings.judge != bool(method_b), "--judge shows single pictures, and --method-b makes pairs; leave one of "
-            "the two out" if method_b else "there is no --method-b to compare with; give one, or --judge")
+    require(settings.judge != bool(method_b), "--judge shows single pictures, and --method-b makes "
+            "pairs; leave one of the two out" if method_b else "there is no --method-b to compare "
+            "with; give one, or --judge")
     for name in ("gold", "practice"):
         asked = opt.is_given(context, name) and getattr(settings, name)
         require(obvious is not None or settings.question == SETTINGS.question or not asked,
-                f"--{name} needs pairs with an obvious answer to this question; give --obvious FOLDER, or --obvious "
-                "shuffled if intact pictures answer it")
-    _create(study, settings, store, method_a, method_b, images, pairs, obvious, scale, batch_size, device)
+                f"--{name} needs pairs with an obvious answer to this question; give --obvious "
+                "FOLDER, or --obvious shuffled if intact pictures answer it")
+    _create(study, settings, store, method_a, method_b, images, pairs, obvious, scale, batch_size,
+            device)
 
 
 def _create(
-    study: str, settings: StudySettings, store: str, method_a: list[str], method_b: list[str], images: Path | None,
-    count: int | None, obvious: str | None, scale: int | None, batch_size: int, device: str,
+    study: str, settings: StudySettings, store: str, method_a: list[str], method_b: list[str],
+    images: Path | None, count: int | None, obvious: str | None, scale: int | None, batch_size: int,
+    device: str,
 ) -> None:
     """Make a study, store it, and print its owner's token."""
     opt.check_device(device)
@@ -170,26 +203,29 @@ def _create(
     known = read_obvious(obvious)
     with Store.for_new_study(store) as opened:
         require_free(opened, study)
-        compared = make_comparisons(specs_a, specs_b, images, count, settings.seed, batch_size, device,
-                                    settings.interpolation)
+        compared = make_comparisons(specs_a, specs_b, images, count, settings.seed, batch_size,
+                                    device, settings.interpolation)
         echo(create_study(opened, study, settings, compared, scale, known))
 
 
 def _settings(context: typer.Context) -> StudySettings:
     """Return the settings that the options of `create` give; the others have their defaults."""
-    values = {name: context.params[name] for name in SETTINGS.to_dict() if opt.is_given(context, name)}
+    values = {name: context.params[name] for name in SETTINGS.to_dict() if opt.is_given(context,
+                                                                                        name)}
     if values.get("question", SETTINGS.question) != SETTINGS.question:
         values.setdefault("title", values["question"])
     if "consent" in values:
         try:
             values["consent"] = values["consent"].read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"--consent {values['consent']} cannot be read ({error}); give a text file"
+            raise InvalidInputError(f"--consent {values['consent']} cannot be read ({error}); give "
+                                    "a text file"
                                     ) from error
     if "minimum_viewport" in values:
         sides = values["minimum_viewport"].split(",")
         require(len(sides) == 2 and all(side.strip().isdecimal() for side in sides),
-                f"--minimum-viewport must be W,H such as 640,480, not {values['minimum_viewport']!r}")
+                "--minimum-viewport must be W,H such as 640,480, not "
+                f"{values['minimum_viewport']!r}")
         values["minimum_viewport"] = tuple(map(int, sides))
     if "panel_params" in values:
         values["panel_params"] = tuple(filter(None, values["panel_params"]))
@@ -212,7 +248,8 @@ def serve(
     try:
         listening = socket.create_server((host, port), backlog=bounded_server.BACKLOG)
     except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        message = (f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or "
+                   "--host")
         raise ConfigError(message) from error
     address = local_address(host, listening.getsockname()[1], root_path)
     say(f"open {address} to vote in {study} ({how_to_leave(host)})")
@@ -226,16 +263,18 @@ def serve(
 def look(
     study: StudyName, images: FacesPath,
     method: Method = LOOKED_AT,
-    pictures: Pictures = 100, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
-    batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
+    pictures: Pictures = 100, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1",
+    port: Port = 8000, batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
-    """Make a study of single pictures, and serve it: how many of each method are torn, unequal and good?
+    """Make a study of single pictures, and serve it: how many of each method are torn, unequal and
+    good?
 
-    Raters see the pictures one by one in random order, without a method's name, and judge each by the keys 1, 2 and 3.
-    Ask two or more. The command survey create makes such a study, too, and has more options; survey serve serves it
-    again.
+    Raters see the pictures one by one in random order, without a method's name, and judge each by
+    the keys 1, 2 and 3. Ask two or more. The command survey create makes such a study, too, and has
+    more options; survey serve serves it again.
     """
-    _create(study, StudySettings(**JUDGING), store, method, [], images, pictures, None, None, batch_size, device)
+    _create(study, StudySettings(**JUDGING), store, method, [], images, pictures, None, None,
+            batch_size, device)
     serve(study, store, host, port)
 
 
@@ -246,17 +285,20 @@ def link(
 ) -> None:
     """Print personal links, one per participant id.
 
-    With a personal link, a rater enrols, and continues from any browser. A participant id without a link enrols once;
-    after that, only the browser that enrolled continues. Anyone who has a link can vote as its rater, so send each
-    link to its rater only.
+    With a personal link, a rater enrols, and continues from any browser. A participant id without a
+    link enrols once; after that, only the browser that enrolled continues. Anyone who has a link
+    can vote as its rater, so send each link to its rater only.
     """
     from superres.survey.credentials import link_key
 
     _, found = _open_study(store, study)
     require(bool(found.settings.id_params),
-            f"the study {study} has no --id-param, so a link cannot name a rater; create it with one")
-    require(address.startswith(("https://", "http://")), f"--address must be http(s), not {address!r}")
-    queries = [urlencode({found.settings.id_params[-1]: rater, "link_key": link_key(found.salt, rater)})
+            f"the study {study} has no --id-param, so a link cannot name a rater; create it with "
+            "one")
+    require(address.startswith(("https://", "http://")), "--address must be http(s), not "
+            f"{address!r}")
+    queries = [urlencode({found.settings.id_params[-1]: rater,
+                          "link_key": link_key(found.salt, rater)})
                for rater in rater_ids]
     for query in queries:  # all ids are valid here
         echo(f"{address}{'&' if '?' in address else '?'}{query}")
@@ -264,10 +306,11 @@ def link(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def report(
-    study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: ReportLevel = None,
-    tables: AsTables = False, as_json: opt.AsJson = False,
+    study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None,
+    level: ReportLevel = None, tables: AsTables = False, as_json: opt.AsJson = False,
 ) -> None:
-    """Report the answers in a few plain lines; intervals, tests and the raters' attention on request."""
+    """Report the answers in a few plain lines; intervals, tests and the raters' attention on
+    request."""
     require(level is None or 0 < level < 1, f"--level must be between 0 and 1, not {level}")
     from superres.survey.presentation import report_markdown, report_plot, report_text
     from superres.survey.report import study_report
@@ -277,14 +320,16 @@ def report(
     if output is not None:
         write_results(output, {"report.json": found, "report.md": report_markdown(found),
                                "report.png": report_plot(found)})
-    echo(json.dumps(found, indent=1) if as_json else report_markdown(found) if tables else report_text(found))
+    echo(json.dumps(found, indent=1) if as_json else report_markdown(found) if tables
+         else report_text(found))
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def plan(
-    precision: Precision = 2.0, images: PlanImages = 500, votes_per_rater: PerRater = 50, level: Level = 0.9,
-    expected: Expected = 50.0, pilot: Pilot = None, store: StoreLocation = DEFAULT_STORE,
-    rater_correlation: RaterCorrelation = None, image_correlation: ImageCorrelation = None, as_json: opt.AsJson = False,
+    precision: Precision = 2.0, images: PlanImages = 500, votes_per_rater: PerRater = 50,
+    level: Level = 0.9, expected: Expected = 50.0, pilot: Pilot = None,
+    store: StoreLocation = DEFAULT_STORE, rater_correlation: RaterCorrelation = None,
+    image_correlation: ImageCorrelation = None, as_json: opt.AsJson = False,
 ) -> None:
     """Compute the votes and raters that a precision needs."""
     from superres.survey.report import pilot_correlations
@@ -295,24 +340,27 @@ def plan(
         rater, image = pilot_correlations(*_open_study(store, pilot))
     rater = rater if rater_correlation is None else rater_correlation
     image = image if image_correlation is None else image_correlation
-    found = plan_votes(precision / 100, images, votes_per_rater, expected / 100, level, rater, image)
+    found = plan_votes(precision / 100, images, votes_per_rater, expected / 100, level, rater,
+                       image)
     if as_json:
         echo_json({**found, "rater_correlation": rater, "image_correlation": image})
     else:
         votes, raters = counted(found["votes"], "vote"), counted(found["raters"], "rater")
-        echo(f"{votes} of {raters}, {found['votes_per_image']:.1f} per image, give an interval of +-{precision:g} "
-             f"points at {100 * level:g}% with correlations {rater:.3f} (rater) and {image:.3f} (image); "
-             f"{found['independent_votes']} independent votes would suffice (design effect "
-             f"{found['design_effect']:.1f})")
+        echo(f"{votes} of {raters}, {found['votes_per_image']:.1f} per image, give an interval of "
+             f"+-{precision:g} points at {100 * level:g}% with correlations {rater:.3f} (rater) "
+             f"and {image:.3f} (image); {found['independent_votes']} independent votes would "
+             f"suffice (design effect {found['design_effect']:.1f})")
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def export(
-    study: StudyName, output: ExportFile, layout: Layout = "votes", store: StoreLocation = DEFAULT_STORE,
+    study: StudyName, output: ExportFile, layout: Layout = "votes",
+    store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Write the votes to a file, one row per vote.
 
-    With the votes layout, files beside it have the study's settings and a description of the columns.
+    With the votes layout, files beside it have the study's settings and a description of the
+    columns.
     """
     from superres.survey.export import export_study
     from superres.system.output import prepare_folder
@@ -324,11 +372,13 @@ def export(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def withdraw(
-    study: StudyName, rater: Pseudonym = None, rater_id: WithdrawnId = None, store: StoreLocation = DEFAULT_STORE,
+    study: StudyName, rater: Pseudonym = None, rater_id: WithdrawnId = None,
+    store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Erase a rater's votes and identity for ever, at the rater's wish.
 
-    The study keeps that a rater withdrew, when, and from how many votes. To leave a rater out of reports, use exclude.
+    The study keeps that a rater withdrew, when, and from how many votes. To leave a rater out of
+    reports, use exclude.
     """
     require((rater is None) != (rater_id is None), "give a rater's PSEUDONYM or --rater-id ID")
     from superres.survey.credentials import pseudonym
@@ -356,8 +406,8 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def exclude(
-    study: StudyName, rule: Rule = None, rater_id: RaterId = None, prolific: Prolific = None, reason: Reason = "",
-    revoke: Revoke = None, store: StoreLocation = DEFAULT_STORE,
+    study: StudyName, rule: Rule = None, rater_id: RaterId = None, prolific: Prolific = None,
+    reason: Reason = "", revoke: Revoke = None, store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Exclude raters from every report by a rule, or revoke a rule.
 
@@ -387,17 +437,20 @@ def exclude(
 
 
 def _review(opened: Store, found: Study, file: Path, reason: str) -> None:
-    """Exclude those who gave up at Prolific, and print the participant ids of those to approve, one per line."""
+    """Exclude those who gave up at Prolific, and print the participant ids of those to approve, one
+    per line."""
     from superres.survey.panel import review
 
     done = review(opened, found, file, reason)
     for participant in done.approve:
         echo(participant)
-    say(f"{file}: {len(done.left_out)} returned or timed out, and are left out; {len(done.approve)} to approve, "
-        "printed for Prolific's bulk approval")
-    for names, text in ((done.unfinished, "not finished here"), (done.excluded, "excluded by a rule")):
+    say(f"{file}: {len(done.left_out)} returned or timed out, and are left out; "
+        f"{len(done.approve)} to approve, printed for Prolific's bulk approval")
+    for names, text in ((done.unfinished, "not finished here"),
+                        (done.excluded, "excluded by a rule")):
         if names:
-            say(f"{counted(len(names), 'submission')} awaiting review, but {text}: {', '.join(names)}")
+            say(f"{counted(len(names), 'submission')} awaiting review, but {text}: "
+                f"{', '.join(names)}")
     if done.unknown:
         say(f"{counted(done.unknown, 'participant')} of {file} did not enrol in {found.name}")
 
@@ -406,15 +459,15 @@ def _review(opened: Store, found: Study, file: Path, reason: str) -> None:
 def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
     """Copy the store to a file, also while the survey is served.
 
-    The file is a store with all studies, pictures and votes: any command reads it with --store FILE. A rater who
-    withdraws has to be erased from every copy, too.
+    The file is a store with all studies, pictures and votes: any command reads it with --store
+    FILE. A rater who withdraws has to be erased from every copy, too.
     """
     from superres.survey.store import Store
 
     opened = Store(store)
     opened.backup(file)
-    say(f"wrote {file}, a copy of {opened.location}; when a rater withdraws, run superres survey withdraw with --store "
-        f"{shlex.quote(str(file))}, too")
+    say(f"wrote {file}, a copy of {opened.location}; when a rater withdraws, run superres survey "
+        f"withdraw with --store {shlex.quote(str(file))}, too")
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
@@ -435,9 +488,11 @@ def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
 
 
 def results_line(address: str, study: str, store: str) -> str:
-    """Return the line that says where a study's results are, below its page's `address`, and how to get a token."""
-    return (f"results are at {address}results/ and need the owner's token, which superres survey create printed; this "
-            f"command prints a new one, and the old one expires: {command_line('token', study, store=store)}")
+    """Return the line that says where a study's results are, below its page's `address`, and how to
+    get a token."""
+    return (f"results are at {address}results/ and need the owner's token, which superres survey "
+            "create printed; this command prints a new one, and the old one expires: "
+            f"{command_line('token', study, store=store)}")
 
 
 def _open_study(store: str, name: str) -> tuple[Store, Study]:

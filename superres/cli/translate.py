@@ -13,42 +13,46 @@ from superres.pipeline.resolved_options import as_option, combined
 from superres.system.progress import say
 from superres.system.terminal import echo
 
-Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Languages of the text, such as en-de. "
-                                         "[default: the checkpoint's]")]
+Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Languages of the text, "
+                                         "such as en-de. [default: the checkpoint's]")]
 Sentences = Annotated[int, Option(metavar="N", help="Sentences decoded together, 1 or more.")]
-Texts = Annotated[list[str] | None, Argument(metavar="TEXT", help="Lines to translate; without TEXT and --input, "
-                                             "standard input is read.")]
-Input = Annotated[str | None, Option(metavar="FILE|URL", help="Text file, UTF-8, or UTF-16 with a byte order mark; "
-                                     "'-' reads standard input.")]
-Output = Annotated[str | None, Option(metavar="FILE|URL", help="File for the translations. [default: standard "
-                                      "output]")]
-Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
-Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam search with N "
-                                    "hypotheses per sentence instead of in blocks.")]
+Texts = Annotated[list[str] | None, Argument(metavar="TEXT", help="Lines to translate; without "
+                                             "TEXT and --input, standard input is read.")]
+Input = Annotated[str | None, Option(metavar="FILE|URL", help="Text file, UTF-8, or UTF-16 with a "
+                                     "byte order mark; '-' reads standard input.")]
+Output = Annotated[str | None, Option(metavar="FILE|URL", help="File for the translations. "
+                                      "[default: standard output]")]
+Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on "
+                               "standard error.")]
+Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam "
+                                    "search with N hypotheses per sentence instead of in blocks.")]
 
 
 def translate(
     context: typer.Context, texts: Texts = None, input: Input = None, output: Output = None,
-    checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, languages: Languages = None, batch_size: Sentences = 64,
-    device: opt.Device = "auto", trace: Trace = False, beam: Beam = None,
-    length_penalty: opt.LengthPenalty = BeamConfig.length_penalty, engine: opt.Engine = "auto",
+    checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, languages: Languages = None,
+    batch_size: Sentences = 64, device: opt.Device = "auto", trace: Trace = False,
+    beam: Beam = None, length_penalty: opt.LengthPenalty = BeamConfig.length_penalty,
+    engine: opt.Engine = "auto",
 ) -> None:
     """Translate lines of text in order, one line out per line in.
 
-    The sentences of a line are translated one by one. A line that cannot be translated stays empty and is named; then
-    the exit code is 1.
+    The sentences of a line are translated one by one. A line that cannot be translated stays empty
+    and is named; then the exit code is 1.
     """
     decode = opt.decode_config(context)
     options: DecodeConfig | BeamConfig | None = None
     if beam is None:
-        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4", "length_penalty")
+        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4",
+                               "length_penalty")
     else:
-        blockwise = [as_option(name, str(context.params[name])) for name in opt.given_options(context, decode)
+        blockwise = [as_option(name, str(context.params[name]))
+                     for name in opt.given_options(context, decode)
                      if name != "seed"]
         require(not blockwise, f"--beam searches without blocks; leave out {', '.join(blockwise)}")
         options = BeamConfig(beam, length_penalty)
-        opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
-                               "trace")
+        opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave "
+                               "out one of the two", "trace")
 
     from superres.pipeline import line_translation as text
 
@@ -56,7 +60,8 @@ def translate(
     lines = text.input_lines(texts or [], input)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     given = opt.given_options(context, decode)
-    if options is None and (given or trace):  # a trace shows the default's blocks, which a large batch would not have
+    # a trace shows the default's blocks, which a large batch would not have
+    if options is None and (given or trace):
         options = combined(translator.default, given, translator.model_config.prediction_heads)
     summary = text.TranslationSummary()
     with text.line_writer(output) as write:

@@ -41,83 +41,105 @@ from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.untrusted import READER
 
-SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])  # formats that pack pictures into shards
+# formats that pack pictures into shards
+SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])
 FEW = 20
 """Largest number of input files whose results are written to the current folder."""
-Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
-                                       ".tar.gz, .npz, .parquet ...), and patterns such as 'photos/**/*.jpg'; paths or "
-                                       "URLs (s3://, gs://, az://, hf://, https://; cloud extra).")]
-InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more inputs "
-                                         "from FILE, one per line; '-' reads standard input.")]
-Allow = Annotated[list[str], Option("--allow", metavar="URL", rich_help_panel=opt.FILES, help="Let --list name inputs "
-                                    "at this scheme and host, such as s3://faces; repeatable. Places of the other "
+Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives "
+                                       "(.zip, .tar, .tar.gz, .npz, .parquet ...), and patterns "
+                                       "such as 'photos/**/*.jpg'; paths or URLs (s3://, gs://, "
+                                       "az://, hf://, https://; cloud extra).")]
+InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES,
+                                         help="Read more inputs from FILE, one per line; '-' reads "
+                                         "standard input.")]
+Allow = Annotated[list[str], Option("--allow", metavar="URL", rich_help_panel=opt.FILES,
+                                    help="Let --list name inputs at this scheme and host, such as "
+                                    "s3://faces; repeatable. Places of the other "
                                     "arguments are allowed.")]
-Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Folder for the results, DIR/<name of the "
-                                      "input>.png, or its URL. [default: the current folder, as <name>-superres.png, "
+Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Folder for the "
+                                      "results, DIR/<name of the input>.png, or its URL. [default: "
+                                      "the current folder, as <name>-superres.png, "
                                       f"for up to {FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]), help="Format of the results; "
-                               "webdataset and parquet pack PNG pictures into shards.")]
-Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part of the run, which "
-                                    f"is finished as a whole, and per shard, 1 to {MOST_ROWS}. [default: "
-                                    f"{LOCAL_ROWS} in a folder; {ROWS} at a URL or in shards]")]
-Verify = Annotated[bool, Option("--verify", rich_help_panel=opt.FILES, help="Compare the SHA-256 of results that exist "
-                                "with the manifest, not only their sizes.")]
-Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
-                               "before its file extension.")]
-KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the inputs' sub-folders in "
-                                  "the output folder.")]
-Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
-Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep what describes the "
-                                 "picture in EXIF, XMP and IPTC (not its camera), and name the colour profile. Colours "
-                                 "are converted to sRGB, and every result is marked as made by a model, in both "
+Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]),
+                               help="Format of the results; webdataset and parquet pack PNG "
+                               "pictures into shards.")]
+Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part "
+                                    "of the run, which is finished as a whole, and per shard, 1 to "
+                                    f"{MOST_ROWS}. [default: {LOCAL_ROWS} in a folder; {ROWS} at a "
+                                    "URL or in shards]")]
+Verify = Annotated[bool, Option("--verify", rich_help_panel=opt.FILES, help="Compare the SHA-256 "
+                                "of results that exist with the manifest, not only their sizes.")]
+Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the "
+                               "name of each result, before its file extension.")]
+KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the "
+                                  "inputs' sub-folders in the output folder.")]
+Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind "
+                              "it.")]
+Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep "
+                                 "what describes the picture in EXIF, XMP and IPTC (not its "
+                                 "camera), and name the colour profile. Colours are converted to "
+                                 "sRGB, and every result is marked as made by a model, in both "
                                  "cases.")]
-Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded together, 1 or more; auto "
-                               "chooses a useful number that fits into memory.")]
-RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on a Ray cluster "
-                                          "(ray extra): its address, auto for a cluster that runs on this machine, or "
-                                          "local to start one here.")]
-Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a copy of "
-                                       "the model. [default: one per GPU, or one per two CPUs]")]
-Size = Annotated[int | None, Option(metavar="PIXELS", help="Side of the results, for a checkpoint of several stages. "
-                                    "[default: that of its last stage]")]
-Start = Annotated[int | None, Option(metavar="PIXELS", help="Side to which inputs are reduced, for a checkpoint of "
-                                     "several stages: that of a later stage's input keeps more of what a photo shows. "
-                                     "[default: that of its first stage]")]
-Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is above 1; N "
-                                "above 1 needs a temperature above 0.")]
-Keep = Annotated[str | None, Option(metavar=opt.choices(KEEPS), help="Draw all samples, and write only the one that "
-                                    "the model finds likeliest, as <name>.png; the manifest has its number and "
-                                    "bits/dim. Judging a sample takes about twice as long as drawing it. [default: all "
+Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
+                               "together, 1 or more; auto chooses a useful number that fits into "
+                               "memory.")]
+RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt.FILES,
+                                          help="Decode on a Ray cluster (ray extra): its address, "
+                                          "auto for a cluster that runs on this machine, or local "
+                                          "to start one here.")]
+Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, "
+                                       "each with a copy of the model. [default: one per GPU, or "
+                                       "one per two CPUs]")]
+Size = Annotated[int | None, Option(metavar="PIXELS", help="Side of the results, for a checkpoint "
+                                    "of several stages. [default: that of its last stage]")]
+Start = Annotated[int | None, Option(metavar="PIXELS", help="Side to which inputs are reduced, for "
+                                     "a checkpoint of several stages: that of a later stage's "
+                                     "input keeps more of what a photo shows. [default: that of "
+                                     "its first stage]")]
+Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so "
+                                "on if N is above 1; N above 1 needs a temperature above 0.")]
+Keep = Annotated[str | None, Option(metavar=opt.choices(KEEPS), help="Draw all samples, and write "
+                                    "only the one that the model finds likeliest, as <name>.png; "
+                                    "the manifest has its number and bits/dim. Judging a sample "
+                                    "takes about twice as long as drawing it. [default: all "
                                     "samples]")]
-Finish = Annotated[str, Option(metavar=opt.choices(FINISHES), help="Make faces whole and crisp after decoding: mean "
-                               "averages the exact pictures of the input and of its mirrored copy, sharp three samples "
-                               "at temperature 0.7; both then sharpen the result. It still reduces to exactly the "
-                               "input. mean takes 1.5 times as long as none, sharp 2.2 times.")]
-Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
-                                   "folders.")]
-Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have the size of the "
-                               "model's input; photo crops and reduces them; auto decides by their size.")]
-Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one output per face that "
-                             "is found, and takes the centre if there is none; X,Y,SIZE are pixels from the top left "
-                             "corner, and TURN turns the square clockwise by degrees. The model sees it reduced "
-                             "to its input's few pixels.")]
-OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, show_default=False,
-                                   help="What to do with an output that exists; error fails its input. [default: skip; "
+Finish = Annotated[str, Option(metavar=opt.choices(FINISHES), help="Make faces whole and crisp "
+                               "after decoding: mean averages the exact pictures of the input and "
+                               "of its mirrored copy, sharp three samples at temperature 0.7; both "
+                               "then sharpen the result. It still reduces to exactly the input. "
+                               "mean takes 1.5 times as long as none, sharp 2.2 times.")]
+Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the "
+                                   "sub-folders of input folders.")]
+Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have "
+                               "the size of the model's input; photo crops and reduces them; auto "
+                               "decides by their size.")]
+Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one "
+                             "output per face that is found, and takes the centre if there is "
+                             "none; X,Y,SIZE are pixels from the top left corner, and TURN turns "
+                             "the square clockwise by degrees. The model sees it reduced to its "
+                             "input's few pixels.")]
+OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES,
+                                   show_default=False, help="What to do with an output that "
+                                   "exists; error fails its input. [default: skip; "
                                    "error without --output]")]
-Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the input, its Lanczos "
-                               "enlargement and the result, side by side and enlarged; and where one can rely on "
-                               "it, if superres calibrate has found that for the checkpoint.")]
-Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Do only every N-th part of the run, from "
-                              "part I on, I from 0 to N-1.")]
-Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
-                                         "output; a later run continues from it. [default: DIR/manifest.jsonl; at a "
+Sheet = Annotated[bool, Option("--sheet", help="Make each result a sheet, <name>-sheet.png: the "
+                               "input, its Lanczos enlargement and the result, side by side and "
+                               "enlarged; and where one can rely on it, if superres calibrate has "
+                               "found that for the checkpoint.")]
+Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Do only every N-th "
+                              "part of the run, from part I on, I from 0 to N-1.")]
+Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES,
+                                         help="Manifest, one JSON line per output; a later run "
+                                         "continues from it. [default: DIR/manifest.jsonl; at a "
                                          "URL or in shards, one beside each part]")]
-Manifests = Annotated[list[str], Argument(metavar="MANIFEST", help="Manifests in the order of their shards; or folders "
-                                         "(URLs that end with /) with manifests of parts.")]
+Manifests = Annotated[list[str], Argument(metavar="MANIFEST", help="Manifests in the order of "
+                                          "their shards; or folders (URLs that end with /) with "
+                                          "manifests of parts.")]
 Merged = Annotated[str, Option(metavar="FILE", help="File for the merged manifest.")]
 
-OneManifest = Annotated[str, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from its shards; or the "
-                                      "folder (URL that ends with /) with manifests of parts.")]
+OneManifest = Annotated[str, Argument(metavar="MANIFEST", help="Manifest of a run, or merged from "
+                                      "its shards; or the folder (URL that ends with /) with "
+                                      "manifests of parts.")]
 
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 
@@ -133,12 +155,15 @@ def upscale(
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
     engine: opt.Engine = "auto", rows: Rows = None, verify: Verify = False, allow: Allow = [],  # noqa: B006 -- typer wants a list
 ) -> None:
-    """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
+    """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows
+    several faces.
 
-    If `superres tune` has saved default decoding settings for the checkpoint, decoding options that you do not give
-    use them. The same command continues an interrupted run: outputs that the manifest records as complete are kept.
+    If `superres tune` has saved default decoding settings for the checkpoint, decoding options that
+    you do not give use them. The same command continues an interrupted run: outputs that the
+    manifest records as complete are kept.
 
-    Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage, nothing was decoded.
+    Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage,
+    nothing was decoded.
     """
     decode = opt.decode_config(context)
     if is_few := output is None and manifest is None:
@@ -148,27 +173,29 @@ def upscale(
             on_existing = "error"  # without a manifest, nothing says how an output was made
     layout = format_name if format_name in SHARDS else "files"
     options = BatchOptions(
-        output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive, on_existing,
-        parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name, suffix, keep_tree, alpha,
-        metadata, crop, sheet, verify, finish)
+        output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive,
+        on_existing, parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name,
+        suffix, keep_tree, alpha, metadata, crop, sheet, verify, finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
     from superres.pipeline.resolved_options import check_samples
 
     check_samples(decode, samples, finish)
-    plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow, listed))
+    plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow,
+                                                       listed))
     if is_few:
         READER.start()  # which takes about as long as loading the checkpoint
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
-    decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads,
-                      stages=upscaler.stages)
+    decode = combined(upscaler.default, opt.given_options(context, decode),
+                      upscaler.model_config.prediction_heads, stages=upscaler.stages)
     if is_few:
         from superres.batch.few import upscale_few
 
-        will_keep("finished results are kept, and the same command with --on-existing skip makes the others")
+        will_keep("finished results are kept, and the same command with --on-existing skip makes "
+                  "the others")
         counts = upscale_few(plan, upscaler, decode)
     else:
         from superres.batch.run import upscale as upscale_all
@@ -184,23 +211,28 @@ def upscale(
 
 
 def check_place(context: typer.Context, output: str | None, options: BatchOptions) -> None:
-    """Raise an error if the place of the outputs cannot be written, or an option has no effect there."""
+    """Raise an error if the place of the outputs cannot be written, or an option has no effect
+    there."""
     if output is None:
-        require(options.layout == "files", f"--format {options.layout} needs a folder or a URL; give --output")
+        require(options.layout == "files", f"--format {options.layout} needs a folder or a URL; "
+                "give --output")
         if options.manifest is None:
-            opt.refuse_ineffective(context, "without --output, where each of a few results is written by itself; leave "
-                                   "it out, or give --output", "rows", "shard", "ray", "verify")
+            opt.refuse_ineffective(context, "without --output, where each of a few results is "
+                                   "written by itself; leave it out, or give --output", "rows",
+                                   "shard", "ray", "verify")
     elif is_url(output):
         check_url(output, writing=True)
     else:
         check_folder(Path(output))
     if options.in_parts:
-        opt.refuse_ineffective(context, "in a store or with shards, since each part has its manifest beside it; leave "
-                               "it out", "manifest")
+        opt.refuse_ineffective(context, "in a store or with shards, since each part has its "
+                               "manifest beside it; leave it out", "manifest")
 
 
-def allowed_hosts(places: Sequence[str], allow: Sequence[str], listed: str | None) -> frozenset[tuple[str, str]]:
-    """Return the schemes and hosts that the command line names; a list from elsewhere must not name local paths."""
+def allowed_hosts(places: Sequence[str], allow: Sequence[str],
+                  listed: str | None) -> frozenset[tuple[str, str]]:
+    """Return the schemes and hosts that the command line names; a list from elsewhere must not name
+    local paths."""
     for place in [*places, *allow]:
         if is_url(place):
             check_url(place)
@@ -211,41 +243,49 @@ def allowed_hosts(places: Sequence[str], allow: Sequence[str], listed: str | Non
     return frozenset(hosts | ({LOCAL} if is_local else set()))
 
 
-def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None, workers: int | None) -> None:
+def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None,
+                workers: int | None) -> None:
     """Raise ConfigError if there is no input, or an option has no effect beside the others."""
-    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
+    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, "
+            "folders, archives or --list")
     require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
     if context.params["ray"] is None:
-        opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
-                               "workers")
+        opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it "
+                               "out, or give --ray", "workers")
     if context.params["source"] == "lowres":
-        opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's input size only; "
-                               "leave it out, or give --source auto", "crop")
+        opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's "
+                               "input size only; leave it out, or give --source auto", "crop")
     if context.params["sheet"] and context.params["alpha"] == KEEP_ALPHA:
-        opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out", "alpha")
+        opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out",
+                               "alpha")
     if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
-        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
-                               "metadata")
+        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or "
+                               "give --format png", "metadata")
 
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:
-    """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the current folder.
+    """Raise ConfigError unless all inputs are files, at most FEW, whose results may go to the
+    current folder.
 
     A file that is missing among others is left to the run, which names it and continues.
     """
-    missing = [name for name in inputs if not (is_url(name) or glob.has_magic(name) or os.path.exists(name))]
-    require(not missing or len(missing) < len(inputs), f"{', '.join(missing[:3])}: no such file; check the name")
+    missing = [name for name in inputs if not (is_url(name) or glob.has_magic(name)
+                                               or os.path.exists(name))]
+    require(not missing or len(missing) < len(inputs), f"{', '.join(missing[:3])}: no such file; "
+            "check the name")
     require(listed is None and len(inputs) <= FEW and all(
-        not name.endswith("/") if is_url(name) else name in missing or Path(name).is_file() for name in inputs),
-            f"folders, patterns, lists and more than {FEW} files need a folder for their results; give --output DIR")
+        not name.endswith("/") if is_url(name) else name in missing or Path(name).is_file()
+        for name in inputs),
+            f"folders, patterns, lists and more than {FEW} files need a folder for their results; "
+            "give --output DIR")
 
 
 @manifest_app.command(cls=opt.HelpfulCommand)
 def merge(paths: Manifests, output: Merged) -> None:
     """Merge the manifests of all shards into one.
 
-    The merged manifest has the manifests' rows one after another, one per output. If an output has several rows, a row
-    with status ok is kept. Exit code 1: some outputs failed.
+    The merged manifest has the manifests' rows one after another, one per output. If an output has
+    several rows, a row with status ok is kept. Exit code 1: some outputs failed.
     """
     from superres.batch.rows import merge as merge_manifests
 
@@ -269,10 +309,14 @@ def summary(path: OneManifest) -> None:
         counts.add(row)
         counts.seconds += row.seconds or 0.0
         if row.checkpoint is not None and row.status == "ok":
-            changed = {name: value for name, value in (row.config or {}).items() if usual.get(name) != value}
-            changed |= {name: value for name in ("finish", "engine") if (value := (row.options or {}).get(name))}
-            made[" ".join([row.checkpoint, *(as_option(name, str(value)) for name, value in changed.items())])] += 1
-    for line in [counts.line(), *(f"{count} by {settings}" for settings, count in made.most_common()),
+            changed = {name: value for name, value in (row.config or {}).items() if usual.get(name)
+                       != value}
+            changed |= {name: value for name in ("finish", "engine")
+                        if (value := (row.options or {}).get(name))}
+            made[" ".join([row.checkpoint,
+                           *(as_option(name, str(value)) for name, value in changed.items())])] += 1
+    for line in [counts.line(),
+                 *(f"{count} by {settings}" for settings, count in made.most_common()),
                  *counts.reason_lines()]:
         echo(line)
     raise typer.Exit(counts.exit_code)

@@ -52,12 +52,14 @@ from superres.config.setting import (
 )
 
 __all__ = [
-    "COVERAGE", "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE", "DEFAULT_CHECKPOINT",
-    "DEFAULT_TRANSLATOR", "DEVICES", "ENGINE_NAMES", "ENGINE_NUMBERS", "ENGINE_PLUGINS", "EXPERTS", "FACES",
-    "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_ERROR", "LARGEST_TEMPERATURE",
-    "LEAST_TEMPERATURE", "LONGEST", "MOST_THREADS", "PLUGIN_NAME", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS",
-    "REQUIRED", "SAMPLING", "TRANSLATION", "BeamConfig", "Confidence", "Config", "CostRecord", "CostTable",
-    "DecodeConfig", "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Reliability", "Setting", "StepCosts",
-    "documented", "file_name", "general_costs", "is_number", "is_whole", "parse_numbers", "portable_name", "reader_of",
-    "require", "require_choice", "require_whole", "setting", "settings_of", "without_case",
+    "COVERAGE", "CRITERION_NAMES", "CRITERION_PLUGINS", "DECODING", "DEFAULT_CASCADE",
+    "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "DEVICES", "ENGINE_NAMES", "ENGINE_NUMBERS",
+    "ENGINE_PLUGINS", "EXPERTS", "FACES", "FIRST_GUESS", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST",
+    "LARGEST_ERROR", "LARGEST_TEMPERATURE", "LEAST_TEMPERATURE", "LONGEST", "MOST_THREADS",
+    "PLUGIN_NAME", "PRESETS", "PROPOSER_NAMES", "PROPOSER_PLUGINS", "REQUIRED", "SAMPLING",
+    "TRANSLATION", "BeamConfig", "Confidence", "Config", "CostRecord", "CostTable", "DecodeConfig",
+    "DecodeOptions", "ModelConfig", "QualityBound", "Registry", "Reliability", "Setting",
+    "StepCosts", "documented", "file_name", "general_costs", "is_number", "is_whole",
+    "parse_numbers", "portable_name", "reader_of", "require", "require_choice", "require_whole",
+    "setting", "settings_of", "without_case",
 ]

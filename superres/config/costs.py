@@ -19,12 +19,14 @@ class StepCosts(Config):
     Attributes:
         blocks: time of an iteration at block sizes 1, 2 and so on, with the heads' proposals.
         alone: time of an iteration of one token in a session of its own, which never proposes.
-        start: what blocks cost once per batch besides their iterations, such as the heads' memory of a sentence.
+        start: what blocks cost once per batch besides their iterations, such as the heads' memory
+            of a sentence.
         threads: largest number of threads that gains in iterations of blocks.
-        alone_threads: the same in iterations of one token, in which the threads cannot share columns.
+        alone_threads: the same in iterations of one token, in which the threads cannot share
+            columns.
         together: number of rows that a thread decodes together.
-        least_columns: fewest columns per thread from which the columns of a step are shared; None for the engine's own
-            number.
+        least_columns: fewest columns per thread from which the columns of a step are shared; None
+            for the engine's own number.
     """
 
     blocks: tuple[float, ...]
@@ -37,27 +39,31 @@ class StepCosts(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= len(self.blocks) <= MOST_BLOCK, f"blocks must have 1 to {MOST_BLOCK} numbers, not "
-                                                     f"{len(self.blocks)}")
+        require(1 <= len(self.blocks) <= MOST_BLOCK, f"blocks must have 1 to {MOST_BLOCK} numbers, "
+                f"not {len(self.blocks)}")
         for value in self.blocks:
-            require(is_number(value, LEAST, MOST), f"blocks must be numbers from {LEAST:g} to {MOST:g}, not "
-                                                   f"{shown(value)}")
+            require(is_number(value, LEAST, MOST), f"blocks must be numbers from {LEAST:g} to "
+                    f"{MOST:g}, not {shown(value)}")
 
     def up_to(self, largest: int) -> list[float]:
-        """Return the time of an iteration at block sizes 1 to `largest`; beyond those recorded, it rises evenly."""
+        """Return the time of an iteration at block sizes 1 to `largest`; beyond those recorded, it
+        rises evenly."""
         known = self.blocks[:largest]
         slope = (self.blocks[-1] - self.blocks[0]) / max(len(self.blocks) - 1, 1)
-        return [*known, *(self.blocks[-1] + slope * more for more in range(1, largest - len(known) + 1))]
+        return [*known,
+                *(self.blocks[-1] + slope * more for more in range(1, largest - len(known) + 1))]
 
     def rounded(self) -> StepCosts:
         """Return the costs with three digits, as they are stored."""
         return dataclasses.replace(self, blocks=tuple(float(f"{time:.3g}") for time in self.blocks),
-                                   alone=float(f"{self.alone:.3g}"), start=float(f"{self.start:.3g}"))
+                                   alone=float(f"{self.alone:.3g}"),
+                                   start=float(f"{self.start:.3g}"))
 
 
 @dataclass(frozen=True)
 class CostRecord(Config):
-    """Costs of an engine in one variant, by the number of rows of a batch, and what they were measured on.
+    """Costs of an engine in one variant, by the number of rows of a batch, and what they were
+    measured on.
 
     Attributes:
         batches: costs by the number of rows, such as "64".
@@ -83,19 +89,22 @@ class CostRecord(Config):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the costs are microseconds of a machine; otherwise they are multiples of a step of one token."""
+        """Whether the costs are microseconds of a machine; otherwise they are multiples of a step
+        of one token."""
         return self.cores > 0
 
     def of(self, rows: int) -> StepCosts:
         """Return the costs of the recorded number of rows whose ratio to `rows` is the smallest."""
-        nearest = min(self.batches, key=lambda known: (max(int(known) / rows, rows / int(known)), int(known)))
+        nearest = min(self.batches, key=lambda known: (max(int(known) / rows, rows / int(known)),
+                                                       int(known)))
         return self.batches[nearest]
 
     def threads_of(self, rows: int, width: int) -> int:
-        """Return the largest number of threads that gains in a batch of `rows` whose steps have `width` tokens.
+        """Return the largest number of threads that gains in a batch of `rows` whose steps have
+        `width` tokens.
 
-        Where all cores of the measured machine gained, each row of a batch may have a thread of its own: such threads
-        do not wait for one another.
+        Where all cores of the measured machine gained, each row of a batch may have a thread of its
+        own: such threads do not wait for one another.
         """
         costs = self.of(rows)
         known = costs.threads if width > 1 else costs.alone_threads
@@ -103,7 +112,8 @@ class CostRecord(Config):
 
 
 def general_costs(further: float) -> CostRecord:
-    """Return costs for networks without a record: each further column of a step takes a share of the first one's time.
+    """Return costs for networks without a record: each further column of a step takes a share of
+    the first one's time.
 
     `further` is that share.
     """

@@ -1,1 +1,2 @@
-"""The decoder: proposals, verification, acceptance. It uses the network through `superres.interfaces` only."""
+"""The decoder: proposals, verification, acceptance. It uses the network through
+`superres.interfaces` only."""

@@ -1,8 +1,9 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token given the tokens before it in the block. The loop computes the longest accepted prefix; it
-applies the minimum block, the end token and the target's end, and always accepts the verifier's own token first. No
-criterion accepts a token of probability 0 (score -inf), such as a token that a sampling filter excludes.
+A criterion judges each token given the tokens before it in the block. The loop computes the longest
+accepted prefix; it applies the minimum block, the end token and the target's end, and always
+accepts the verifier's own token first. No criterion accepts a token of probability 0 (score -inf),
+such as a token that a sampling filter excludes.
 """
 
 from __future__ import annotations
@@ -15,31 +16,37 @@ if TYPE_CHECKING:  # the command line lists the criteria in its help, which must
     from torch import Tensor
 
 Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
-"""A criterion as data. ("distance", e): |proposal - p1's choice| must be at most e grey levels, 0 for exact acceptance.
-("rank", n): the proposal must be among the n tokens that p1 scores best."""
+"""A criterion as data. ("distance", e): |proposal - p1's choice| must be at most e grey levels, 0
+for exact acceptance. ("rank", n): the proposal must be among the n tokens that p1 scores best."""
 
 
 def possible(proposed: Tensor, scores: Tensor) -> Tensor:
-    """Return whether proposals [B, N] have a positive probability under scores [B, N, V], bool [B, N]."""
+    """Return whether proposals [B, N] have a positive probability under scores [B, N, V], bool [B,
+    N]."""
     return ~scores.gather(-1, proposed.unsqueeze(-1)).squeeze(-1).isneginf()
 
 
 class Criterion:
     """An acceptance criterion; one of your own derives from this class and defines `accept`."""
 
-    settings: ClassVar[tuple[str, ...]] = ()  # Names of the fields of `DecodeConfig` that the criterion reads
+    # Names of the fields of `DecodeConfig` that the criterion reads
+    settings: ClassVar[tuple[str, ...]] = ()
     rule: Rule | None = None
-    """The criterion as data, for compiled iterations; None if it has no such form: `accept` is called instead."""
+    """The criterion as data, for compiled iterations; None if it has no such form: `accept` is
+    called instead."""
 
     def __init__(self, options: DecodeConfig) -> None:
-        """Read the `settings` from `options`; raises ConfigError if the criterion does not support them."""
+        """Read the `settings` from `options`; raises ConfigError if the criterion does not support
+        them."""
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """Return whether each proposal of a block passes, bool [B, N]; False where its score is -inf.
+        """Return whether each proposal of a block passes, bool [B, N]; False where its score is
+        -inf.
 
-        Column i of the tokens `proposed` [B, N] holds proposal i + 2. The result of a column may depend on the columns
-        to its left, but not on those to its right. `scores` are p1's [B, N, V], divided by the temperature, with noise
-        added. Results at a target `position` [B, N] past the end are ignored.
+        Column i of the tokens `proposed` [B, N] holds proposal i + 2. The result of a column may
+        depend on the columns to its left, but not on those to its right. `scores` are p1's [B, N,
+        V], divided by the temperature, with noise added. Results at a target `position` [B, N] past
+        the end are ignored.
         """
         raise NotImplementedError(f"the criterion {type(self).__name__} does not define accept")
 
@@ -67,7 +74,8 @@ class Distance(Criterion):
 
 
 class TopK(Criterion):
-    """Accept a token among the verifier's k best (section 5.1), including ties with the k-th best."""
+    """Accept a token among the verifier's k best (section 5.1), including ties with the k-th
+    best."""
 
     settings: ClassVar[tuple[str, ...]] = ("top_k",)
 
@@ -83,6 +91,6 @@ class TopK(Criterion):
 
 
 CRITERIA: Registry[type[Criterion]] = Registry(
-    CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS, Criterion,
-    "criterion")
+    CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS,
+    Criterion, "criterion")
 """Acceptance criteria by name."""

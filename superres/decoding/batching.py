@@ -1,7 +1,9 @@
-"""Decode a stream of sequences: a row whose sequence is complete takes the next one, so the batch stays full.
+"""Decode a stream of sequences: a row whose sequence is complete takes the next one, so the batch
+stays full.
 
-Rows advance by different amounts, so a batch that waits for its slowest row leaves the other rows idle. A sequence's
-tokens depend neither on the other rows nor on the iteration in which the sequence entered.
+Rows advance by different amounts, so a batch that waits for its slowest row leaves the other rows
+idle. A sequence's tokens depend neither on the other rows nor on the iteration in which the
+sequence entered.
 """
 
 from __future__ import annotations
@@ -28,30 +30,35 @@ from superres.interfaces import ScoringModel, Session, Sources
 from superres.system.machine import TorchThreads
 
 GROUP = {"cpu": 1, "cuda": 16}
-"""Number of sources encoded in one call, by kind of device. A smaller group is filled up to that number, since the
-rounding of sums may depend on the number of rows."""
+"""Number of sources encoded in one call, by kind of device. A smaller group is filled up to that
+number, since the rounding of sums may depend on the number of rows."""
 
 DONE_CHECK_INTERVAL = 16
-"""Number of iterations between two checks for complete rows; between them nothing is read from the device."""
+"""Number of iterations between two checks for complete rows; between them nothing is read from the
+device."""
 
 LAUNCH_INTERVAL = 128
-"""The same for compiled iterations that end with the last row, if no row is looked at before: a call of the code costs
-as much as several iterations."""
+"""The same for compiled iterations that end with the last row, if no row is looked at before: a
+call of the code costs as much as several iterations."""
 
 COLUMNS = 1024
-"""Columns (rows times tokens per step) after which compiled iterations on a CPU return at the latest, unless there are
-fewer than DONE_CHECK_INTERVAL: a decode is stopped, and shows how far it is, only between two calls."""
+"""Columns (rows times tokens per step) after which compiled iterations on a CPU return at the
+latest, unless there are fewer than DONE_CHECK_INTERVAL: a decode is stopped, and shows how far it
+is, only between two calls."""
 
 END_CHECK_INTERVAL = 4
-"""The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
+"""The same on an accelerator if an end token may end a row: a sentence takes only a few
+iterations."""
 
 SHRUNK_TEXT = 8
-"""From so many rows on, compiled code continues with half of the rows of a text whose other rows are complete; with
-fewer rows, or on other engines, the rest of a sentence takes less time than the new session."""
+"""From so many rows on, compiled code continues with half of the rows of a text whose other rows
+are complete; with fewer rows, or on other engines, the rest of a sentence takes less time than the
+new session."""
 
 LONG = 384
-"""On a CPU, rows are checked once per `LONG` tokens of a target's length: compiled iterations of one row in succession
-keep that row's cache near the processor, and a complete row waits for hardly more than 1/100 of its decoding time."""
+"""On a CPU, rows are checked once per `LONG` tokens of a target's length: compiled iterations of
+one row in succession keep that row's cache near the processor, and a complete row waits for hardly
+more than 1/100 of its decoding time."""
 
 
 class Item(Protocol):
@@ -63,13 +70,15 @@ class Item(Protocol):
 
 
 Source: TypeAlias = tuple[Tensor, Tensor | None]
-"""Source tokens [B, S], int64, and their padding: bool [B, S], True at padding, or None without padding."""
+"""Source tokens [B, S], int64, and their padding: bool [B, S], True at padding, or None without
+padding."""
 
 ItemT = TypeVar("ItemT", bound=Item)
 
 Feed: TypeAlias = Callable[[int, bool], Sequence[ItemT] | None]
-"""Provides the sequences to decode. `feed(limit, wait)` returns up to `limit` sequences, at least 1, or None if no
-sequence will follow. If `wait`, it blocks until it can return a sequence; otherwise the result may be empty."""
+"""Provides the sequences to decode. `feed(limit, wait)` returns up to `limit` sequences, at least
+1, or None if no sequence will follow. If `wait`, it blocks until it can return a sequence;
+otherwise the result may be empty."""
 
 
 def feed_of(items: Iterable[ItemT]) -> Feed[ItemT]:
@@ -85,7 +94,8 @@ class Result(Generic[ItemT]):
     item: ItemT  # the item from the feed
     tokens: Tensor  # int64 [T], on the CPU; 0 past the sequence's end
     trace: RowTrace  # its acceptance trace
-    # its share of the decoding time; the time of an iteration is divided among the sequences being decoded
+    # its share of the decoding time; the time of an iteration is divided among the sequences being
+    # decoded
     seconds: float
 
 
@@ -101,21 +111,22 @@ class _Row(Generic[ItemT]):
 class RefilledDecoder(Generic[ItemT]):
     """Decodes the sequences of a feed, at most `rows` at a time: the one way to blockwise decoding.
 
-    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same
-    seed). With torch's float kernels, this holds bit for bit against a run of the same `width` only, since kernels
-    differ between shapes.
+    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential
+    sampling with the same seed). With torch's float kernels, this holds bit for bit against a run
+    of the same `width` only, since kernels differ between shapes.
 
-    `model_calls` is the number of decoding iterations so far, the first of which reads the start of the sequences.
-    `loop` runs them, once there are sequences to decode.
+    `model_calls` is the number of decoding iterations so far, the first of which reads the start of
+    the sequences. `loop` runs them, once there are sequences to decode.
     """
 
     def __init__(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
-        options: DecodeConfig, rows: int, *, proposer: Proposer | None = None, group: int | None = None,
-        width: int | None = None, batch: bool = False,
+        options: DecodeConfig, rows: int, *, proposer: Proposer | None = None,
+        group: int | None = None, width: int | None = None, batch: bool = False,
         adaptive: Callable[[Tensor, Tensor | None], int | ConfidentBlockSize | None] | None = None,
     ) -> None:
-        """Prepare; nothing is taken from the feed yet. Raises ConfigError if options do not fit the model.
+        """Prepare; nothing is taken from the feed yet. Raises ConfigError if options do not fit the
+        model.
 
         Args:
             model: the model.
@@ -124,59 +135,75 @@ class RefilledDecoder(Generic[ItemT]):
             options: block size, proposer, acceptance, sampling.
             rows: largest number of sequences decoded at the same time.
             proposer: source of proposals; by `options.proposer` if None.
-            group: largest number of sources encoded in one call; None for the constant `GROUP` of the device.
-            width: step width W, at least the block size, which is the default. A larger width runs the same kernels as
-                a larger block.
-            batch: the feed has `rows` sequences, which are encoded, and to their end decoded, as one batch.
-            adaptive: returns what chooses the block size for sources and padding, up to that of `options`: a block size
-                for the whole decode, or one that every iteration chooses; None keeps that of `options`.
+            group: largest number of sources encoded in one call; None for the constant `GROUP` of
+                the device.
+            width: step width W, at least the block size, which is the default. A larger width runs
+                the same kernels as a larger block.
+            batch: the feed has `rows` sequences, which are encoded, and to their end decoded, as
+                one batch.
+            adaptive: returns what chooses the block size for sources and padding, up to that of
+                `options`: a block size for the whole decode, or one that every iteration chooses;
+                    None keeps that of `options`.
         """
         self.options, self.rows, self.width, self.batch = options, rows, width, batch
         self.group = rows if batch else group
         # A proposer of the caller's makes any number of proposals.
-        heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
+        heads = (model.prediction_heads if proposer is None else options.block_size
+                 or model.prediction_heads)
         self.block_size = check_options(options, heads, model.length)
         if width is not None:
             require_whole("width", width)
-            require(width >= self.block_size, f"width {width} is smaller than the block size {self.block_size}")
-            require(not options.adaptive, f"an adaptive block size has no fixed width; leave out the width {width}")
+            require(width >= self.block_size, f"width {width} is smaller than the block size "
+                    f"{self.block_size}")
+            require(not options.adaptive, "an adaptive block size has no fixed width; leave out "
+                    f"the width {width}")
         self.proposer = proposer or PROPOSERS[options.proposer]()
         self.model = with_proposer_state(model, self.proposer)
         self.model_calls = 0
         self.loop: BlockwiseLoop | None = None
         # Where the steps have threads of their own, torch's would compete with them for the cores.
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
-        self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
+        self._feed, self._sources, self._adaptive, self._device = (feed, sources, adaptive,
+                                                                   torch.device("cpu"))
         self._kind = decoding_type(self.proposer, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
-        # Sequences that wait for a row: item, session with its source, the source's row there, and the session's rows.
+        # Sequences that wait for a row: item, session with its source, the source's row there, and
+        # the session's rows.
         self._waiting: deque[tuple[ItemT, Session, int, int]] = deque()
         self._fresh: list[ItemT] = []  # sequences that the block size is being chosen for
         self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
-        self._memory: Sources = None  # the latest encoded sources; empty sessions are made from the first of them
+        # the latest encoded sources; empty sessions are made from the first of them
+        self._memory: Sources = None
 
     @property
     def under_way(self) -> list[ItemT]:
-        """The sequences taken from the feed that are not complete; they are lost if decoding fails."""
-        return [row.item for row in self._rows if row is not None] + [item for item, *_ in self._waiting] + self._fresh
+        """The sequences taken from the feed that are not complete; they are lost if decoding
+        fails."""
+        return ([row.item for row in self._rows if row is not None]
+                + [item for item, *_ in self._waiting] + self._fresh)
 
     @property
     def tokens_under_way(self) -> int:
-        """Number of tokens decoded of the sequences that are not complete (reads from the device)."""
+        """Number of tokens decoded of the sequences that are not complete (reads from the
+        device)."""
         position = [] if self.loop is None else self.loop.plain.state.position.tolist()
-        return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False) if row is not None)
+        return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False)
+                   if row is not None)
 
     @torch.inference_mode()
     def run(self) -> Iterator[list[Result[ItemT]]]:
-        """Decode until the feed ends, and yield the sequences completed since the last time, possibly none.
+        """Decode until the feed ends, and yield the sequences completed since the last time,
+        possibly none.
 
-        Raises InvalidInputError if a key is out of range, and ScoresError if the model's scores are not finite.
+        Raises InvalidInputError if a key is out of range, and ScoresError if the model's scores are
+        not finite.
         """
         while self._more and len(self._fresh) < self.rows:
             self._fresh += self._next(self.rows - len(self._fresh), wait=True)
         if not self._fresh:
             return
-        adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self._fresh[: self.rows]))
+        adaptive = (None if self._adaptive is None
+                    else self._adaptive(*self._sources(self._fresh[: self.rows])))
         if isinstance(adaptive, int):
             self.block_size = adaptive
         self._prepare(self._fresh)
@@ -184,7 +211,8 @@ class RefilledDecoder(Generic[ItemT]):
         confident = None if isinstance(adaptive, int) else adaptive
         with self.torch_threads:
             session, keys = self._first_rows()
-            self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys, self.block_size, self.proposer,
+            self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys,
+                                             self.block_size, self.proposer,
                                              resizable=adaptive is not None, confident=confident)
         while True:
             started = time.perf_counter()
@@ -203,8 +231,9 @@ class RefilledDecoder(Generic[ItemT]):
     def _interval(self, loop: BlockwiseLoop) -> int:
         """Return the number of iterations until the next check for complete rows.
 
-        Iterations past an end token are wasted, and on a CPU a check takes little time. The first iteration only reads
-        the start of the sequences. A text that is decoded as a batch is shown after each of its few iterations.
+        Iterations past an end token are wasted, and on a CPU a check takes little time. The first
+        iteration only reads the start of the sequences. A text that is decoded as a batch is shown
+        after each of its few iterations.
         """
         is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
         is_compiled = is_cpu and loop.is_native
@@ -240,11 +269,14 @@ class RefilledDecoder(Generic[ItemT]):
         with self.torch_threads:
             for start in range(0, len(items), size):
                 part = slice(start, start + size)
-                self._encode(items[part], source[part], None if padding is None else padding[part], size)
+                self._encode(items[part], source[part], None if padding is None else padding[part],
+                             size)
         self._seconds += time.perf_counter() - started
 
-    def _encode(self, items: Sequence[ItemT], source: Tensor, padding: Tensor | None, size: int) -> None:
-        """Encode the sources [N, S] of N items, N at most `size`, and make an empty session with them."""
+    def _encode(self, items: Sequence[ItemT], source: Tensor, padding: Tensor | None,
+                size: int) -> None:
+        """Encode the sources [N, S] of N items, N at most `size`, and make an empty session with
+        them."""
         if self.group is None and len(items) < size:
             index = torch.arange(size, device=source.device) % len(items)
             source, padding = source[index], None if padding is None else padding[index]
@@ -253,10 +285,12 @@ class RefilledDecoder(Generic[ItemT]):
         self._waiting.extend((item, session, number, batch) for number, item in enumerate(items))
 
     def _session(self, sources: Sources) -> Session:
-        return self._kind.open_session(self.model, sources, self.options, self.block_size, self.width)
+        return self._kind.open_session(self.model, sources, self.options, self.block_size,
+                                       self.width)
 
     def _empty(self, rows: Tensor) -> Session:
-        """Return a session of as many rows as `rows`, which other sessions' rows are to be copied into."""
+        """Return a session of as many rows as `rows`, which other sessions' rows are to be copied
+        into."""
         return self._session(sources_at(self._memory, torch.zeros_like(rows)))
 
     def _first_rows(self) -> tuple[Session, Tensor]:
@@ -272,18 +306,20 @@ class RefilledDecoder(Generic[ItemT]):
             keys = torch.cat([part[-1] for part in parts])
         return session, keys
 
-    def _placed(self, numbers: Sequence[int], since: int) -> Iterator[tuple[Tensor, Session, Tensor, Tensor]]:
+    def _placed(self, numbers: Sequence[int], since: int) -> Iterator[tuple[Tensor, Session, Tensor,
+                                                                            Tensor]]:
         """Give the rows `numbers` to waiting sequences, which begin with iteration `since`.
 
-        Yields, for successive sequences whose sources are in the same session: their rows, that session, the rows of
-        their sources in it, and their keys.
+        Yields, for successive sequences whose sources are in the same session: their rows, that
+        session, the rows of their sources in it, and their keys.
         """
         placed = [(row, *self._waiting.popleft()) for row in numbers[: len(self._waiting)]]
         for row, item, *_ in placed:
             self._rows[row] = _Row(item, since)
         for _, group in groupby(placed, key=lambda one: id(one[2])):
             part = list(group)
-            yield (self._index([row for row, *_ in part]), part[0][2], self._index([number for *_, number, _ in part]),
+            yield (self._index([row for row, *_ in part]), part[0][2],
+                   self._index([number for *_, number, _ in part]),
                    noise_keys([item.key for _, item, *_ in part], len(part), self._device))
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
@@ -301,7 +337,8 @@ class RefilledDecoder(Generic[ItemT]):
         if self.batch and not loop.complete:
             return []
         complete = loop.decoder.complete().tolist()
-        done = [number for number, row in enumerate(self._rows) if row is not None and complete[number]]
+        done = [number for number, row in enumerate(self._rows) if row is not None
+                and complete[number]]
         finished = self._results(loop, done)
         for number in done:
             self._rows[number] = None
@@ -309,7 +346,8 @@ class RefilledDecoder(Generic[ItemT]):
 
     @torch.inference_mode()
     def so_far(self) -> list[Result[ItemT]]:
-        """Return the sequences that are not complete as far as they are decoded (reads from the device)."""
+        """Return the sequences that are not complete as far as they are decoded (reads from the
+        device)."""
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         return [] if self.loop is None else self._results(self.loop, busy)
 
@@ -321,10 +359,12 @@ class RefilledDecoder(Generic[ItemT]):
         with self.torch_threads:
             tokens = loop.decoder.results(self._index(numbers))[0].cpu()
             traces = loop.recorder.rows(numbers, [row.since for row in rows])
-        return [Result(row.item, one, trace, row.seconds) for row, one, trace in zip(rows, tokens, traces, strict=True)]
+        return [Result(row.item, one, trace, row.seconds) for row, one,
+                trace in zip(rows, tokens, traces, strict=True)]
 
     def _refill(self, loop: BlockwiseLoop) -> None:
-        """Give empty rows to waiting sequences; once no sequence waits, continue with fewer rows."""
+        """Give empty rows to waiting sequences; once no sequence waits, continue with fewer
+        rows."""
         empty = [number for number, row in enumerate(self._rows) if row is None]
         if self._more and len(self._waiting) < len(empty):
             self._prepare(self._next(len(empty) - len(self._waiting), wait=not self.under_way))
@@ -333,10 +373,12 @@ class RefilledDecoder(Generic[ItemT]):
                 loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        can_shrink = self.model.end_token is None or (loop.is_native and len(self._rows) >= SHRUNK_TEXT)
+        can_shrink = self.model.end_token is None or (loop.is_native and len(self._rows)
+                                                      >= SHRUNK_TEXT)
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             with self.torch_threads:
                 loop.keep(kept, self._empty(kept))
             self._rows = [self._rows[number] for number in busy]
-        loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
+        loop.recorder.forget(min((row.since for row in self._rows if row is not None),
+                                 default=len(loop.recorder)))

@@ -1,7 +1,8 @@
-"""Blockwise parallel decoding: verify, accept, commit and propose in one model call (Stern et al. 2018, section 4).
+"""Blockwise parallel decoding: verify, accept, commit and propose in one model call (Stern et al.
+2018, section 4).
 
-Whatever the proposer proposes, the first token of a block is p1's own choice. So exact acceptance gives the tokens of
-greedy decoding, and every iteration commits at least one.
+Whatever the proposer proposes, the first token of a block is p1's own choice. So exact acceptance
+gives the tokens of greedy decoding, and every iteration commits at least one.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ class PlainDecoder:
 
     An iteration reads nothing back from the device.
 
-    Shape letters: B rows, W columns of a step, k block size, V vocabulary. `block_size` is k of the next proposals;
-    that of the pending ones is in the state.
+    Shape letters: B rows, W columns of a step, k block size, V vocabulary. `block_size` is k of the
+    next proposals; that of the pending ones is in the state.
     """
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer, criterion: Criterion, confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor,
+        block_size: int, proposer: Proposer, criterion: Criterion,
+        confident: ConfidentBlockSize | None = None,
     ) -> None:
-        """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
+        """Prepare; the first iteration reads the start of every sequence and makes the first
+        proposals.
 
         Args:
             model: the model.
@@ -49,10 +52,12 @@ class PlainDecoder:
         """
         self.session, self.confident, self.keys = session, confident, keys.clone()
         self.criterion, self.proposer = criterion, proposer
-        self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, block_size
+        self.min_block, self.end_token, self.block_size = (options.min_block, model.end_token,
+                                                           block_size)
         # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
-            len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
+            len(keys), model.length, session.width, block_size, int(model.end_token == 0),
+            keys.device)
         self.state.start(torch.arange(len(keys), device=keys.device), self._longest())
         self.nan_check = NanCheck(len(keys), session.width, keys.device)
         self._make_samplers = partial(Samplers, options, vocabulary=model.vocabulary)
@@ -66,7 +71,8 @@ class PlainDecoder:
 
     @property
     def sampler(self) -> CoupledSampler:
-        """Chooses tokens at the positions of the pending block; made when needed, since other decoders need none."""
+        """Chooses tokens at the positions of the pending block; made when needed, since other
+        decoders need none."""
         if self._sampler is None:
             self._sampler = self.samplers.at(self.state.targets(self.state.block_size))
         return self._sampler
@@ -80,39 +86,51 @@ class PlainDecoder:
         state, size = self.state, self.state.block_size
         block, accepted = self.iterate(state)
         state.starting = False
-        if self.confident is not None and self.head_confidence is not None and self.block_costs is not None:
+        if (self.confident is not None and self.head_confidence is not None and self.block_costs
+            is not None):
             state.block_size = self.confident.choose(
                 self.head_confidence, state.proposals, state.missing(), self.block_costs)
         return trace_entry(state.position - accepted, block[:, :size], accepted).unsqueeze(0)
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
-        place = state.place + state.next_columns  # [B, W]: the target that each column of the step scores
-        output = self.session.step(state.pending, place[:, 0])  # scores [B, W, V]: the only model call
+        """Do one iteration, and return the block that it verified [B, W] and the number of accepted
+        tokens [B]."""
+        # [B, W]: the target that each column of the step scores
+        place = state.place + state.next_columns
+        # scores [B, W, V]: the only model call
+        output = self.session.step(state.pending, place[:, 0])
         self.nan_check.note(output.scores)
-        block, accepted = self.verify(state, output, place)  # [B, W], [B]: the longest prefix that passes
+        # [B, W], [B]: the longest prefix that passes
+        block, accepted = self.verify(state, output, place)
         accepted = self.stop_at_end_token(state, block, accepted)
         state.commit(block, place, accepted)
-        self.propose(state, output, accepted)  # from the same call: predictions after the last accepted token
+        # from the same call: predictions after the last accepted token
+        self.propose(state, output, accepted)
         return block, accepted
 
-    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pending block [B, W], and the number of its tokens that p1 accepts [B] (sections 3 and 5)."""
+    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor,
+                                                                                     Tensor]:
+        """Return the pending block [B, W], and the number of its tokens that p1 accepts [B]
+        (sections 3 and 5)."""
         k, block = state.block_size, state.pending.clone()  # the next proposals overwrite `pending`
         if k == 1:  # nothing to verify
             return block, (state.limit - state.position).clamp_(max=1)
-        scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
+        # of proposals 2..k: [B, k - 1, V], [B, k - 1]
+        scores, target = output.scores[:, : k - 1], place[:, : k - 1]
         missing = state.missing()
-        passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target, missing)  # [B, k - 1]
+        # [B, k - 1]
+        passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target, missing)
         minimum: int | Tensor = min(self.min_block, k)
         if minimum > 1:  # tokens of probability 0, outside limits or filters, end the minimum block
-            adjusted = self.sampler.adjust(scores[:, : minimum - 1], slice(1, minimum))  # [B, l - 1, V]
+            # [B, l - 1, V]
+            adjusted = self.sampler.adjust(scores[:, : minimum - 1], slice(1, minimum))
             required = possible(block[:, 1:minimum], adjusted)  # [B, l - 1]
             minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
         return block, accepted_length(passed, minimum, missing)
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
-        """Cut the accepted part of `block` after its first end token, and end the rows that contain an end token."""
+        """Cut the accepted part of `block` after its first end token, and end the rows that contain
+        an end token."""
         if self.end_token is None:
             return accepted
         columns = state.columns[: block.shape[1]]
@@ -123,21 +141,27 @@ class PlainDecoder:
         return accepted
 
     def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
-        """Make the next proposals: p1's choice after the `accepted` [B] tokens, then those of the proposer."""
+        """Make the next proposals: p1's choice after the `accepted` [B] tokens, then those of the
+        proposer."""
         index = (accepted - 1).clamp_(min=0)  # [B]: the column that scored the next token
         scores = output.scores[:, :1]  # [B, 1, V]
         if state.block_size > 1:
-            scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
+            scores = output.scores.gather(
+                1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1])
+            )
         k = state.block_size = self.block_size
-        before, self._sampler = self.sampler, self.samplers.at(state.targets(k))  # for proposing and for verifying
+        # for proposing and for verifying
+        before, self._sampler = self.sampler, self.samplers.at(state.targets(k))
         parts = [self.sampler.first(scores, before, index)]  # [B, 1]
         if k > 1:
             first = parts[0][:, 0]
             if self.head_confidence is not None:
                 self.head_confidence = HeadConfidence(self.sampler)
             context = Context(
-                self.session, output, index, state.position, first, state.tokens, self.head_confidence or self.sampler)
-            parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
+                self.session, output, index, state.position, first, state.tokens,
+                self.head_confidence or self.sampler)
+            # [B, k - 1]
+            parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))
         width = max(k, state.pending.shape[1])
         if k < width:  # the step is wider than the block
             parts.append(parts[0].expand(-1, width - k))
@@ -181,10 +205,11 @@ class PlainDecoder:
 
     @classmethod
     def open_session(
-        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
-        padding: Tensor | None = None,
+        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int,
+        width: int | None = None, padding: Tensor | None = None,
     ) -> Session:
-        """Make an empty session for blocks of `block_size` and steps of `width`, by default as wide.
+        """Make an empty session for blocks of `block_size` and steps of `width`, by default as
+        wide.
 
         Raises ConfigError if the algorithm does not support a `width`.
         """
@@ -192,7 +217,8 @@ class PlainDecoder:
 
 
 class PlainRows:
-    """The base of decoders that run the iterations of a `PlainDecoder`, and leave its rows to it."""
+    """The base of decoders that run the iterations of a `PlainDecoder`, and leave its rows to
+    it."""
 
     def __init__(self, plain: PlainDecoder) -> None:
         self.plain = plain
@@ -208,10 +234,11 @@ class PlainRows:
 
 
 def accepted_length(passed: Tensor, minimum: int | Tensor, missing: Tensor) -> Tensor:
-    """Return the number of accepted tokens of a block, int64 [B]: the first token, and the longest prefix that passed.
+    """Return the number of accepted tokens of a block, int64 [B]: the first token, and the longest
+    prefix that passed.
 
-    `passed` says whether proposals 2..k pass, bool [B, k - 1]. At least `minimum` tokens are accepted (section 5.3), a
-    number for all rows or for each row [B], but at most `missing` [B].
+    `passed` says whether proposals 2..k pass, bool [B, k - 1]. At least `minimum` tokens are
+    accepted (section 5.3), a number for all rows or for each row [B], but at most `missing` [B].
     """
     prefix = 1 + passed.long().cumprod(1).sum(1)  # [B]
     return torch.minimum(prefix.clamp(min=minimum), missing)

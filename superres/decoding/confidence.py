@@ -1,12 +1,15 @@
-"""Confidence: the probability that a proposal passes, known before it is verified, and the block size for it.
+"""Confidence: the probability that a proposal passes, known before it is verified, and the block
+size for it.
 
-An ordinal head scores intensities by their distance from its centre mu. p1 will read more tokens than the head did, so
-its centre differs from mu. The difference has a Laplace distribution: the sharper the head, the smaller it is. A
-proposal passes if p1's centre is at most the criterion's reach away from it. Two coefficients per checkpoint calibrate
-the slope of that distribution, for all criteria.
+An ordinal head scores intensities by their distance from its centre mu. p1 will read more tokens
+than the head did, so its centre differs from mu. The difference has a Laplace distribution: the
+sharper the head, the smaller it is. A proposal passes if p1's centre is at most the criterion's
+reach away from it. Two coefficients per checkpoint calibrate the slope of that distribution, for
+all criteria.
 
-For tokens without an order, the head's own probability of its proposal is the measure, and the coefficients calibrate
-its log-odds for exact acceptance. Confidence decides only how many proposals are verified.
+For tokens without an order, the head's own probability of its proposal is the measure, and the
+coefficients calibrate its log-odds for exact acceptance. Confidence decides only how many proposals
+are verified.
 """
 
 from __future__ import annotations
@@ -24,28 +27,33 @@ from superres.decoding.block_size import fastest_size
 from superres.decoding.sampling import CoupledSampler
 from superres.interfaces import Sampler
 
-LEAST_ODDS = 1e-6  # Smallest odds of all other tokens against a proposal, so that their logarithm is finite
-MEMORY = 100  # Number of iterations after which an earlier iteration counts for 1/e in the running values
+# Smallest odds of all other tokens against a proposal, so that their logarithm is finite
+LEAST_ODDS = 1e-6
+# Number of iterations after which an earlier iteration counts for 1/e in the running values
+MEMORY = 100
 
 
 def reach(rule: Rule) -> float:
-    """Return the distance from a proposal within which p1's centre must lie for the proposal to pass."""
+    """Return the distance from a proposal within which p1's centre must lie for the proposal to
+    pass."""
     kind, bound = rule
     return bound / 2 if kind == "rank" else bound + 0.5
 
 
 def usual(confidence: Confidence | None, options: DecodeConfig) -> float:
-    """Return the probability that a proposal passes the criterion of `options`, before anything is decoded."""
+    """Return the probability that a proposal passes the criterion of `options`, before anything is
+    decoded."""
     return confidence.accepted if confidence is not None and options.is_exact else FIRST_GUESS
 
 
 def passing(
-    confidence: Confidence, centre: np.ndarray, slope: np.ndarray, tokens: np.ndarray, limit: float, largest: int,
+    confidence: Confidence, centre: np.ndarray, slope: np.ndarray, tokens: np.ndarray, limit: float,
+    largest: int,
 ) -> np.ndarray:
     """Return the probability that each of `tokens` [..., N] passes if the proposals before it pass.
 
-    `centre` and `slope` [..., N] are those of the heads, and `limit` is the reach of the criterion. p1 chooses no token
-    beyond 0 and `largest`, so a proposal near them passes on that side.
+    `centre` and `slope` [..., N] are those of the heads, and `limit` is the reach of the criterion.
+    p1 chooses no token beyond 0 and `largest`, so a proposal near them passes on that side.
     """
     own = np.exp(confidence.offset + confidence.exponent * np.log(slope))
     above = centre - tokens
@@ -57,17 +65,19 @@ def passing(
 
 
 def passing_by_odds(confidence: Confidence, log_odds: np.ndarray) -> np.ndarray:
-    """Return the probability that each proposal passes exact acceptance, by its log-odds in the head's distribution."""
+    """Return the probability that each proposal passes exact acceptance, by its log-odds in the
+    head's distribution."""
     result: np.ndarray = 1 / (1 + np.exp(-(confidence.offset + confidence.exponent * log_odds)))
     return result
 
 
 def best_width(survival: Sequence[float], costs: Sequence[float], rate: float) -> int:
-    """Return the width with the largest difference between a step's tokens and those decoded on average in its time.
+    """Return the width with the largest difference between a step's tokens and those decoded on
+    average in its time.
 
-    Steps of this width give the most tokens per second if `rate`, in tokens per second, is that rate. `survival` has
-    the expected number of rows that accept token i of their block, and `costs` the seconds of an iteration at width i,
-    for i = 1, 2 and so on; there may be more costs.
+    Steps of this width give the most tokens per second if `rate`, in tokens per second, is that
+    rate. `survival` has the expected number of rows that accept token i of their block, and `costs`
+    the seconds of an iteration at width i, for i = 1, 2 and so on; there may be more costs.
     """
     return 1 + int((np.cumsum(survival) - rate * np.array(costs[: len(survival)])).argmax())
 
@@ -77,9 +87,11 @@ class HeadConfidence(Sampler):
     """A sampler that chooses as `sampler` does, and stores what it observes."""
 
     sampler: CoupledSampler  # chooses the tokens
-    # centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal
+    # centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not
+    # ordinal
     seen: tuple[Tensor, Tensor, Tensor] | None = None
-    # log-odds of each head's proposal in its distribution [B, 1]; empty if the session's heads are ordinal
+    # log-odds of each head's proposal in its distribution [B, 1]; empty if the session's heads are
+    # ordinal
     log_odds: list[Tensor] = field(default_factory=list)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
@@ -103,11 +115,12 @@ class BlockCosts:
     costs: Tensor  # seconds of an iteration at block sizes 1 to K, float64 [K]
     offset: float  # as in `superres.config.Confidence`
     exponent: float  # as in `superres.config.Confidence`
-    reach: float  # distance from a proposal within which p1's centre must lie for the proposal to pass
+    # distance from a proposal within which p1's centre must lie for the proposal to pass
+    reach: float
     sizes: Tensor  # block size of each row's pending proposals, int64 [B]
-    # running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
-    # iterations, and the probability that a proposal for each channel passes. The rows of a group, all rows in Python,
-    # have the same values
+    # running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of
+    # the latest iterations, and the probability that a proposal for each channel passes. The rows
+    # of a group, all rows in Python, have the same values
     rate: Tensor
 
 
@@ -115,10 +128,11 @@ class ConfidentBlockSize:
     """Chooses the block size of every iteration by the probabilities of its proposals."""
 
     def __init__(
-        self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig, vocabulary: int,
-        end_token: int | None = None,
+        self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig,
+        vocabulary: int, end_token: int | None = None,
     ) -> None:
-        """Choose for the criterion of `options`, among block sizes from its minimum block to the number of `costs`.
+        """Choose for the criterion of `options`, among block sizes from its minimum block to the
+        number of `costs`.
 
         No token after an `end_token` counts. Raises ValueError if the criterion has no rule.
         """
@@ -126,38 +140,46 @@ class ConfidentBlockSize:
         if rule is None:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
-        self.minimum, self.largest_token, self.end_token = options.min_block, vocabulary - 1, end_token
+        self.minimum, self.largest_token, self.end_token = (options.min_block, vocabulary - 1,
+                                                            end_token)
         size, tokens = fastest_size(self.costs, passing=usual(confidence, options))
-        self.first = tokens, self.costs[size - 1]  # tokens and seconds of the first iteration's rate
+        # tokens and seconds of the first iteration's rate
+        self.first = tokens, self.costs[size - 1]
 
     def block_costs(self, rows: int, shape: Sequence[int]) -> BlockCosts:
-        """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
+        """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for
+        native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
-        # Heads propose only if proposals of average probability reduce the time per token, and only proposals correct
-        # that probability: it starts at 1.
+        # Heads propose only if proposals of average probability reduce the time per token, and only
+        # proposals correct that probability: it starts at 1.
         rate = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
         costs = torch.tensor(self.costs, dtype=torch.float64)
         return BlockCosts(costs, self.confidence.offset, self.confidence.exponent, self.reach,
                           torch.ones(rows, dtype=torch.int64), rate)
 
-    def choose(self, heads: HeadConfidence, block: Tensor, missing: Tensor, given: BlockCosts) -> int:
+    def choose(self, heads: HeadConfidence, block: Tensor, missing: Tensor,
+               given: BlockCosts) -> int:
         """Return the block size for pending proposals, of which `heads` stored what it observed.
 
-        `block` has p1's token and the proposals [B, K], or more, and `missing` the largest number of tokens that each
-        row may accept [B]. The rate of `given`, which is from `block_costs`, is updated.
+        `block` has p1's token and the proposals [B, K], or more, and `missing` the largest number
+        of tokens that each row may accept [B]. The rate of `given`, which is from `block_costs`, is
+        updated.
         """
         if heads.seen is not None:
             centre, slope, tokens = (tensor.numpy() for tensor in heads.seen)
-            passed = passing(self.confidence, centre, slope, tokens, self.reach, self.largest_token)  # [B, K - 1]
+            # [B, K - 1]
+            passed = passing(self.confidence, centre, slope, tokens, self.reach, self.largest_token)
         elif heads.log_odds:
             passed = passing_by_odds(self.confidence, torch.cat(heads.log_odds, dim=1).numpy())
         else:
             return len(self.costs)
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
         if self.end_token is not None:
-            ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token, axis=1)
+            ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token,
+                                             axis=1)
             survival[:, 1:] *= ~ended
-        shares = (survival * (np.arange(survival.shape[1]) < missing.numpy()[:, None])).sum(0).tolist()
+        shares = (survival * (np.arange(survival.shape[1]) < missing.numpy()[:, None])).sum(
+            0).tolist()
         latest, seconds = given.rate[0, :2].tolist()
         rows = max(shares[0], 1.0)
         size = best_width(shares, self.costs, rows * latest / seconds)

@@ -19,39 +19,45 @@ from superres.system.machine import TorchThreads
 from superres.system.precision import float32_products
 
 FEW_COLUMNS = 16
-"""Columns of a step (rows times tokens) up to which torch's operations are too small to be divided among threads."""
+"""Columns of a step (rows times tokens) up to which torch's operations are too small to be divided
+among threads."""
 
 
 def decoding_type(proposer: Proposer, block_size: int) -> type[PlainDecoder]:
-    """Return the algorithm for `proposer` (any object with a method `propose`) and blocks of `block_size`."""
+    """Return the algorithm for `proposer` (any object with a method `propose`) and blocks of
+    `block_size`."""
     tree = block_size > 1 and getattr(proposer, "proposes_tree", False)
     return LookaheadDecoder if tree else PlainDecoder
 
 
 class BlockwiseLoop:
-    """Runs the iterations of a batch by the fastest decoder that supports its settings, and records them.
+    """Runs the iterations of a batch by the fastest decoder that supports its settings, and records
+    them.
 
-    `decoder` is `plain`, the algorithm on torch, or a decoder that has taken over its rows. `recorder` has the trace of
-    all rows. `complete` says whether all rows were complete at the last call of `done`.
+    `decoder` is `plain`, the algorithm on torch, or a decoder that has taken over its rows.
+    `recorder` has the trace of all rows. `complete` says whether all rows were complete at the last
+    call of `done`.
     """
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer | None = None, criterion: Criterion | None = None, resizable: bool = False,
-        confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor,
+        block_size: int, proposer: Proposer | None = None, criterion: Criterion | None = None,
+        resizable: bool = False, confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; arguments as for `PlainDecoder`.
 
-        If it is `resizable`, `resize` may change the block size, and the session's width follows it. `proposer` and
-        `criterion` are by `options` if None; a criterion of the caller's leaves the iterations to the plain decoder.
+        If it is `resizable`, `resize` may change the block size, and the session's width follows
+        it. `proposer` and `criterion` are by `options` if None; a criterion of the caller's leaves
+        the iterations to the plain decoder.
         """
         proposer = proposer or PROPOSERS[options.proposer]()
-        self.recorder, self.resizable, self.complete = TraceRecorder(), resizable or confident is not None, False
+        self.recorder, self.resizable, self.complete = (TraceRecorder(),
+                                                        resizable or confident is not None, False)
         alone = model.own_threads or len(keys) * block_size <= FEW_COLUMNS
         self.torch_threads = TorchThreads(1 if alone else None)
         self.plain = decoding_type(proposer, block_size)(
-            model, session, options, keys, block_size, proposer, criterion or CRITERIA[options.accept](options),
-            confident)
+            model, session, options, keys, block_size, proposer,
+            criterion or CRITERIA[options.accept](options), confident)
         self.decoder: Decoder = self.plain
         if criterion is None:
             self.decoder = model.decoder(self.plain) or self.plain
@@ -64,7 +70,8 @@ class BlockwiseLoop:
     def run(self, count: int) -> None:
         """Do `count` iterations; fewer if a decoder ends with the last row."""
         plain = self.plain
-        # A model's own decoder computes no products with torch, and its iterations are short beside this context.
+        # A model's own decoder computes no products with torch, and its iterations are short beside
+        # this context.
         with self.torch_threads, nullcontext() if self.is_native else float32_products():
             while count > 0:
                 size = plain.state.block_size
@@ -81,7 +88,8 @@ class BlockwiseLoop:
                     break
 
     def resize(self, block_size: int) -> None:
-        """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
+        """Propose blocks of `block_size`, at most the session's first width, from the end of the
+        next iteration on.
 
         The loop must be `resizable`.
         """
@@ -96,6 +104,7 @@ class BlockwiseLoop:
         self.recorder.shrink(rows)
 
     def done(self) -> bool:
-        """Return whether every row is complete (reads from the device); raises ScoresError if scores are not finite."""
+        """Return whether every row is complete (reads from the device); raises ScoresError if
+        scores are not finite."""
         self.complete = bool(self.decoder.complete().all())
         return self.complete

@@ -1,9 +1,12 @@
-"""Blockwise parallel decoding (Stern et al. 2018, section 4) of one sequence, without a cache and without a batch.
+"""Blockwise parallel decoding (Stern et al. 2018, section 4) of one sequence, without a cache and
+without a batch.
 
-Read this file first. `superres.decoding.blockwise` and the engines compute the same, faster; the tests compare them
-with this file, token for token. `blockwise` is the algorithm, and `decode` runs it on a network.
+Read this file first. `superres.decoding.blockwise` and the engines compute the same, faster; the
+tests compare them with this file, token for token. `blockwise` is the algorithm, and `decode` runs
+it on a network.
 
-Six tokens as an example. p1 spells "banana", and the proposer guesses that the last two letters repeat:
+Six tokens as an example. p1 spells "banana", and the proposer guesses that the last two letters
+repeat:
 
 >>> steps = blockwise(
 ...     6, p1=lambda tokens: "banana..."[len(tokens)],
@@ -11,14 +14,15 @@ Six tokens as an example. p1 spells "banana", and the proposer guesses that the 
 ...     accept=lambda proposals, verified: leading(map(str.__eq__, proposals, verified)),
 ...     choose=lambda scores, tokens, accepted: scores)
 >>> for step in steps:
-...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", step.verified[step.accepted - 1])
-b b b | a n a | 1 | a
+...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", step.verified[step.accepted
+- 1]) b b b | a n a | 1 | a
 a b a | n a n | 1 | n
 n a n | a n a | 3 | a
 a n a | . . . | 1 | .
 
-A line is one model call: the proposals, what p1 chooses after each of them, how many proposals are accepted, and the
-next first proposal. In the third line, both guesses are p1's own choices ("a" after "n", and "n" after "na").
+A line is one model call: the proposals, what p1 chooses after each of them, how many proposals are
+accepted, and the next first proposal. In the third line, both guesses are p1's own choices ("a"
+after "n", and "n" after "na").
 """
 
 from __future__ import annotations
@@ -53,14 +57,18 @@ def blockwise(
     steps: list[Step] = []
     first = choose(p1(tokens), tokens, 0)  # the call before the first iteration
     while len(tokens) < length and tokens[-1:] != [end_token]:
-        block = [first, *propose(tokens, first)]  # k proposals, from the states of the previous call
-        verified = [p1(tokens + block[: i + 1]) for i in range(len(block))]  # the scores of a single model call
-        accepted = min(1 + accept(block[1:], verified), length - len(tokens))  # the longest prefix that passes
+        # k proposals, from the states of the previous call
+        block = [first, *propose(tokens, first)]
+        # the scores of a single model call
+        verified = [p1(tokens + block[: i + 1]) for i in range(len(block))]
+        # the longest prefix that passes
+        accepted = min(1 + accept(block[1:], verified), length - len(tokens))
         if end_token in block[:accepted]:
             accepted = block.index(end_token) + 1
         steps.append(Step(block, verified, accepted))
         tokens = tokens + block[:accepted]
-        first = choose(verified[accepted - 1], tokens, accepted)  # p1's choice: it needs no verification
+        # p1's choice: it needs no verification
+        first = choose(verified[accepted - 1], tokens, accepted)
     return steps
 
 
@@ -75,20 +83,25 @@ def tokens_of(steps: list[Step]) -> list[int]:
 
 
 def decode(
-    model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int = 1, key: int = 0, *,
-    p1: Callable[[list[int]], Tensor] | None = None, length: int | None = None,
-    propose: Callable[[list[int], int], list[int]] | None = None, draft: Callable[[list[int]], Tensor] | None = None,
+    model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int = 1, key: int = 0,
+    *, p1: Callable[[list[int]], Tensor] | None = None, length: int | None = None,
+    propose: Callable[[list[int], int], list[int]] | None = None,
+    draft: Callable[[list[int]], Tensor] | None = None,
 ) -> list[Step]:
-    """Decode one source [1, S] in blocks of `block_size`; 1 is greedy decoding, or sampling from p1 token by token.
+    """Decode one source [1, S] in blocks of `block_size`; 1 is greedy decoding, or sampling from p1
+    token by token.
 
-    `key` is that of the sampling noise. `p1` returns p1's scores [1, 1, V] after given tokens, by default those of the
-    network without a cache. Proposals are those of the prediction heads; or chosen one after another by the scores of
-    `draft`, which is as `p1`; or those that `propose` returns for tokens and p1's next choice. `length` is the largest
-    number of tokens, by default the model's for this source.
+    `key` is that of the sampling noise. `p1` returns p1's scores [1, 1, V] after given tokens, by
+    default those of the network without a cache. Proposals are those of the prediction heads; or
+    chosen one after another by the scores of `draft`, which is as `p1`; or those that `propose`
+    returns for tokens and p1's next choice. `length` is the largest number of tokens, by default
+    the model's for this source.
     """
-    longest = model.session(source, 1).longest if model.end_token is not None and length is None else None
+    longest = (model.session(source, 1).longest if model.end_token is not None and length is None
+               else None)
     most = length or (model.length if longest is None else int(longest[0]))
-    place = torch.arange(block_size, device=source.device).unsqueeze(0)  # [1, k]: targets of a block at position 0
+    # [1, k]: targets of a block at position 0
+    place = torch.arange(block_size, device=source.device).unsqueeze(0)
     samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     criterion, sampler, committed = CRITERIA[options.accept](options), GREEDY, 0
 
@@ -104,19 +117,25 @@ def decode(
             sampler.record(torch.tensor([made], dtype=torch.int64))
             return made
         block = [first]
-        for head in range(1, block_size):  # a sequential head reads the tokens of the heads before it
-            own = scores(tokens + block, head) if draft is None else draft(tokens + block)  # [1, 1, V]
+        # a sequential head reads the tokens of the heads before it
+        for head in range(1, block_size):
+            # [1, 1, V]
+            own = scores(tokens + block, head) if draft is None else draft(tokens + block)
             block.append(int(sampler(own, torch.tensor([head]))))
         return block[1:]
 
     def accept(proposals: list[int], verified: list[Tensor]) -> int:
         if not proposals:
             return 0
-        proposed, own = torch.tensor([proposals]), torch.cat(verified[:-1], dim=1)  # [1, k - 1], [1, k - 1, V]
-        target, missing = committed + place[:, 1 : len(proposals) + 1], torch.tensor([most - committed])
+        # [1, k - 1], [1, k - 1, V]
+        proposed, own = torch.tensor([proposals]), torch.cat(verified[:-1], dim=1)
+        target, missing = (committed + place[:, 1 : len(proposals) + 1],
+                           torch.tensor([most - committed]))
         passed = sampler.accept(criterion, proposed, own, target, missing)
         # The minimum block ends before a token of probability 0.
-        allowed = possible(proposed, sampler.adjust(own, slice(1, len(proposals) + 1)))[0, : options.min_block - 1]
+        allowed = possible(
+            proposed, sampler.adjust(own, slice(1, len(proposals) + 1))
+        )[0, : options.min_block - 1]
         return max(leading(passed[0]), leading(allowed))
 
     def choose(verified: Tensor, tokens: list[int], accepted: int) -> int:

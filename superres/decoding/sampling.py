@@ -1,7 +1,8 @@
 """Choosing tokens from scores: by argmax, by seed-coupled sampling, or by speculative sampling.
 
-The loop requests a sampler for the positions of each block. The sampler determines the block's first token, is used by
-the proposer, and decides which proposals pass. All differences between the ways of sampling are in this module.
+The loop requests a sampler for the positions of each block. The sampler determines the block's
+first token, is used by the proposer, and decides which proposals pass. All differences between the
+ways of sampling are in this module.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ if TYPE_CHECKING:
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""
 
-LEAST_WEIGHT = 2.0**-40  # Unit of the weights from which tokens are drawn; sums of whole units are exact
+# Unit of the weights from which tokens are drawn; sums of whole units are exact
+LEAST_WEIGHT = 2.0**-40
 
 
 def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
-    """Return scores [..., V], which are divided by the temperature, as -inf except at the tokens to sample from.
+    """Return scores [..., V], which are divided by the temperature, as -inf except at the tokens to
+    sample from.
 
-    These are the `top_k` likeliest tokens and ties (Fan et al. 2018), all if None. Of them, the fewest likeliest tokens
-    are kept, and ties, whose probabilities sum to at least `nucleus` (Holtzman et al. 2020); 1 keeps all.
+    These are the `top_k` likeliest tokens and ties (Fan et al. 2018), all if None. Of them, the
+    fewest likeliest tokens are kept, and ties, whose probabilities sum to at least `nucleus`
+    (Holtzman et al. 2020); 1 keeps all.
     """
     if top_k is not None and top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(top_k, dim=-1).values[..., -1:], float("-inf"))
+        scores = scores.masked_fill(scores < scores.topk(top_k, dim=-1).values[..., -1:],
+                                    float("-inf"))
     if nucleus < 1:
         ordered = scores.sort(dim=-1, descending=True).values
         weight = weights(ordered)
@@ -53,7 +58,8 @@ def scaled(scores: Tensor, temperature: Tensor, options: DecodeConfig) -> Tensor
 
 @dataclass
 class CoupledSampler(Sampler):
-    """Chooses tokens at N target positions of each row, both for proposals and for their verification.
+    """Chooses tokens at N target positions of each row, both for proposals and for their
+    verification.
 
     Offsets count from the first of the positions.
     """
@@ -82,12 +88,14 @@ class CoupledSampler(Sampler):
     def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
         """Return the first token [B, 1] of a block from p1's scores [B, 1, V].
 
-        `before` is the sampler of the previous block, of which `index` + 1 tokens were accepted, [B].
+        `before` is the sampler of the previous block, of which `index` + 1 tokens were accepted,
+        [B].
         """
         return self(scores, slice(1))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
-        """Return the proposals [B, k - 1] of `proposer` at `offsets`; `context.sampler` is this sampler."""
+        """Return the proposals [B, k - 1] of `proposer` at `offsets`; `context.sampler` is this
+        sampler."""
         return proposer.propose(context, offsets)
 
     def record(self, tokens: Tensor) -> Tensor:
@@ -95,50 +103,63 @@ class CoupledSampler(Sampler):
         return tokens
 
     def accept(
-        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor, missing: Tensor,
+        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor,
+        missing: Tensor,
     ) -> Tensor:
-        """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; the accepted ones are a prefix.
+        """Return which proposals [B, k - 1] pass under p1's scores [B, k - 1, V]; the accepted ones
+        are a prefix.
 
-        `target` holds the positions of the proposals. A row accepts at most `missing` [B] tokens, the block's first
-        token included, so the other proposals of the row have no influence.
+        `target` holds the positions of the proposals. A row accepts at most `missing` [B] tokens,
+        the block's first token included, so the other proposals of the row have no influence.
         """
-        return criterion.accept(proposed, self.adjust(scores, slice(1, 1 + scores.shape[1])), target)
+        return criterion.accept(proposed, self.adjust(scores, slice(1, 1 + scores.shape[1])),
+                                target)
 
     def clear(self, rows: Tensor) -> None:
         """Clear the data of the proposals of `rows` [R], which begin new sequences."""
 
     def inherit(self, before: CoupledSampler, kept: Tensor) -> None:
-        """Copy the data of the proposals in rows `kept` [R] of `before`, a sampler at the same positions."""
+        """Copy the data of the proposals in rows `kept` [R] of `before`, a sampler at the same
+        positions."""
 
 
-GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), DecodeConfig())  # Takes the argmax of the scores
+# Takes the argmax of the scores
+GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), DecodeConfig())
 
 
 @dataclass
 class SpeculativeSampler(CoupledSampler):
-    """Speculative sampling by block verification (Sun et al. 2025, algorithm 2): samples p1's distribution exactly.
+    """Speculative sampling by block verification (Sun et al. 2025, algorithm 2): samples p1's
+    distribution exactly.
 
-    Proposals X1..Xn are drawn from distributions q one after another. Let s0 = 1 and si = min(1, s(i-1) p(Xi) / q(Xi)).
-    The block may end after Xi with probability Ri / (Ri + 1 - si), where Ri is the sum of max(0, si p - q) over the
-    tokens that may follow Xi; after Xn, with probability sn. The longest such prefix is accepted, so that si is the
-    probability that at least i proposals are. The next block's first token is drawn from norm(max(0, si p - q)), or
-    from p after Xn. The temperature and the filters are applied to p and q first. For a proposer that draws no tokens,
-    q is 1 at its proposals.
+    Proposals X1..Xn are drawn from distributions q one after another. Let s0 = 1 and si = min(1,
+    s(i-1) p(Xi) / q(Xi)). The block may end after Xi with probability Ri / (Ri + 1 - si), where Ri
+    is the sum of max(0, si p - q) over the tokens that may follow Xi; after Xn, with probability
+    sn. The longest such prefix is accepted, so that si is the probability that at least i proposals
+    are. The next block's first token is drawn from norm(max(0, si p - q)), or from p after Xn. The
+    temperature and the filters are applied to p and q first. For a proposer that draws no tokens, q
+    is 1 at its proposals.
 
-    The noise depends on seed, sequence, position and the position's offset in the block: three uniform numbers per
-    position, one per purpose, [B, k, 3]. Where a block ends depends on all of its proposals, so a later block that
-    proposes for the same position must use other numbers.
+    The noise depends on seed, sequence, position and the position's offset in the block: three
+    uniform numbers per position, one per purpose, [B, k, 3]. Where a block ends depends on all of
+    its proposals, so a later block that proposes for the same position must use other numbers.
     """
 
-    q: Tensor  # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k
-    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B, k]
+    # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at
+    # offset k
+    q: Tensor
+    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B,
+    # k]
     survival: Tensor
-    p: Tensor | None = None  # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
+    # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
+    p: Tensor | None = None
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """Draw a proposal at each of `offsets` [N], which are no slice, and store its distribution."""
+        """Draw a proposal at each of `offsets` [N], which are no slice, and store its
+        distribution."""
         if isinstance(offsets, slice):
-            raise TypeError("speculative sampling needs the offsets of proposals as a tensor, not as a slice")
+            raise TypeError("speculative sampling needs the offsets of proposals as a tensor, not "
+                            "as a slice")
         q = self._distribution(scores, offsets)  # [B, N, V]
         self.q[:, offsets - 1] = q
         return draw(q, self._uniform(offsets, PROPOSAL))
@@ -166,11 +187,13 @@ class SpeculativeSampler(CoupledSampler):
         return tokens
 
     def accept(
-        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor, missing: Tensor,
+        self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor,
+        missing: Tensor,
     ) -> Tensor:
         """See `CoupledSampler.accept`; the criterion is not used."""
         count = scores.shape[1]
-        verified, number = slice(1, 1 + count), torch.arange(1, 1 + count, device=scores.device)  # [k - 1]
+        # [k - 1]
+        verified, number = slice(1, 1 + count), torch.arange(1, 1 + count, device=scores.device)
         p, q = self._distribution(scores, verified), self.q[:, :count]  # [B, k - 1, V]
         own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
         survival = [torch.ones_like(p[:, 0, 0])]
@@ -178,10 +201,12 @@ class SpeculativeSampler(CoupledSampler):
             survival.append((survival[-1] * ratio).clamp(max=1))
         s = torch.stack(survival, dim=1)  # [B, k]
         self.p, self.survival = p, F.pad(s[:, :-1], (0, 1), value=1.0)
-        rest = whole(residual(p[:, 1:], q[:, 1:], s[:, 1:-1].unsqueeze(-1))).sum(-1).double() * LEAST_WEIGHT
+        rest = (whole(residual(p[:, 1:], q[:, 1:], s[:, 1:-1].unsqueeze(-1))).sum(-1).double()
+                * LEAST_WEIGHT)
         s, last = s[:, 1:], (missing - 1).clamp(max=count).unsqueeze(1)
         rest = F.pad(rest, (0, 1)).where(number < last, s)  # after the last proposal, q is 0
-        passed = (self._uniform(verified, VERDICT).squeeze(-1) * (rest + (1 - s)) < rest) & (number <= last)
+        passed = ((self._uniform(verified, VERDICT).squeeze(-1) * (rest + (1 - s)) < rest)
+                  & (number <= last))
         return number <= (passed * number).amax(1, keepdim=True)
 
     def clear(self, rows: Tensor) -> None:
@@ -215,25 +240,30 @@ def whole(probability: Tensor) -> Tensor:
 
 
 def draw(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Draw tokens [B, N] from weights [B, N, V] of at most 1 with uniform numbers [B, N, 1] in [0, 1).
+    """Draw tokens [B, N] from weights [B, N, V] of at most 1 with uniform numbers [B, N, 1] in [0,
+    1).
 
     The weights need not sum to 1; a token of a weight below LEAST_WEIGHT is never drawn.
     """
     sums = whole(probability).cumsum(-1)  # [B, N, V]
     place = (uniform.double() * sums[..., -1:].double()).long()
     tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
-    # NaN weights raise an error later (`superres.decoding.state.NanCheck`); until then every token must be in range.
+    # NaN weights raise an error later (`superres.decoding.state.NanCheck`); until then every token
+    # must be in range.
     return tokens.clamp(max=probability.shape[-1] - 1)
 
 
 class Samplers:
-    """Makes the samplers of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
+    """Makes the samplers of a decode: greedy, by seed-coupled sampling, or by speculative
+    sampling."""
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
         """Prepare for rows whose sampling noise has the keys `keys`, int64 [B]."""
         self.options, self.keys, self.vocabulary = options, keys, vocabulary
         self.speculative = options.is_sampling and options.sampling == "speculative"
-        self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)  # [1 or 3]
+        # [1 or 3]
+        self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64,
+                                         device=keys.device)
         self.noise = Noise(options.seed, keys, vocabulary) if options.is_sampling else None
 
     def rekey(self, keys: Tensor) -> None:
@@ -250,10 +280,12 @@ class Samplers:
             return CoupledSampler(True, self.noise.gumbel(position), temperature, self.options)
         uniform = self.uniform(position, torch.arange(position.shape[1], device=position.device))
         q = temperature.new_zeros(*position.shape, self.vocabulary)  # [B, N, V]
-        return SpeculativeSampler(False, uniform, temperature, self.options, q, torch.ones_like(uniform[..., 0]))
+        return SpeculativeSampler(False, uniform, temperature, self.options, q,
+                                  torch.ones_like(uniform[..., 0]))
 
     def temperature(self, position: Tensor) -> Tensor:
-        """Return T at target positions [B, N], as [B, N, 1]; the channels of consecutive positions are R, G, B."""
+        """Return T at target positions [B, N], as [B, N, 1]; the channels of consecutive positions
+        are R, G, B."""
         return self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
 
     def uniform(self, position: Tensor, offset: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The rows being decoded: committed tokens, how far each row is, proposals to verify, and whether scores are finite."""
+"""The rows being decoded: committed tokens, how far each row is, proposals to verify, and whether
+scores are finite."""
 
 from __future__ import annotations
 
@@ -9,24 +10,29 @@ from superres.errors import ScoresError
 
 
 class DecodeState:
-    """Tensors of the rows being decoded, and nothing else. They stay on the device and are changed in place.
+    """Tensors of the rows being decoded, and nothing else. They stay on the device and are changed
+    in place.
 
-    Shape letters: B rows, T target tokens, W proposals at most. A step reads `pending`, the first proposals;
-    `block_size` of them are a block, and the rest is filler. `starting` is true if rows may have yet to start.
+    Shape letters: B rows, T target tokens, W proposals at most. A step reads `pending`, the first
+    proposals; `block_size` of them are a block, and the rest is filler. `starting` is true if rows
+    may have yet to start.
     """
 
-    def __init__(self, batch: int, length: int, width: int, block_size: int, filler: int, device: torch.device) -> None:
+    def __init__(self, batch: int, length: int, width: int, block_size: int, filler: int,
+                 device: torch.device) -> None:
         """Make a state of `batch` rows that have yet to start.
 
-        The token `filler` fills the proposals of a row that starts; it is never committed, and must not be the end
-        token.
+        The token `filler` fills the proposals of a row that starts; it is never committed, and must
+        not be the end token.
         """
         self.length, self.block_size, self.filler, self.starting = length, block_size, filler, True
-        # [B, 1 + T + W]: column 0 stands for the start of the sequence, then come the committed tokens.
+        # [B, 1 + T + W]: column 0 stands for the start of the sequence, then come the committed
+        # tokens.
         self.store = torch.zeros(batch, 1 + length + width, dtype=torch.int64, device=device)
         # [B]: number of committed tokens; -1 where the start of the sequence has yet to be read.
         self.position = torch.full((batch,), -1, dtype=torch.int64, device=device)
-        self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)  # [B]: where the row ends
+        # [B]: where the row ends
+        self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)
         # [B, W]: tokens to verify; the first of them is p1's own choice.
         self.proposals = torch.full((batch, width), filler, dtype=torch.int64, device=device)
         self._view()
@@ -38,7 +44,8 @@ class DecodeState:
         self.fit(self.proposals.shape[1])
 
     def fit(self, width: int) -> None:
-        """Let a step read the first `width` proposals, `pending`; all of them are read otherwise."""
+        """Let a step read the first `width` proposals, `pending`; all of them are read
+        otherwise."""
         self.pending, self.next_columns = self.proposals[:, :width], self.columns[:width] + 1
 
     def targets(self, width: int) -> Tensor:
@@ -46,12 +53,14 @@ class DecodeState:
         return self.place + self.columns[:width]
 
     def missing(self) -> Tensor:
-        """Return the largest number of tokens that each row may accept, [B]; 1, the start, for a row that starts."""
+        """Return the largest number of tokens that each row may accept, [B]; 1, the start, for a
+        row that starts."""
         missing = self.limit - self.position
         return missing.masked_fill_(self.position < 0, 1) if self.starting else missing
 
     def commit(self, block: Tensor, place: Tensor, accepted: Tensor) -> None:
-        """Commit the first `accepted` [B] tokens of `block` [B, N]; `place` [B, W] are the targets that follow each.
+        """Commit the first `accepted` [B] tokens of `block` [B, N]; `place` [B, W] are the targets
+        that follow each.
 
         All N are written: those that were not accepted are overwritten before anything reads them.
         """
@@ -69,7 +78,8 @@ class DecodeState:
 
     def keep(self, rows: Tensor) -> None:
         """Continue with `rows` [R] only."""
-        self.store, self.position, self.limit = self.store[rows], self.position[rows], self.limit[rows]
+        self.store, self.position, self.limit = (self.store[rows], self.position[rows],
+                                                 self.limit[rows])
         width, self.proposals = self.pending.shape[1], self.proposals[rows]
         self._view()
         self.fit(width)
@@ -78,7 +88,8 @@ class DecodeState:
 class NanCheck:
     """Records on the device, without synchronisation, whether the scores of a decode are finite.
 
-    Only the highest score of each column is checked. So single tokens may have a score of -inf, but not all tokens.
+    Only the highest score of each column is checked. So single tokens may have a score of -inf, but
+    not all tokens.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
@@ -93,7 +104,8 @@ class NanCheck:
         self.is_noted = True
 
     def check(self) -> None:
-        """Raise ScoresError if scores recorded since the last check were not finite (reads from the device)."""
+        """Raise ScoresError if scores recorded since the last check were not finite (reads from the
+        device)."""
         if self.is_noted and bool(self._sums.isnan().any()):
             raise ScoresError
         self.is_noted = False

@@ -1,9 +1,11 @@
-"""A model whose tokens are limited, so that the sums of groups of target tokens are in given ranges.
+"""A model whose tokens are limited, so that the sums of groups of target tokens are in given
+ranges.
 
-The limited model is p1 with the scores of all tokens outside the limits set to -inf, so criteria, sampling and
-reference decoders need no knowledge of the limits. The limits of a column depend on the tokens before it: the committed
-tokens and the proposals that the same step reads. The heads' proposals are limited in the same way. What a group is,
-and which sums it may have, is a task's knowledge: for pictures see `superres.tasks.consistency`.
+The limited model is p1 with the scores of all tokens outside the limits set to -inf, so criteria,
+sampling and reference decoders need no knowledge of the limits. The limits of a column depend on
+the tokens before it: the committed tokens and the proposals that the same step reads. The heads'
+proposals are limited in the same way. What a group is, and which sums it may have, is a task's
+knowledge: for pictures see `superres.tasks.consistency`.
 
 Limits are whole numbers below 2**24, so float32 holds them exactly.
 """
@@ -22,7 +24,8 @@ from superres.decoding.proposers.proposer import RowTensors, StatefulSession, Wr
 from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
 from superres.tree import Tree, TreeSession
 
-UNLIMITED = 2**22  # Bound of the tokens past the target's end; they are undefined, and have no limits
+# Bound of the tokens past the target's end; they are undefined, and have no limits
+UNLIMITED = 2**22
 
 
 @dataclass
@@ -30,7 +33,8 @@ class Limits:
     """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`."""
 
     group: Tensor  # int64 [T + 1]; the last entry stands for positions past the end
-    # earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there are fewer
+    # earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there
+    # are fewer
     earlier: Tensor
     low: Tensor  # int64 [V]
     high: Tensor  # int64 [V]
@@ -41,7 +45,8 @@ class Limits:
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
         """Copy the arrays of a task's limits to `device`."""
         group, earlier, low, high = (
-            torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low", "high"))
+            torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low",
+                                                                          "high"))
         group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
         coarse = None if task.coarse is None else torch.from_numpy(task.coarse).to(device)
         return cls(group, earlier, low, high, torch.arange(len(low), device=device), coarse)
@@ -53,14 +58,16 @@ class Limits:
 
     @cached_property
     def columns(self) -> Tensor:
-        """Columns of `LimitedSession.record` that hold the tokens at `earlier`, int64 [T + 1, E]; 0 for none."""
+        """Columns of `LimitedSession.record` that hold the tokens at `earlier`, int64 [T + 1, E]; 0
+        for none."""
         return torch.where(self.earlier < 0, 0, self.earlier + 2)
 
     def bounds(self, source: Tensor) -> Tensor:
         """Return bounds for source tokens [B, S], int64 [B, 2, T + 1].
 
-        The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is the sum of the earlier
-        tokens of its group. Positions past the end, for which the last entry stands, have no limits.
+        The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is
+        the sum of the earlier tokens of its group. Positions past the end, for which the last entry
+        stands, have no limits.
         """
         low, high = self._sums(source)
         low = low[:, self.group] - (len(self.low) - 1) * self.following
@@ -69,13 +76,16 @@ class Limits:
         return bounds
 
     def _sums(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest sum of the group of each source token, [B, S] each."""
+        """Return the smallest and the largest sum of the group of each source token, [B, S]
+        each."""
         low, high = self.low[source], self.high[source]
         if self.coarse is None:
             return low, high
         size, cells = self.earlier.shape[1] + 1, source.shape[1] // (int(self.coarse.max()) + 1)
-        totals = source.new_zeros(len(source), source.shape[1] // cells).index_add_(1, self.coarse, source)
-        # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is size * v.
+        totals = source.new_zeros(len(source), source.shape[1] // cells).index_add_(1, self.coarse,
+                                                                                    source)
+        # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is
+        # size * v.
         least = (totals + cells // 2) // cells * cells * size - cells * size // 2 - size * totals
         most = least + cells * size - 1
         even = size * source
@@ -85,8 +95,8 @@ class Limits:
     def masked(self, scores: Tensor, bounds: Tensor) -> Tensor:
         """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N].
 
-        After a proposal outside its own limits, no token may be left for the next one. The nearest token then keeps its
-        score; such columns are never accepted.
+        After a proposal outside its own limits, no token may be left for the next one. The nearest
+        token then keeps its score; such columns are never accepted.
         """
         low = bounds[:, 0].clamp(max=len(self.tokens) - 1).unsqueeze(-1)  # [B, N, 1]
         high = bounds[:, 1].clamp(min=0).unsqueeze(-1)
@@ -99,16 +109,18 @@ class LimitedProposals(Sampler):
     def __init__(self, sampler: Sampler, limits: Limits, bounds: Tensor, same: Tensor) -> None:
         """Choose by `sampler` from limited scores.
 
-        `bounds` are the limits given the tokens up to the block's first, float32 [B, 2, N]. `same` says whether two
-        offsets belong to the same group, as float32 [B, N, N].
+        `bounds` are the limits given the tokens up to the block's first, float32 [B, 2, N]. `same`
+        says whether two offsets belong to the same group, as float32 [B, N, N].
         """
-        self.sampler, self.limits, self.bounds, self.same, self.chosen = sampler, limits, bounds, same, 0
+        self.sampler, self.limits, self.bounds, self.same, self.chosen = (sampler, limits, bounds,
+                                                                          same, 0)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
         tokens = []
         for column in range(scores.shape[1]):
             here = slice(column, column + 1)
-            own = self.limits.masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
+            own = self.limits.masked(scores[:, here],
+                                     self.bounds[:, :, self.chosen : self.chosen + 1])
             tokens.append(self.sampler(own, offsets[here]))
             self._take(tokens[-1])
         return torch.cat(tokens, dim=1)
@@ -140,8 +152,9 @@ class LimitedSession(StatefulSession):
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.limits, self.bounds, self.length = limits, bounds, bounds.shape[2] - 1
-        # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column 0 is 0. They are
-        # this session's cache, as keys and values are the network's: a session does not see the decoder's rows.
+        # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column
+        # 0 is 0. They are this session's cache, as keys and values are the network's: a session
+        # does not see the decoder's rows.
         self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
         super().__init__(session, RowTensors(self.bounds, self.record))
         self.columns = torch.arange(session.width, device=bounds.device)
@@ -154,17 +167,21 @@ class LimitedSession(StatefulSession):
         return StepOutput(scores, (output, place))
 
     def _bounds(self, target: Tensor, last: Tensor | None = None) -> Tensor:
-        """Return the limits [B, 2, N] at targets [B, N], given the tokens recorded up to position `last`, or all."""
+        """Return the limits [B, 2, N] at targets [B, N], given the tokens recorded up to position
+        `last`, or all."""
         columns = self.limits.columns[target]  # [B, N, E]
         if last is not None:
             columns = columns.masked_fill(columns > last + 2, 0)
-        return self._less(self.record.gather(1, columns.flatten(1)).view(columns.shape).sum(-1), target)
+        return self._less(self.record.gather(1, columns.flatten(1)).view(columns.shape).sum(-1),
+                          target)
 
     def _less(self, sums: Tensor, target: Tensor) -> Tensor:
-        """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier tokens."""
+        """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier
+        tokens."""
         return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor,
+                sampler: Sampler) -> Tensor:
         inner, place = output.state
         start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
         self.record.scatter_(1, start + 2, first.unsqueeze(1))
@@ -177,7 +194,8 @@ class LimitedSession(StatefulSession):
 
 
 def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
-    """Return the session inside those that add the state of a proposer or limits, with its limits and bounds."""
+    """Return the session inside those that add the state of a proposer or limits, with its limits
+    and bounds."""
     limits, bounds = None, None
     while isinstance(session, StatefulSession):
         if isinstance(session, LimitedSession):
@@ -189,7 +207,8 @@ def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
 class LimitedTreeSession(LimitedSession):
     """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
 
-    The limits of a column depend on the tokens of its ancestors, and on the recorded tokens before the tree.
+    The limits of a column depend on the tokens of its ancestors, and on the recorded tokens before
+    the tree.
     """
 
     session: TreeSession
@@ -197,15 +216,18 @@ class LimitedTreeSession(LimitedSession):
     def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
         super().__init__(session, limits, bounds)
         self.tree = session.tree
-        self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors, self.tree.depth))
+        self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors,
+                                                                            self.tree.depth))
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         output = self.session.step(tokens, position)
         self.tokens, self.start = tokens, position.unsqueeze(1) - self.tree.root
-        place = position.unsqueeze(1) + self.columns[: self.tree.scored]  # [B, N]: targets of the scored columns
+        # [B, N]: targets of the scored columns
+        place = position.unsqueeze(1) + self.columns[: self.tree.scored]
         target = place.clamp(0, self.length)
         earlier = self.limits.earlier[target]  # [B, N, E]
-        # The column that reads the token before a target is the target's own; its parent reads the token before that.
+        # The column that reads the token before a target is the target's own; its parent reads the
+        # token before that.
         back = target.unsqueeze(-1) - 1 - earlier
         nearest = back.clamp(0, self.ancestors.shape[1] - 1)
         column = self.ancestors[: self.tree.scored].expand(len(tokens), -1, -1).gather(2, nearest)
@@ -213,7 +235,8 @@ class LimitedTreeSession(LimitedSession):
         both = torch.cat([self.record, tokens], dim=1)
         columns = torch.where(inside, self.record.shape[1] + column, self.limits.columns[target])
         sums = both.gather(1, columns.flatten(1)).view(columns.shape).sum(-1)
-        return StepOutput(self.limits.masked(output.scores, self._less(sums, target)), (output, place))
+        return StepOutput(self.limits.masked(output.scores, self._less(sums, target)),
+                          (output, place))
 
     def keep(self, columns: Tensor) -> None:
         self.session.keep(columns)
@@ -222,7 +245,8 @@ class LimitedTreeSession(LimitedSession):
 
 
 class LimitedModel(WrappedModel):
-    """A model limited to tokens within a task's limits; the sources are those of the model, and their bounds."""
+    """A model limited to tokens within a task's limits; the sources are those of the model, and
+    their bounds."""
 
     def __init__(self, model: ScoringModel, limits: Limits) -> None:
         """Limit `model`, whose source tokens determine the sums of the groups."""
@@ -230,23 +254,28 @@ class LimitedModel(WrappedModel):
         self.limits = limits
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        return source if isinstance(source, tuple) else (self.model.encode(source, padding), self.limits.bounds(source))
+        return source if isinstance(source, tuple) else (self.model.encode(source, padding),
+                                                         self.limits.bounds(source))
 
-    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> LimitedSession:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None,
+                copies: int = 1) -> LimitedSession:
         encoded, bounds = self.encode(source, padding)
         session = self.model.session(encoded, width, padding, copies)
         return LimitedSession(session, self.limits, bounds.repeat_interleave(copies, 0))
 
-    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+    def tree_session(self, source: Sources, tree: Tree, kept: int,
+                     padding: Tensor | None = None) -> TreeSession:
         encoded, bounds = self.encode(source, padding)
         return LimitedTreeSession(self.model.tree_session(encoded, tree, kept), self.limits, bounds)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         scores = self.model.uncached_scores(source, target, position)  # [B, K, V]
-        place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)  # [B, K]
+        # [B, K]
+        place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)
         place = place.clamp(max=self.length)
         earlier = self.limits.earlier[place]  # [B, K, E]
         tokens = target.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape)
         sums = (tokens * (earlier >= 0)).sum(-1)
-        bounds = self.limits.bounds(source).gather(2, place.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
+        bounds = (self.limits.bounds(source).gather(2, place.unsqueeze(1).expand(-1, 2, -1))
+                  - sums.unsqueeze(1))
         return self.limits.masked(scores, bounds)

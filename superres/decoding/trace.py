@@ -17,8 +17,10 @@ class RowTrace:
 
     Attributes:
         positions: number of tokens committed before each iteration.
-        accepted: number of tokens accepted in each iteration; the target's end may truncate the last block.
-        proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 past the end of a smaller block.
+        accepted: number of tokens accepted in each iteration; the target's end may truncate the
+            last block.
+        proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 past the end of a
+            smaller block.
     """
 
     positions: list[int]
@@ -58,10 +60,11 @@ def mean_accepted_block_size(traces: list[RowTrace]) -> float:
 
 
 def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
-    """Return S_1..S_k: S_i is the share of iterations that accepted at least i tokens (0.0 without iterations).
+    """Return S_1..S_k: S_i is the share of iterations that accepted at least i tokens (0.0 without
+    iterations).
 
-    The last block of each sequence is left out, since the sequence's end may truncate it. Apart from that, the sum of
-    S_1..S_k is the mean accepted block size; k is `block_size`.
+    The last block of each sequence is left out, since the sequence's end may truncate it. Apart
+    from that, the sum of S_1..S_k is the mean accepted block size; k is `block_size`.
     """
     accepted = [t.accepted[:-1] for t in traces]
     counts = np.array([count for row in accepted for count in row])
@@ -69,7 +72,8 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
 
 
 def trace_entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
-    """Return the record of an iteration, int64 [B, 2 + W]: position (-1 at the start), accepted tokens, proposals."""
+    """Return the record of an iteration, int64 [B, 2 + W]: position (-1 at the start), accepted
+    tokens, proposals."""
     return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
 
 
@@ -90,7 +94,8 @@ class TraceRecorder:
         return self._count
 
     def extend(self, steps: Tensor, block_size: int) -> None:
-        """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are valid."""
+        """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are
+        valid."""
         self._count += steps.shape[0]
         while self._parts:  # few long parts are read faster than many short ones
             before, size = self._parts[-1]
@@ -113,9 +118,11 @@ class TraceRecorder:
         return parts[::-1]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return positions and numbers of accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
+        """Return positions and numbers of accepted tokens, int64 [n, B] each, and block sizes,
+        int64 [n].
 
-        They are those of the iterations from number `first` on, which must be recorded and not forgotten.
+        They are those of the iterations from number `first` on, which must be recorded and not
+        forgotten.
         """
         steps, sizes = zip(*self._from(first), strict=True)
         read = torch.cat([part[..., :2] for part in steps]).cpu().numpy()
@@ -129,10 +136,12 @@ class TraceRecorder:
         """Keep rows `kept` [R] only."""
         self._parts = [(steps[:, kept], size) for steps, size in self._parts]
 
-    def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
+    def rows(self, chosen: Sequence[int] | None = None,
+             since: Sequence[int] | None = None) -> list[RowTrace]:
         """Return one trace for each of the rows `chosen`; for all rows if None.
 
-        `since` holds the number of the iteration with which each chosen row's sequence began; 0 if None.
+        `since` holds the number of the iteration with which each chosen row's sequence began; 0 if
+        None.
         """
         parts = self._from(min(since) if since else 0)
         if not parts:
@@ -145,12 +154,15 @@ class TraceRecorder:
             index = torch.tensor(chosen, dtype=torch.int64, device=same[0].device)
             same = [steps.index_select(1, index) for steps in same]
         # `pad` also cuts off columns, if the amount is negative.
-        same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
+        same = [steps if steps.shape[2] == 2 + widest else F.pad(steps,
+                                                                 (0, 2 + widest - steps.shape[2]))
                 for steps in same]
         read = torch.cat(same).transpose(0, 1).contiguous().cpu().numpy()  # [B, n, 2 + W]
         began = np.array(since or [0] * len(read))
-        # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
-        active = (read[..., 1] > 0) & (read[..., 0] >= 0) & (np.arange(first, len(self)) >= began[:, None])  # [B, n]
+        # At position -1, the first model call of a sequence reads its start; that is no decoding
+        # iteration. [B, n]
+        active = (read[..., 1] > 0) & (read[..., 0] >= 0) & (np.arange(first, len(self))
+                                                             >= began[:, None])
         found = read[active]  # of all rows, one row after another
         positions, accepted = found[:, 0].tolist(), found[:, 1].tolist()
         proposed = found[:, 2:]

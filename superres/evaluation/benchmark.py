@@ -1,8 +1,9 @@
-"""Measure the speed of decoding on this machine, and compare it with the limits of the machine, in one process.
+"""Measure the speed of decoding on this machine, and compare it with the limits of the machine, in
+one process.
 
-The variants of decoding alternate, batch by batch, so that other load slows all variants alike. Every time is the
-median of several rounds after a warm-up, in seconds. Speed-ups are relative to greedy decoding by the same engine in
-the same run.
+The variants of decoding alternate, batch by batch, so that other load slows all variants alike.
+Every time is the median of several rounds after a warm-up, in seconds. Speed-ups are relative to
+greedy decoding by the same engine in the same run.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def step_costs(
-    work: Workload, batches: Sequence[int], widths: Sequence[int], timer: Timer, end: float = math.inf,
+    work: Workload, batches: Sequence[int], widths: Sequence[int], timer: Timer,
+    end: float = math.inf,
 ) -> list[Report]:
-    """Measure T(B, W), the duration of a step, of its parts and of an iteration, in the middle of a target.
+    """Measure T(B, W), the duration of a step, of its parts and of an iteration, in the middle of a
+    target.
 
     After the time `end` of `time.monotonic`, no further step is measured.
     """
@@ -44,7 +47,8 @@ def step_costs(
         say(f"timing steps, batch {batch}")
         for width in widths:
             if not rows or time.monotonic() < end:
-                rows.append({"batch": batch, "width": width, **_step_cost(work, timer, batch, width)})
+                rows.append({"batch": batch, "width": width,
+                             **_step_cost(work, timer, batch, width)})
     return rows
 
 
@@ -57,7 +61,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     tokens = torch.full((batch, width), 128, device=device)
     position = torch.full((batch,), work.position, device=device)
     session = scoring.session(work.source(batch), width)
-    loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device), width)
+    loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device),
+                         width)
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}
@@ -67,16 +72,20 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     if width > 1:
         output, offsets = session.step(tokens, position), torch.arange(1, width, device=device)
         index = torch.zeros_like(position)
-        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets, loop.plain.sampler))
-    return {"step": step, **{f"part_{name}": value for name, value in parts.items()}, "heads": heads,
-            "iteration": iteration, "acceptance": max(iteration - step - heads, 0.0)}
+        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets,
+                                                     loop.plain.sampler))
+    return {"step": step, **{f"part_{name}": value for name, value in parts.items()},
+            "heads": heads, "iteration": iteration, "acceptance": max(iteration - step - heads,
+                                                                      0.0)}
 
 
 def decode_costs(work: Workload, batch: int, repeats: int, end: float = math.inf) -> list[Report]:
-    """Decode a batch with alternating variants, `repeats` times after a warm-up; return one row per variant.
+    """Decode a batch with alternating variants, `repeats` times after a warm-up; return one row per
+    variant.
 
-    After the time `end` of `time.monotonic`, no further decode begins. Greedy decoding and the largest block size of
-    each criterion come first, and greedy decoding in any case; a variant that was not decoded has no row.
+    After the time `end` of `time.monotonic`, no further decode begins. Greedy decoding and the
+    largest block size of each criterion come first, and greedy decoding in any case; a variant that
+    was not decoded has no row.
     """
     runs: dict[str, list[Run]] = {variant: [] for variant in work.variants}
     first = main_ways(list(work.variants)).values()
@@ -88,35 +97,42 @@ def decode_costs(work: Workload, batch: int, repeats: int, end: float = math.inf
             if time.monotonic() < end or not runs["greedy"]:
                 runs[variant].append(work.decode(work.variants[variant], batch))
     runs = {variant: own for variant, own in runs.items() if own}
-    medians = {variant: statistics.median(seconds for seconds, *_ in own[1:] or own) for variant, own in runs.items()}
+    medians = {variant: statistics.median(seconds for seconds, *_ in own[1:] or own) for variant,
+               own in runs.items()}
     rows = []
     for variant, own in runs.items():
         _, tokens, calls, traces = own[-1]
         iterations = sum(trace.iterations for trace in traces)
         rows.append({
             "way": variant, "batch": batch, f"seconds_per_{work.unit}": medians[variant] / batch,
-            f"{work.unit}s_per_second": batch / medians[variant], "tokens_per_second": tokens / medians[variant],
-            "speed_up": medians["greedy"] / medians[variant],
-            "mean_accepted_block_size": tokens / iterations if iterations else None, "model_calls": calls,
+            f"{work.unit}s_per_second": batch / medians[variant],
+            "tokens_per_second": tokens / medians[variant],
+            "speed_up": medians["greedy"] / medians[variant], "mean_accepted_block_size": tokens
+            / iterations if iterations else None, "model_calls": calls,
         })
     return rows
 
 
 def run_benchmark(
-    work: Workload, batches: Sequence[int], repeats: int, timer: Timer | None = None, seconds: float = math.inf,
+    work: Workload, batches: Sequence[int], repeats: int, timer: Timer | None = None,
+    seconds: float = math.inf,
 ) -> Report:
-    """Return a report, serialisable as JSON, with medians over `repeats` rounds; `timer` times single steps.
+    """Return a report, serialisable as JSON, with medians over `repeats` rounds; `timer` times
+    single steps.
 
-    A line is printed between two rounds, and nothing during a round: progress would disturb the times. Within about
-    `seconds`, as much is measured as fits: the batches have equal shares of two thirds of the time.
+    A line is printed between two rounds, and nothing during a round: progress would disturb the
+    times. Within about `seconds`, as much is measured as fits: the batches have equal shares of two
+    thirds of the time.
 
-    `memory` is the peak memory of decoding in bytes, beyond the loaded model, by batch size. `beside` compares with
-    other ways of decoding, and `limits` has those of a GPU; for a CPU, `make native-bench` measures them.
+    `memory` is the peak memory of decoding in bytes, beyond the loaded model, by batch size.
+    `beside` compares with other ways of decoding, and `limits` has those of a GPU; for a CPU, `make
+    native-bench` measures them.
 
     Raises:
         ConfigError: a number is not positive.
     """
-    require(bool(batches) and all(batch >= 1 for batch in batches), f"batches must be positive, not {batches}")
+    require(bool(batches) and all(batch >= 1 for batch in batches), "batches must be positive, not "
+            f"{batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
     end, device = time.monotonic() + seconds, work.pipeline.device
     timer = timer or (Timer(device) if device.type == "cpu" else Timer(device, 5, 1))
@@ -137,20 +153,23 @@ def run_benchmark(
 
 
 def run_record(work: Workload) -> Report:
-    """Return the entries of a report that identify checkpoint, its number of weights, engine and machine.
+    """Return the entries of a report that identify checkpoint, its number of weights, engine and
+    machine.
 
     `code` is the engine with the variant of its compiled code, as in `StepModel.code`.
     """
     pipeline = work.pipeline
     return {"task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
             "checkpoint": f"{pipeline.name}@{pipeline.revision}",
-            "weights": sum(weight.numel() for weight in pipeline.model.parameters()), "engine": pipeline.engine,
-            "code": pipeline.scoring.code, "device": str(pipeline.device)}
+            "weights": sum(weight.numel() for weight in pipeline.model.parameters()),
+            "engine": pipeline.engine, "code": pipeline.scoring.code,
+            "device": str(pipeline.device)}
 
 
 def run_text(report: Report) -> str:
     """Return the entries of `run_record` in a report as one line."""
-    properties = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    properties = ", ".join(f"{name} {value}" for name, value in report["machine"].items()
+                           if value is not None)
     return f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {properties}."
 
 
@@ -167,13 +186,17 @@ def benchmark_markdown(report: Report) -> str:
     unit = report["unit"]
     columns = {f"seconds_per_{unit}": (f"s/{unit}", 4), f"{unit}s_per_second": (f"{unit}s/s", 2),
                "tokens_per_second": ("tokens/s", 0), "speed_up": ("speed-up", 2),
-               "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls": ("model calls", 0)}
-    decoded = [[str(row["batch"]), row["way"], *(number_text(row[name], digits) for name, (_, digits) in
-                columns.items())] for row in report["ways"]]
+               "mean_accepted_block_size": ("mean accepted block size", 2),
+               "model_calls": ("model calls", 0)}
+    decoded = [[str(row["batch"]), row["way"], *(number_text(row[name], digits) for name,
+                                                 (_, digits) in
+                                                 columns.items())] for row in report["ways"]]
     names = [name for name in STEP_COLUMNS if name in report["steps"][0]]
-    steps = [[str(row["batch"]), str(row["width"]), *(number_text(1e3 * row[name], 3) for name in names)]
+    steps = [[str(row["batch"]), str(row["width"]),
+              *(number_text(1e3 * row[name], 3) for name in names)]
              for row in report["steps"]]
-    memory = ", ".join(f"{batch}: {size / 2**20:.0f} MiB" for batch, size in report["memory"].items())
+    memory = ", ".join(f"{batch}: {size / 2**20:.0f} MiB" for batch,
+                       size in report["memory"].items())
     return "\n\n".join([
         f"# Benchmark: {report['task']}",
         f"{run_text(report)} Medians of {report['repeats']} rounds.",
@@ -181,7 +204,8 @@ def benchmark_markdown(report: Report) -> str:
         markdown_table(["batch", "variant", *(name for name, _ in columns.values())], decoded),
         "## Beside other ways of decoding",
         beside_markdown(unit, report["beside"]),
-        *(["## Limits of this GPU", limits_markdown(report["limits"])] if "limits" in report else []),
+        *(["## Limits of this GPU", limits_markdown(report["limits"])] if "limits" in report
+          else []),
         "## Duration of a step, in milliseconds",
         markdown_table(["batch", "W", *(STEP_COLUMNS[name] for name in names)], steps),
         f"Peak memory beyond the loaded model by batch: {memory}.",
@@ -189,7 +213,8 @@ def benchmark_markdown(report: Report) -> str:
 
 
 def _panels(report: Report, rows: str) -> tuple[Figure, list[tuple[Axes, int, list[Report]]]]:
-    """Return a figure with a panel per batch size; each panel with its batch size and these rows of the report."""
+    """Return a figure with a panel per batch size; each panel with its batch size and these rows of
+    the report."""
     from matplotlib.figure import Figure
 
     batches = sorted({row["batch"] for row in report[rows]})
@@ -200,36 +225,45 @@ def _panels(report: Report, rows: str) -> tuple[Figure, list[tuple[Axes, int, li
 
 
 def speed_plot(report: Report) -> bytes:
-    """Return a PNG of speed-up over greedy by mean accepted block size, per criterion, as in the paper's Figure 4."""
+    """Return a PNG of speed-up over greedy by mean accepted block size, per criterion, as in the
+    paper's Figure 4."""
     figure, panels = _panels(report, "ways")
     for axes, batch, everything in panels:
         rows = [row for row in everything if row["mean_accepted_block_size"]]
-        for criterion in dict.fromkeys(row["way"].split(",")[0] for row in rows if "," in row["way"]):
+        for criterion in dict.fromkeys(row["way"].split(",")[0] for row in rows
+                                       if "," in row["way"]):
             own = [row for row in rows if row["way"].startswith(f"{criterion},")]
-            sizes, speeds = ([row[key] for row in own] for key in ("mean_accepted_block_size", "speed_up"))
+            sizes, speeds = ([row[key] for row in own] for key in ("mean_accepted_block_size",
+                                                                   "speed_up"))
             axes.plot(sizes, speeds, marker="o", linestyle="", label=criterion)
             for row, x, y in zip(own, sizes, speeds, strict=True):
                 label = row["way"].split(", ")[1].removeprefix("k = ")
                 axes.annotate(label, (x, y), (3, 3), textcoords="offset points", fontsize=8)
         largest = max(row["mean_accepted_block_size"] for row in rows)
-        axes.plot([1, largest], [1, largest], color="grey", linestyle=":", label="speed-up = block size")
-        axes.set(title=f"batch {batch}", xlabel="mean accepted block size", ylabel="speed-up over greedy")
+        axes.plot([1, largest], [1, largest], color="grey", linestyle=":",
+                  label="speed-up = block size")
+        axes.set(title=f"batch {batch}", xlabel="mean accepted block size",
+                 ylabel="speed-up over greedy")
         axes.legend(fontsize=8)
     return figure_png(figure)
 
 
 def step_plot(report: Report) -> bytes:
-    """Return a PNG of the step time T(B, W) and the iteration time by width, with a panel per batch size."""
+    """Return a PNG of the step time T(B, W) and the iteration time by width, with a panel per batch
+    size."""
     figure, panels = _panels(report, "steps")
     for axes, batch, rows in panels:
         for name in ("iteration", "step") if "step" in rows[0] else ("iteration",):
-            axes.plot([row["width"] for row in rows], [1e3 * row[name] for row in rows], marker="o", label=name)
+            axes.plot([row["width"] for row in rows], [1e3 * row[name] for row in rows], marker="o",
+                      label=name)
         axes.set(title=f"batch {batch}", xlabel="width W", ylabel="ms", ylim=(0, None))
         axes.legend(fontsize=8)
     return figure_png(figure)
 
 
 def write_benchmark(report: Report, folder: Path) -> list[Path]:
-    """Write benchmark.json, benchmark.md, speed.png and step.png to `folder`, and return their paths."""
-    return write_results(folder, {"benchmark.json": report, "benchmark.md": benchmark_markdown(report),
-                                  "speed.png": speed_plot(report), "step.png": step_plot(report)})
+    """Write benchmark.json, benchmark.md, speed.png and step.png to `folder`, and return their
+    paths."""
+    return write_results(folder,
+                         {"benchmark.json": report, "benchmark.md": benchmark_markdown(report),
+                          "speed.png": speed_plot(report), "step.png": step_plot(report)})

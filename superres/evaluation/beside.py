@@ -1,4 +1,5 @@
-"""What a benchmark shows beside an engine: the engine `plain`, transformers' GPT-2, and the limits of a GPU."""
+"""What a benchmark shows beside an engine: the engine `plain`, transformers' GPT-2, and the limits
+of a GPU."""
 
 from __future__ import annotations
 
@@ -23,37 +24,43 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = {"cpu": 1.0, "cuda": 0.5}
 """Time of the iterations of `plain` that are timed together; there is at least one."""
 GENERATED = {"cpu": 24, "cuda": 96}
-"""Tokens that transformers generates, the first ones of a target, where its cache is short and fast."""
+"""Tokens that transformers generates, the first ones of a target, where its cache is short and
+fast."""
 LAUNCHES = 100
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Bytes that are copied to time the memory: more than its caches hold."""
 
 
 def main_ways(names: Sequence[str]) -> dict[str, str]:
-    """Return the variants of a benchmark at their largest block size, by the name of the criterion: "greedy" first."""
+    """Return the variants of a benchmark at their largest block size, by the name of the criterion:
+    "greedy" first."""
     return {"greedy": "greedy"} | {name.split(",")[0]: name for name in names if ", k = " in name}
 
 
 def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
-    """Return transformers' GPT-2 with random weights and the layers, widths and vocabulary of our decoder."""
+    """Return transformers' GPT-2 with random weights and the layers, widths and vocabulary of our
+    decoder."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
-        raise ConfigError("peers need transformers; install it with: pip install 'superres[peers]'") from error
+        raise ConfigError("peers need transformers; install it with: pip install "
+                          "'superres[peers]'") from error
     torch.manual_seed(0)
     same = GPT2Config(
         vocab_size=config.vocabulary, n_positions=config.target_length, n_embd=config.width,
-        n_layer=layers or config.decoder_layers, n_head=config.attention_heads, n_inner=config.filter_size,
-        bos_token_id=0, eos_token_id=None, pad_token_id=0)
+        n_layer=layers or config.decoder_layers, n_head=config.attention_heads,
+        n_inner=config.filter_size, bos_token_id=0, eos_token_id=None, pad_token_id=0)
     return GPT2LMHeadModel(same).eval()
 
 
 @torch.inference_mode()
 def beside(work: Workload, ways: list[Report], batches: Sequence[int]) -> list[Report]:
-    """Return the rows decoded per second by batch and engine: `ways`, then `plain` and transformers on the same device.
+    """Return the rows decoded per second by batch and engine: `ways`, then `plain` and transformers
+    on the same device.
 
-    Of `plain`, iterations in the middle of a target are timed; the accepted tokens are those of `ways`. Of
-    transformers, the first tokens of a target, in the engine's type, are timed; only images have a GPT-2 of their size.
+    Of `plain`, iterations in the middle of a target are timed; the accepted tokens are those of
+    `ways`. Of transformers, the first tokens of a target, in the engine's type, are timed; only
+    images have a GPT-2 of their size.
     """
     pipeline, unit, rows = work.pipeline, work.unit, list[Report]()
     names = main_ways(list(work.variants))
@@ -66,8 +73,10 @@ def beside(work: Workload, ways: list[Report], batches: Sequence[int]) -> list[R
             say(f"timing plain, batch {batch}")
             try:
                 rows.append({"batch": batch, "engine": "plain", **{
-                    short: batch * (row["mean_accepted_block_size"] or 1) / plain_iteration(work, names[short], batch)
-                    * row[f"{unit}s_per_second"] / row["tokens_per_second"] for short, row in measured.items()}})
+                    short: batch * (row["mean_accepted_block_size"] or 1)
+                    / plain_iteration(work, names[short], batch)
+                    * row[f"{unit}s_per_second"] / row["tokens_per_second"] for short,
+                    row in measured.items()}})
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 say(f"no times of plain, batch {batch}: the memory is too small")
@@ -75,8 +84,10 @@ def beside(work: Workload, ways: list[Report], batches: Sequence[int]) -> list[R
             say(f"timing transformers, batch {batch}")
             try:
                 rows.append({"batch": batch, "engine": "transformers, GPT-2 of this size",
-                             "greedy": batch / generated_token(work, batch) / pipeline.model_config.target_length})
-            except Exception as error:  # an error of another package, or of the memory, costs its own row only
+                             "greedy": batch / generated_token(work, batch)
+                             / pipeline.model_config.target_length})
+            # an error of another package, or of the memory, costs its own row only
+            except Exception as error:
                 say(f"no times of transformers, batch {batch}: {error}")
     return rows
 
@@ -100,14 +111,16 @@ def plain_iteration(work: Workload, way: str, batch: int) -> float:
 
 
 def generated_token(work: Workload, batch: int) -> float:
-    """Return the seconds in which transformers generates a token of every row, greedily and with its cache."""
+    """Return the seconds in which transformers generates a token of every row, greedily and with
+    its cache."""
     pipeline, device = work.pipeline, work.pipeline.device
-    model = gpt2(pipeline.model_config).to(device, torch.bfloat16 if pipeline.scoring.half else torch.float32)
+    model = gpt2(pipeline.model_config).to(device, torch.bfloat16 if pipeline.scoring.half
+                                           else torch.float32)
     start, count = torch.zeros(batch, 1, dtype=torch.int64, device=device), GENERATED[device.type]
 
     def generate(new: int) -> object:
-        return model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=False,
-                              use_cache=True)
+        return model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=new,
+                              do_sample=False, use_cache=True)
 
     generate(4)
     return Timer(device).once(lambda: generate(count)) / count
@@ -117,9 +130,10 @@ def generated_token(work: Workload, batch: int) -> float:
 def limits(work: Workload, step: StepWork, ways: list[Report], memory: dict[str, float]) -> Report:
     """Return what limits decoding on a device, in seconds, bytes per second and rows.
 
-    `launch` is the time of a kernel that does nearly nothing among others, `bandwidth` that of copying, and `fitting`
-    the rows that would fit into the free memory. `rows` has, by batch and variant, the measured time of an iteration
-    and the time in which that memory would give the weights, once, and the keys and values that the rows see.
+    `launch` is the time of a kernel that does nearly nothing among others, `bandwidth` that of
+    copying, and `fitting` the rows that would fit into the free memory. `rows` has, by batch and
+    variant, the measured time of an iteration and the time in which that memory would give the
+    weights, once, and the keys and values that the rows see.
     """
     device = work.pipeline.device
     timer, one = Timer(device, 5, 2), torch.zeros(1, device=device)
@@ -140,9 +154,11 @@ def limits(work: Workload, step: StepWork, ways: list[Report], memory: dict[str,
 
 def beside_markdown(unit: str, rows: list[Report]) -> str:
     """Return the table of `beside`."""
-    ways = list(dict.fromkeys(name for row in rows for name in row if name not in ("batch", "engine")))
+    ways = list(dict.fromkeys(name for row in rows for name in row if name not in ("batch",
+                                                                                   "engine")))
     return markdown_table(["batch", "engine", *(f"{name}, {unit}s/s" for name in ways)], [
-        [str(row["batch"]), row["engine"], *(number_text(row.get(name), 2) for name in ways)] for row in rows])
+        [str(row["batch"]), row["engine"], *(number_text(row.get(name), 2) for name in ways)]
+        for row in rows])
 
 
 def limits_markdown(found: Report) -> str:
@@ -152,6 +168,7 @@ def limits_markdown(found: Report) -> str:
         [str(row["batch"]), row["way"], *(number_text(1e6 * row[name], 1) for name in columns)]
         for row in found["rows"]])
     launch, bandwidth = 1e6 * found["launch"], found["bandwidth"] / 1e9
-    return (f"A launch takes {launch:.1f} microseconds, the memory moves {bandwidth:,.0f} GB/s, and about "
-            f"{found['fitting']:,} rows would fit into the free memory. Microseconds of an iteration, and those in "
-            f"which the memory would give the weights, once, and the keys and values of all rows:\n\n{table}")
+    return (f"A launch takes {launch:.1f} microseconds, the memory moves {bandwidth:,.0f} GB/s, "
+            f"and about {found['fitting']:,} rows would fit into the free memory. Microseconds of "
+            "an iteration, and those in which the memory would give the weights, once, and the "
+            f"keys and values of all rows:\n\n{table}")

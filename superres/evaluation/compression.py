@@ -37,8 +37,9 @@ def file_sizes(images: Pixels, form: str) -> Bytes:
 def picture_bytes(pairs: FacePairs, bits_per_dim: npt.NDArray[np.float64]) -> dict[str, Bytes]:
     """Return the bytes that each true picture needs, float64 [N] each.
 
-    "p1" is the ideal code length at `bits_per_dim` [N], for a receiver who has the input. "p1_and_input" adds the file
-    of the input as WebP, so it compares with "png" and "webp", the files of the true picture.
+    "p1" is the ideal code length at `bits_per_dim` [N], for a receiver who has the input.
+    "p1_and_input" adds the file of the input as WebP, so it compares with "png" and "webp", the
+    files of the true picture.
     """
     code = bits_per_dim * math.prod(pairs.hr.shape[1:]) / 8
     return {"p1": code, "p1_and_input": code + file_sizes(pairs.lr, "webp"),

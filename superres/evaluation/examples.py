@@ -1,4 +1,5 @@
-"""Examples: free photographs of people, crops of scikit-image's astronaut, and descriptions of everyday scenes."""
+"""Examples: free photographs of people, crops of scikit-image's astronaut, and descriptions of
+everyday scenes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ SENTENCES = (
 
 
 def photographs(folder: Path) -> dict[str, Pixels]:
-    """Return photographs of people by name, uint8 [H, W, 3]: scikit-image's astronaut, then the .jpg in `folder`.
+    """Return photographs of people by name, uint8 [H, W, 3]: scikit-image's astronaut, then the
+    .jpg in `folder`.
 
     `scripts/photos/README.md` has the rule by which they are chosen, and their licences.
     """
@@ -41,9 +43,11 @@ def photographs(folder: Path) -> dict[str, Pixels]:
 
 
 def example_sources(count: int, task: FaceTask) -> Pixels:
-    """Return inputs, uint8 [count, source, source, 3]: crops around the astronaut's face at 16 vertical offsets."""
+    """Return inputs, uint8 [count, source, source, 3]: crops around the astronaut's face at 16
+    vertical offsets."""
     from skimage.data import astronaut  # slow to import
 
     picture: Pixels = astronaut()  # type: ignore[no-untyped-call]
-    crops = [picture[16 + 2 * number % 32 : 186 + 2 * number % 32, 140:310] for number in range(count)]
+    crops = [picture[16 + 2 * number % 32 : 186 + 2 * number % 32, 140:310]
+             for number in range(count)]
     return np.stack([task.source_of(crop) for crop in crops])

@@ -1,6 +1,8 @@
-"""Evaluation of a checkpoint for faces: its pictures beside enlargements, its likelihood, and its decoding.
+"""Evaluation of a checkpoint for faces: its pictures beside enlargements, its likelihood, and its
+decoding.
 
-`evaluate_images` computes all scores of a checkpoint on a data set; the measures are those of `picture_scores`.
+`evaluate_images` computes all scores of a checkpoint on a data set; the measures are those of
+`picture_scores`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from superres.evaluation.compression import picture_bytes
 from superres.evaluation.detail import swings
 from superres.evaluation.intervals import Entries, Estimate, accepted_block_size, with_interval
 from superres.evaluation.perceptual import Scores
-from superres.evaluation.picture_scores import BASELINE, GREEDY, REFERENCES, agreement, all_entries, compared_scores
+from superres.evaluation.picture_scores import (
+    BASELINE,
+    GREEDY,
+    REFERENCES,
+    agreement,
+    all_entries,
+    compared_scores,
+)
 from superres.evaluation.recognition import Recogniser, recognition_scores
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
@@ -38,10 +47,11 @@ SEQUENTIAL = "sequential"
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of each.
+    """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of
+    each.
 
-    `seconds_per_image` is the wall-clock time of the timed batches / number of their images. In a cascade it is that of
-    all stages, and `earlier` is the result of the stages before the last one.
+    `seconds_per_image` is the wall-clock time of the timed batches / number of their images. In a
+    cascade it is that of all stages, and `earlier` is the result of the stages before the last one.
     """
 
     images: Pixels
@@ -61,11 +71,13 @@ class DecodedPictures:
 
     @property
     def stages(self) -> list[DecodedPictures]:
-        """The results of the stages of a cascade, the first stage first, each by itself; otherwise this result."""
+        """The results of the stages of a cascade, the first stage first, each by itself; otherwise
+        this result."""
         if self.earlier is None:
             return [self]
         seconds = self.seconds_per_image - self.earlier.seconds_per_image
-        return [*self.earlier.stages, dataclasses.replace(self, seconds_per_image=seconds, earlier=None)]
+        return [*self.earlier.stages, dataclasses.replace(self, seconds_per_image=seconds,
+                                                          earlier=None)]
 
     @property
     def size(self) -> str:
@@ -77,17 +89,19 @@ class DecodedPictures:
         """Return the decoding statistics over all images and stages."""
         traces = [trace for stage in self.stages for trace in stage.traces]
         return {**accepted_block_size(traces),
-                "model_calls_per_image": sum(trace.model_calls for trace in traces) / len(self.images),
+                "model_calls_per_image": sum(trace.model_calls for trace in traces)
+                / len(self.images),
                 "seconds_per_image": self.seconds_per_image}
 
 
 def decode_interleaved(
     sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, DecodedPictures]:
-    """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows all alike.
+    """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows
+    all alike.
 
-    An untimed decoding of the first batch warms up (compilation, caches). A shorter last batch is not timed unless it
-    is the only batch.
+    An untimed decoding of the first batch warms up (compilation, caches). A shorter last batch is
+    not timed unless it is the only batch.
     """
     keys = [image_key(source, 1) for source in sources]
     results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}
@@ -102,18 +116,23 @@ def decode_interleaved(
 
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
-    """Return the bits/dim of `targets` (uint8 [N,H,W,3]) given `sources` (uint8 [N,h,w,3]), float64 [N]."""
+    """Return the bits/dim of `targets` (uint8 [N,H,W,3]) given `sources` (uint8 [N,h,w,3]), float64
+    [N]."""
     starts = track(range(0, len(sources), batch_size), "scoring bits/dim", "batches")
-    return np.concatenate([upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts])
+    return np.concatenate([upscaler.bits_per_dim(sources[i:i + batch_size],
+                                                 targets[i:i + batch_size]) for i in starts])
 
 
-def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
+def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler,
+                      batch_size: int) -> float:
     """Return the mean of `bits_per_dim`."""
     return float(bits_per_dim(sources, targets, upscaler, batch_size).mean())
 
 
-def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str, Any]:
-    """Return the bits/dim of the true images under p1, and `picture_bytes`, as a report serialisable as JSON.
+def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str,
+                                                                                            Any]:
+    """Return the bits/dim of the true images under p1, and `picture_bytes`, as a report
+    serialisable as JSON.
 
     All are means `with_interval`.
 
@@ -129,20 +148,25 @@ def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 
 
 
 def likelihood_text(report: dict[str, Any]) -> str:
-    """Return the bits/dim and interval in a report of `evaluate_likelihood` or `evaluate_images` as text."""
+    """Return the bits/dim and interval in a report of `evaluate_likelihood` or `evaluate_images` as
+    text."""
     half = report["bits_per_dim_half_width"]
-    return f"bits/dim {report['bits_per_dim']:.3f}" + ("" if half is None else f" (95 % interval +-{half:.3f})")
+    return f"bits/dim {report['bits_per_dim']:.3f}" + ("" if half is None else " (95 % interval "
+                                                       f"+-{half:.3f})")
 
 
 def bytes_text(report: dict[str, Any]) -> str:
-    """Return the bytes per picture in a report of `evaluate_likelihood` or `evaluate_images` as text."""
+    """Return the bytes per picture in a report of `evaluate_likelihood` or `evaluate_images` as
+    text."""
     code, whole, png, webp = (score_text(report["bytes_per_picture"], name, ",.0f")
                               for name in ("p1", "p1_and_input", "png", "webp"))
-    return f"bytes per picture: p1 {code}, and its input as WebP {whole}; lossless WebP {webp}, PNG {png}"
+    return (f"bytes per picture: p1 {code}, and its input as WebP {whole}; lossless WebP {webp}, "
+            f"PNG {png}")
 
 
 def stage_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) -> DecodeConfig:
-    """Return `decode` with the block size filled in, but in a cascade, whose stages have block sizes of their own.
+    """Return `decode` with the block size filled in, but in a cascade, whose stages have block
+    sizes of their own.
 
     Raises ConfigError if it cannot be used.
     """
@@ -151,20 +175,22 @@ def stage_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) ->
 
 
 def evaluate_images(
-    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
-    same_person: bool = False,
+    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16,
+    greedy: bool = True, same_person: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
     """Score blockwise decoding with the settings `decode`, and the ENLARGEMENTS of the same images.
 
-    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; at a positive temperature with the same
-    noise, as the method "sequential", beside "greedy" pictures. With `same_person`, `recognition_scores` are added.
+    With `greedy`, block size 1 is decoded as well, for agreement and speed-up; at a positive
+    temperature with the same noise, as the method "sequential", beside "greedy" pictures. With
+    `same_person`, `recognition_scores` are added.
 
     Returns:
-        The report, serialisable as JSON; and the pictures by method, each uint8 [N,H,W,3]. The pictures of a cascade's
-        earlier stages are methods, too, enlarged by `BASELINE`.
+        The report, serialisable as JSON; and the pictures by method, each uint8 [N,H,W,3]. The
+        pictures of a cascade's earlier stages are methods, too, enlarged by `BASELINE`.
 
     Raises:
-        ConfigError: `decode` does not match the checkpoint, the batch size is not positive, or a package is missing.
+        ConfigError: `decode` does not match the checkpoint, the batch size is not positive, or a
+            package is missing.
         InvalidInputError: see `recognition_scores`.
     """
     decode, recogniser = stage_options(decode, upscaler), Recogniser() if same_person else None
@@ -172,15 +198,19 @@ def evaluate_images(
     # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     report["bits_per_dim_wrong_input"] = None if len(pairs) == 1 else mean_bits_per_dim(
         np.roll(pairs.lr, 1, axis=0), pairs.hr, upscaler, batch_size)
-    variants = {GREEDY: decode.greedy(), **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
-    decoded = decode_interleaved(pairs.lr, upscaler, {**(variants if greedy else {}), "blockwise": decode}, batch_size)
+    variants = {GREEDY: decode.greedy(),
+                **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
+    decoded = decode_interleaved(pairs.lr, upscaler,
+                                 {**(variants if greedy else {}), "blockwise": decode}, batch_size)
     pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ENLARGEMENTS}
     pictures.update({variant: result.images for variant, result in decoded.items()})
     pictures.update({f"{stage.size} by {BASELINE}": pairs.task.enlarge(stage.images, BASELINE)
                      for stage in decoded["blockwise"].stages[:-1]})
-    report |= {"truth": all_entries(swings(pairs.hr, pairs.task)), "methods": compared_scores(pictures, pairs)}
+    report |= {"truth": all_entries(swings(pairs.hr, pairs.task)),
+               "methods": compared_scores(pictures, pairs)}
     if recogniser is not None:
-        report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures, pairs.hr)
+        report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures,
+                                                                          pairs.hr)
     for variant, result in decoded.items():
         report["methods"][variant].update(result.statistics())
     if upscaler.face_task.between:
@@ -189,15 +219,17 @@ def evaluate_images(
     if greedy:
         *_, alone = variants
         report["agreement"] = agreement(pictures["blockwise"], pictures[alone], pairs.hr)
-        report["speed_up"] = decoded[alone].seconds_per_image / max(decoded["blockwise"].seconds_per_image, 1e-9)
+        report["speed_up"] = (decoded[alone].seconds_per_image
+                              / max(decoded["blockwise"].seconds_per_image, 1e-9))
     return report, pictures
 
 
 def report_table(report: dict[str, Any]) -> str:
     """Return the report of `evaluate_images` as text."""
     config, methods = report["config"], report["methods"]
-    lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size'] or 'of all heads'}, "
-             f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
+    lines = [f"{report['images']} images, {report['checkpoint']}, block size "
+             f"{config['block_size'] or 'of all heads'}, {config['accept']}, temperature "
+             f"{config['temperature']}, batches of {report['batch_size']}",
              *method_lines(methods), "", *detail_lines(methods, report["truth"]), ""]
     if "recognition" in report:
         lines += [*recognition_lines(report), ""]
@@ -205,13 +237,15 @@ def report_table(report: dict[str, Any]) -> str:
         if reference in methods:
             lines += [*difference_lines(methods, reference), ""]
     lines += [*decoding_lines(report), "",
-              f"{likelihood_text(report)}, with a wrong input {number_text(report['bits_per_dim_wrong_input'], 3)}",
+              f"{likelihood_text(report)}, with a wrong input "
+              f"{number_text(report['bits_per_dim_wrong_input'], 3)}",
               bytes_text(report)]
     if "agreement" in report:
         scores, alone = report["agreement"], SEQUENTIAL if SEQUENTIAL in methods else GREEDY
         lines += [f"speed-up over {alone} {report['speed_up']:.2f}; "
-                  f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}, "
-                  f"PSNR to {alone} {number_text(scores['psnr_to_greedy'], 2)} dB"]
+                  f"equal tokens {scores['equal_tokens']:.2%}, identical images "
+                  f"{scores['identical_images']:.1%}, PSNR to {alone} "
+                  f"{number_text(scores['psnr_to_greedy'], 2)} dB"]
     return "\n".join(lines)
 
 
@@ -220,20 +254,26 @@ Methods = dict[str, Entries]
 
 SIMILARITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f"),
               "lr_psnr": ("LR-PSNR dB", ".2f")}
-DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"), "swing_down": ("swing y %", ".0f")}
+DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"),
+          "swing_down": ("swing y %", ".0f")}
 """Titles and forms of the scores of `quality`; the bands' are made of their names."""
 
 
 def method_lines(methods: Methods) -> list[str]:
-    """Return similarity and consistency in the `picture_scores` by method as the lines of a text table."""
+    """Return similarity and consistency in the `picture_scores` by method as the lines of a text
+    table."""
     return table_lines("", methods, {
-        **SIMILARITY, "consistency_rmse": ("consistency", ".2f"), "consistent_images": ("consistent", ".1%")})
+        **SIMILARITY, "consistency_rmse": ("consistency", ".2f"),
+        "consistent_images": ("consistent", ".1%")})
 
 
 def detail_lines(methods: Methods, truth: Entries) -> list[str]:
-    """Return the `detail_scores` by method, and those of the truth, as the lines of a text table."""
-    bands = {name: (name.removeprefix("power_").replace("_to_", "-").replace("over_", ">") + " dB", ".1f")
-             for name in next(iter(methods.values())) if re.fullmatch(r"power_(\S+_to|over)_[\d.]+", name)}
+    """Return the `detail_scores` by method, and those of the truth, as the lines of a text
+    table."""
+    bands = {name: (name.removeprefix("power_").replace("_to_", "-").replace("over_", ">") + " dB",
+                    ".1f")
+             for name in next(iter(methods.values())) if re.fullmatch(r"power_(\S+_to|over)_[\d.]+",
+                                                                      name)}
     return table_lines("detail", {"truth": truth, **methods}, DETAIL | bands)
 
 
@@ -245,39 +285,48 @@ def recognition_lines(report: dict[str, Any]) -> list[str]:
 
 def difference_lines(methods: Methods, reference: str) -> list[str]:
     """Return the differences from a method in `compared_scores` as the lines of a text table."""
-    return table_lines(f"above {reference}", {name: scores for name, scores in methods.items() if name != reference}, {
-        f"{name}_above_{reference}": (title, f"+{form}") for name, (title, form) in (SIMILARITY | DETAIL).items()})
+    return table_lines(f"above {reference}",
+                       {name: scores for name, scores in methods.items() if name != reference}, {
+                           f"{name}_above_{reference}": (title, f"+{form}") for name,
+                           (title, form) in (SIMILARITY | DETAIL).items()})
 
 
 def decoding_lines(report: dict[str, Any]) -> list[str]:
-    """Return the decoding statistics in a report of `evaluate_images` as the lines of a text table."""
+    """Return the decoding statistics in a report of `evaluate_images` as the lines of a text
+    table."""
     rows: Methods = {}
     for name, scores in report["methods"].items():
         if "seconds_per_image" in scores:
             stages = report.get("stages", {}).get(name, {})
             rows |= {name: scores, **{f"{name}, {size}": stage for size, stage in stages.items()}}
     return table_lines("decoding", rows, {
-        "mean_accepted_block_size": ("mean accepted", ".2f"), "model_calls_per_image": ("model calls", ",.1f"),
-        "seconds_per_image": ("s/image", ".3f")})
+        "mean_accepted_block_size": ("mean accepted", ".2f"),
+        "model_calls_per_image": ("model calls", ",.1f"), "seconds_per_image": ("s/image", ".3f")})
 
 
 def table_lines(title: str, methods: Methods, columns: dict[str, tuple[str, str]]) -> list[str]:
     """Return the scores of `columns` by method as the lines of a text table.
 
-    `columns` has the title and the form of each score by name; `title` is that of the methods. A score that no method
-    has gets no column, and a method without any of the scores no line; "-" stands for a score that a method lacks.
+    `columns` has the title and the form of each score by name; `title` is that of the methods. A
+    score that no method has gets no column, and a method without any of the scores no line; "-"
+    stands for a score that a method lacks.
     """
-    methods = {method: scores for method, scores in methods.items() if columns.keys() & scores.keys()}
-    shown = {name: column for name, column in columns.items() if any(name in scores for scores in methods.values())}
+    methods = {method: scores for method, scores in methods.items() if columns.keys()
+               & scores.keys()}
+    shown = {name: column for name,
+             column in columns.items() if any(name in scores for scores in methods.values())}
     rows = {title: [head for head, _ in shown.values()]}
     for method, scores in methods.items():
         rows[method] = [score_text(scores, name, form) for name, (_, form) in shown.items()]
-    first, widths = max(map(len, rows)), [max(map(len, cells)) + 2 for cells in zip(*rows.values(), strict=True)]
-    return [method.ljust(first) + "".join(map(str.rjust, cells, widths)) for method, cells in rows.items()]
+    first, widths = max(map(len, rows)), [max(map(len, cells)) + 2 for cells in zip(*rows.values(),
+                                                                                    strict=True)]
+    return [method.ljust(first) + "".join(map(str.rjust, cells, widths)) for method,
+            cells in rows.items()]
 
 
 def score_text(scores: dict[str, float | None], name: str, form: str) -> str:
-    """Return the score `name` with its interval, if it has one, as text, or "-"; `form` formats a number."""
+    """Return the score `name` with its interval, if it has one, as text, or "-"; `form` formats a
+    number."""
     value, half = scores.get(name), scores.get(f"{name}_half_width")
     if value is None:
         return "-"

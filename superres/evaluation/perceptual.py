@@ -1,4 +1,5 @@
-"""ST-LPIPS, a perceptual distance of pictures, with the weights in the package stlpips-pytorch (`scores` extra)."""
+"""ST-LPIPS, a perceptual distance of pictures, with the weights in the package stlpips-pytorch
+(`scores` extra)."""
 
 from __future__ import annotations
 
@@ -24,23 +25,27 @@ WEIGHTS = "weights/vST0.0/vgg_shift_tolerant.pth"
 CONVOLUTIONS = ((0, 2), (6, 8), (12, 14, 16), (20, 22, 24), (28, 30, 32))
 """Number of each convolution of VGG-16 in the weights, by the stage that it belongs to."""
 LEAST_SIDE = 18
-"""Side of the smallest pictures: after four reductions by two, the mirrored border needs more than two pixels."""
+"""Side of the smallest pictures: after four reductions by two, the mirrored border needs more than
+two pixels."""
 
 
 @functools.cache
 def st_lpips() -> Callable[[Pixels, Pixels], Scores] | None:
-    """Return a function that computes the ST-LPIPS of images and their references, float64 [N], from uint8 [N,H,W,3].
+    """Return a function that computes the ST-LPIPS of images and their references, float64 [N],
+    from uint8 [N,H,W,3].
 
-    The shift-tolerant LPIPS of Ghildyal and Liu 2022, "Shift-tolerant Perceptual Similarity Metric", is the weighted
-    distance of the features of a VGG-16 whose poolings blur: 0 for equal pictures and more for others, mostly below 1.
-    Sides are at least `LEAST_SIDE`. The network is computed here: the package's own code imports two packages that it
-    does not declare, and parts of it are for non-commercial use only.
+    The shift-tolerant LPIPS of Ghildyal and Liu 2022, "Shift-tolerant Perceptual Similarity
+    Metric", is the weighted distance of the features of a VGG-16 whose poolings blur: 0 for equal
+    pictures and more for others, mostly below 1. Sides are at least `LEAST_SIDE`. The network is
+    computed here: the package's own code imports two packages that it does not declare, and parts
+    of it are for non-commercial use only.
 
     Returns None, after one line with the remedy, if the package is not installed.
     """
     package = importlib.util.find_spec("stlpips_pytorch")
     if package is None or not package.submodule_search_locations:
-        say("ST-LPIPS is left out, since stlpips-pytorch is not installed; pip install 'superres[scores]'")
+        say("ST-LPIPS is left out, since stlpips-pytorch is not installed; pip install "
+            "'superres[scores]'")
         return None
     path = Path(package.submodule_search_locations[0]) / WEIGHTS
     weights: Weights = torch.load(path, map_location="cpu", weights_only=True)
@@ -66,7 +71,8 @@ def distance(weights: Weights, pair: torch.Tensor) -> torch.Tensor:
         if stage:
             x = blurred_pooling(x, weights[f"{part}.{numbers[0] - 1}.filt"])
         for number in numbers:
-            x = functional.conv2d(x, weights[f"{part}.{number}.weight"], weights[f"{part}.{number}.bias"], padding=1)
+            x = functional.conv2d(x, weights[f"{part}.{number}.weight"],
+                                  weights[f"{part}.{number}.bias"], padding=1)
             x = x.relu()
         images, references = functional.normalize(x, eps=1e-10).chunk(2)
         squares = (images - references).square()
@@ -75,6 +81,7 @@ def distance(weights: Weights, pair: torch.Tensor) -> torch.Tensor:
 
 
 def blurred_pooling(x: torch.Tensor, blur: torch.Tensor) -> torch.Tensor:
-    """Return the maxima of 2x2 pixels of [N,C,H,W], blurred by `blur` [C,1,3,3] and reduced by two."""
+    """Return the maxima of 2x2 pixels of [N,C,H,W], blurred by `blur` [C,1,3,3] and reduced by
+    two."""
     maxima = functional.pad(functional.max_pool2d(x, 2, stride=1), (2, 2, 2, 2), mode="reflect")
     return functional.conv2d(maxima, blur, stride=2, groups=x.shape[1])

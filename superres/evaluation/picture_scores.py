@@ -1,4 +1,5 @@
-"""Scores of pictures against the true pictures, their inputs and one another: pure functions of uint8 arrays."""
+"""Scores of pictures against the true pictures, their inputs and one another: pure functions of
+uint8 arrays."""
 
 from __future__ import annotations
 
@@ -19,44 +20,52 @@ REFERENCES = (BASELINE, GREEDY)
 
 
 def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's mean squared error in squared grey levels, float64 [N], from uint8 [N,H,W,C]."""
+    """Return each image's mean squared error in squared grey levels, float64 [N], from uint8
+    [N,H,W,C]."""
     difference = images.astype(np.float64) - references.astype(np.float64)
     error: Scores = np.square(difference).reshape(len(images), -1).mean(axis=1)
     return error
 
 
 def psnr(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's PSNR in dB for a peak of 255, float64 [N], infinite if equal, from uint8 [N,H,W,C]."""
+    """Return each image's PSNR in dB for a peak of 255, float64 [N], infinite if equal, from uint8
+    [N,H,W,C]."""
     with np.errstate(divide="ignore"):
         return 10 * np.log10(255.0**2 / mean_squared_error(images, references))
 
 
 def ssim(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's structural similarity as Wang et al. (2004), float64 [N], from uint8 [N,H,W,C] from 11x11."""
+    """Return each image's structural similarity as Wang et al. (2004), float64 [N], from uint8
+    [N,H,W,C] from 11x11."""
     from skimage import metrics  # slow to import
 
     score: Callable[..., float] = metrics.structural_similarity
     return np.array([
-        score(*pair, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255, channel_axis=-1)
+        score(*pair, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255,
+              channel_axis=-1)
         for pair in zip(images, references, strict=True)], dtype=np.float64)
 
 
 def consistency(images: Pixels, sources: Pixels) -> Scores:
-    """Return the RMSE in grey levels between each image, reduced to the rounded means of its cells, and its input.
+    """Return the RMSE in grey levels between each image, reduced to the rounded means of its cells,
+    and its input.
 
-    True images score slightly above 0 if they and the inputs were reduced separately from the photographs, each with
-    truncation. `images` are uint8 [N,H,W,C], `sources` uint8 [N,h,w,C]; the result is float64 [N].
+    True images score slightly above 0 if they and the inputs were reduced separately from the
+    photographs, each with truncation. `images` are uint8 [N,H,W,C], `sources` uint8 [N,h,w,C]; the
+    result is float64 [N].
     """
-    return np.sqrt(mean_squared_error(area_reduce(images, *sources.shape[1:3], is_reduced=True), sources))
+    return np.sqrt(mean_squared_error(area_reduce(images, *sources.shape[1:3], is_reduced=True),
+                                      sources))
 
 
 def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, Estimate]:
     """Return scores of all images' `consistency`, with the same arguments.
 
-    "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB, as of Lugmayr et
-    al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the mean squared error over all images;
-    infinite if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images.
-    "consistent_images" is the share of images that reduce to exactly their input.
+    "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB,
+    as of Lugmayr et al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the
+    mean squared error over all images; infinite if all are equal. The challenge averages the PSNRs
+    of the images, which are infinite for consistent images. "consistent_images" is the share of
+    images that reduce to exactly their input.
     """
     error = consistency(images, sources)
     return {"consistency_rmse": Estimate.mean(error), "lr_psnr": _pooled_psnr(np.square(error)),
@@ -64,13 +73,15 @@ def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, Estimate]:
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
-    """Return the share of equal tokens (intensities) in each pair of images, float64 [N], from uint8 [N,H,W,C]."""
+    """Return the share of equal tokens (intensities) in each pair of images, float64 [N], from
+    uint8 [N,H,W,C]."""
     share: Scores = (images == others).reshape(len(images), -1).mean(axis=1, dtype=np.float64)
     return share
 
 
 def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
-    """Return the PSNR in dB of the mean squared error over all images (uint8 [N,H,W,C]); None if all are identical.
+    """Return the PSNR in dB of the mean squared error over all images (uint8 [N,H,W,C]); None if
+    all are identical.
 
     A mean of PSNRs would be infinite as soon as one pair of images is identical.
     """
@@ -82,9 +93,11 @@ def _pooled_psnr(errors: Scores) -> Estimate:
 
 
 def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> Entries:
-    """Return the agreement of `images` with the greedily decoded images; all arguments are uint8 [N,H,W,C].
+    """Return the agreement of `images` with the greedily decoded images; all arguments are uint8
+    [N,H,W,C].
 
-    `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that of greedy decoding.
+    `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that
+    of greedy decoding.
     """
     equal = equal_tokens(images, greedy)
     difference = Estimate.mean(psnr(images, truth)).minus(Estimate.mean(psnr(greedy, truth)))
@@ -93,15 +106,17 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> Entries:
 
 
 def quality(images: Pixels, pairs: FacePairs) -> dict[str, Estimate]:
-    """Return PSNR, SSIM, ST-LPIPS, `detail_scores` and `consistency_scores` of images, with intervals over inputs.
+    """Return PSNR, SSIM, ST-LPIPS, `detail_scores` and `consistency_scores` of images, with
+    intervals over inputs.
 
-    ST-LPIPS needs the `scores` extra and sides of at least `LEAST_SIDE`. `images` are uint8 [N * M,H,W,3], M successive
-    ones of each of the N pairs.
+    ST-LPIPS needs the `scores` extra and sides of at least `LEAST_SIDE`. `images` are uint8 [N *
+    M,H,W,3], M successive ones of each of the N pairs.
     """
     count = len(images) // len(pairs)
     truth, sources = pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0)
     distance = st_lpips() if pairs.task.target >= LEAST_SIDE else None
-    measures = {"psnr": psnr, "ssim": ssim, **({"st_lpips": distance} if distance is not None else {})}
+    measures = {"psnr": psnr, "ssim": ssim,
+                **({"st_lpips": distance} if distance is not None else {})}
     scores = {name: Estimate.mean(measure(images, truth)) for name, measure in measures.items()}
     scores |= detail_scores(images, truth, pairs.task) | consistency_scores(images, sources)
     return {name: score.by_input(count) for name, score in scores.items()}
@@ -113,10 +128,12 @@ def picture_scores(images: Pixels, pairs: FacePairs) -> Entries:
 
 
 def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, Entries]:
-    """Return `picture_scores` by method, and the differences from those of the `REFERENCES` among the methods.
+    """Return `picture_scores` by method, and the differences from those of the `REFERENCES` among
+    the methods.
 
-    `pictures` are those of `quality` by method. The difference of a score has the name "<score>_above_lanczos" or
-    "<score>_above_greedy". Its interval is that of the difference on the same inputs.
+    `pictures` are those of `quality` by method. The difference of a score has the name
+    "<score>_above_lanczos" or "<score>_above_greedy". Its interval is that of the difference on the
+    same inputs.
     """
     scores = {method: quality(images, pairs) for method, images in pictures.items()}
     compared = {}
@@ -124,11 +141,13 @@ def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, 
         compared[method] = all_entries(own)
         for reference in REFERENCES:
             if reference in scores and reference != method:
-                compared[method] |= all_entries({f"{name}_above_{reference}": score.minus(scores[reference][name])
-                                                 for name, score in own.items()})
+                compared[method] |= all_entries(
+                    {f"{name}_above_{reference}": score.minus(scores[reference][name])
+                     for name, score in own.items()})
     return compared
 
 
 def all_entries(scores: dict[str, Estimate]) -> Entries:
     """Return the entries of `scores` by name."""
-    return {key: value for name, score in scores.items() for key, value in score.entries(name).items()}
+    return {key: value for name, score in scores.items() for key,
+            value in score.entries(name).items()}

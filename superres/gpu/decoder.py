@@ -1,4 +1,5 @@
-"""The decoder of the engine `triton`: the rows of a `PlainDecoder`, whose iterations the kernel does."""
+"""The decoder of the engine `triton`: the rows of a `PlainDecoder`, whose iterations the kernel
+does."""
 
 from __future__ import annotations
 
@@ -27,19 +28,22 @@ RULES = {"distance": 0, "rank": 1}
 def supports(plain: PlainDecoder) -> bool:
     """Return whether the kernel does the iterations of `plain`."""
     session = unwrapped(plain.session)[0]
-    data = plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values() else None
+    data = (plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values()
+            else None)
     return (type(plain) is PlainDecoder and isinstance(session, TritonSession)
-            and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind == "heads"
+            and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind
+            == "heads"
             and getattr(plain.criterion, "rule", None) is not None
             and plain.block_size <= session.config.prediction_heads
             and plain.block_costs is None and plain.end_token is None)
 
 
 def compiled_for(
-    model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0), tuning: Tuning | None = None,
-    **changes: int,
+    model: EncoderDecoder, half: bool, capability: tuple[int, int] = (9, 0),
+    tuning: Tuning | None = None, **changes: int,
 ) -> Compiled:
-    """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no GPU.
+    """Compile the kernel of greedy decoding with a network for GPUs of a `capability`; needs no
+    GPU.
 
     `changes` are constants of other settings: E, SAMPLED, FILTERED, SPECULATIVE.
     """
@@ -47,10 +51,11 @@ def compiled_for(
     weights = pack(model, kind, tuning or (HALF if half else FLOAT))
     slots = KeyValueCache(model.config, 1, COLUMNS, torch.empty(0), weights.tuning.chunk).slots
     i32, i64, f32 = torch.int32, torch.int64, torch.float32
-    kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64, i32, i64]
+    kinds = [i64] * 5 + [i32, kind] + [f32] * 4 + [i32, i32, i64, i64, i64, f32, torch.float64, i32,
+                                                   i64]
     constants = constants_of(weights, weights.tuning, slots) | changes
-    return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants, weights.tuning.warps,
-                    capability)
+    return compiled(decode, kinds + [tensor.dtype for tensor in weights.tensors], constants,
+                    weights.tuning.warps, capability)
 
 
 def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]:
@@ -62,22 +67,25 @@ def constants_of(weights: Weights, tuning: Tuning, slots: int) -> dict[str, Any]
 
 def tuned(tuning: Tuning) -> dict[str, Any]:
     """Return the constants of the kernel that a tuning determines."""
-    return {"C": tuning.chunk, "ROWS": tuning.rows, "PRECISION": tuning.precision, "STAGES": tuning.stages,
-            "SHORT_STAGES": tuning.short_stages}
+    return {"C": tuning.chunk, "ROWS": tuning.rows, "PRECISION": tuning.precision,
+            "STAGES": tuning.stages, "SHORT_STAGES": tuning.short_stages}
 
 
 class TritonDecoder(PlainRows):
-    """The iterations of a `PlainDecoder` in one launch per `advance`: a `superres.interfaces.Decoder`."""
+    """The iterations of a `PlainDecoder` in one launch per `advance`: a
+    `superres.interfaces.Decoder`."""
 
     def __init__(self, plain: PlainDecoder) -> None:
         super().__init__(plain)
         session = unwrapped(plain.session)[0]
         if not isinstance(session, TritonSession):
             raise ValueError("these rows are not of a session of the kernel")
-        # Fixed for the decoder's life: rows that end leave fewer, and another kernel would have to be compiled.
+        # Fixed for the decoder's life: rows that end leave fewer, and another kernel would have to
+        # be compiled.
         self.alone = session.weights.tuning
         self.tuning = self.alone.for_batch(session.batch, plain.state.store.device)
-        # Weights that the pending proposals were drawn from, and their sums, in speculative sampling.
+        # Weights that the pending proposals were drawn from, and their sums, in speculative
+        # sampling.
         shape = (session.batch, COLUMNS) if plain.samplers.speculative else (1, 1)
         self.q_totals = plain.state.position.new_zeros(shape)
         self.q = self.q_totals.new_zeros(*shape, plain.samplers.vocabulary, dtype=torch.int32)
@@ -86,10 +94,12 @@ class TritonDecoder(PlainRows):
     @property
     def variant(self) -> tuple[int, ...]:
         """What distinguishes this kernel from the others of the network."""
-        return tuple(self.constants[name] for name in ("ROWS", "E", "SAMPLED", "FILTERED", "SPECULATIVE"))
+        return tuple(self.constants[name] for name in ("ROWS", "E", "SAMPLED", "FILTERED",
+                                                       "SPECULATIVE"))
 
     def prepare(self) -> None:
-        """Compile and load the kernel for these settings, which may raise an error of Triton or of the driver."""
+        """Compile and load the kernel for these settings, which may raise an error of Triton or of
+        the driver."""
         device = self.plain.state.store.device
         kinds = [torch.int64] * 5 + [torch.int32] + [one.dtype for one in self.tensors]
         if device.type == "cuda":
@@ -97,7 +107,8 @@ class TritonDecoder(PlainRows):
                 decode, device, kinds, self.constants | tuned(tuning), tuning.warps).code.sums)
 
     def choose_rows(self, sums: Callable[[Tuning], list[str]]) -> None:
-        """Let several rows share a program only if the kernel's `sums` then have the order of those of one row.
+        """Let several rows share a program only if the kernel's `sums` then have the order of those
+        of one row.
 
         The compiler chooses the order, and tokens must not depend on the batch.
         """
@@ -117,11 +128,13 @@ class TritonDecoder(PlainRows):
         count = count if plain.block_size == state.block_size else 1
         kind, bound = plain.criterion.rule or ("distance", 0)
         batch, capacity = state.proposals.shape
-        record = state.position.new_zeros(count, batch, 2 + capacity)  # rows that are complete write nothing
+        # rows that are complete write nothing
+        record = state.position.new_zeros(count, batch, 2 + capacity)
         status = torch.zeros(batch, 2, dtype=torch.int32, device=record.device)
         numbers = (batch, count, state.block_size, plain.block_size, plain.min_block, RULES[kind],
                    min(bound, 2**31 - 1), state.store.shape[1], capacity, *self.filters)
-        tensors = [state.store, state.position, state.limit, state.proposals, record, status, *self.tensors]
+        tensors = [state.store, state.position, state.limit, state.proposals, record, status,
+                   *self.tensors]
         programs = -(-batch // self.tuning.rows)
         launch(decode, programs, tensors, numbers, self.constants, self.tuning.warps)
         made, bad = status.amax(0).tolist()
@@ -148,17 +161,22 @@ class TritonDecoder(PlainRows):
         if limits is not None and bounds is not None:
             self.constants["E"] = size = power(limits.earlier.shape[1])
             group = limits.group.int()
-            earlier = F.pad(limits.earlier, (0, size - limits.earlier.shape[1]), value=-1).int().contiguous()
+            earlier = F.pad(limits.earlier, (0, size - limits.earlier.shape[1]),
+                            value=-1).int().contiguous()
         else:
             bounds = self.plain.state.limit
         samplers = self.plain.samplers
-        options, temperatures, vocabulary = samplers.options, samplers.temperatures, samplers.vocabulary
+        options, temperatures, vocabulary = (samplers.options, samplers.temperatures,
+                                             samplers.vocabulary)
         self.filters = len(temperatures), min(options.sample_top_k or vocabulary, vocabulary)
         sampled = samplers.noise is not None
         self.constants |= {"SAMPLED": sampled,
-                           "FILTERED": sampled and (self.filters[1] < vocabulary or options.nucleus < 1),
+                           "FILTERED": sampled
+                           and (self.filters[1] < vocabulary or options.nucleus < 1),
                            "SPECULATIVE": samplers.speculative}
-        noise = [torch.tensor([options.seed], device=estimate.device), self.plain.keys, temperatures.float(),
-                 temperatures.new_tensor([options.nucleus]), self.q, self.q_totals]
-        self.tensors = [session.cache.store, session.deviation, rows(session.position_table), rows(session.head_table),
-                        estimate, group, earlier, bounds, *noise, *weights.tensors]
+        noise = [torch.tensor([options.seed], device=estimate.device), self.plain.keys,
+                 temperatures.float(), temperatures.new_tensor([options.nucleus]), self.q,
+                 self.q_totals]
+        self.tensors = [session.cache.store, session.deviation, rows(session.position_table),
+                        rows(session.head_table), estimate, group, earlier, bounds, *noise,
+                        *weights.tensors]

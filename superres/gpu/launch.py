@@ -1,7 +1,9 @@
-"""Compile a Triton kernel and launch it by the CUDA driver, which needs no C compiler on the machine.
+"""Compile a Triton kernel and launch it by the CUDA driver, which needs no C compiler on the
+machine.
 
-Triton keeps what it has compiled, by a digest of source, constants and versions, in files that are written as a whole.
-They are in superres's cache folder, unless TRITON_CACHE_DIR or TRITON_HOME name another.
+Triton keeps what it has compiled, by a digest of source, constants and versions, in files that are
+written as a whole. They are in superres's cache folder, unless TRITON_CACHE_DIR or TRITON_HOME name
+another.
 """
 
 from __future__ import annotations
@@ -50,24 +52,27 @@ class Compiled:
 
 def compiled(kernel: Any, kinds: list[torch.dtype], constants: dict[str, Any], warps: int,  # noqa: ANN401
              capability: tuple[int, int]) -> Compiled:
-    """Compile a kernel, whose arguments are tensors of `kinds` and then numbers, for GPUs of a `capability`.
+    """Compile a kernel, whose arguments are tensors of `kinds` and then numbers, for GPUs of a
+    `capability`.
 
-    The compiler may not fuse a product and a sum, so that rounding depends on the kernel's text alone. Needs no GPU.
+    The compiler may not fuse a product and a sum, so that rounding depends on the kernel's text
+    alone. Needs no GPU.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     types = iter([KINDS[kind] for kind in kinds])
-    signature = {name: "constexpr" if name in constants else next(types, "i32") for name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constants else next(types, "i32")
+                 for name in kernel.arg_names}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(kinds))}
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned), target=target,
-                              options={"num_warps": warps, "enable_fp_fusion": False})
+    made = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=aligned),
+                          target=target, options={"num_warps": warps, "enable_fp_fusion": False})
     metadata = made.metadata
     entry = made.asm["ptx"].split(f".entry {metadata.name}(", 1)[1].split(")", 1)[0]
     return Compiled(made.asm["cubin"], metadata.name, metadata.shared, warps, entry.count(".param"),
-                    getattr(metadata, "global_scratch_size", 0) + getattr(metadata, "profile_scratch_size", 0),
-                    sum_orders(made.asm["ttgir"]))
+                    getattr(metadata, "global_scratch_size", 0)
+                    + getattr(metadata, "profile_scratch_size", 0), sum_orders(made.asm["ttgir"]))
 
 
 def kept() -> dict[str, float]:
@@ -92,7 +97,8 @@ def writable_folder() -> Path:
 
 @contextmanager
 def cached(anew: bool = False) -> Iterator[None]:
-    """Let Triton keep its kernels in superres's cache folder; `anew` compiles what is there, too. Held by LOCK."""
+    """Let Triton keep its kernels in superres's cache folder; `anew` compiles what is there, too.
+    Held by LOCK."""
     wanted = {"TRITON_ALWAYS_COMPILE": "1"} if anew else {}
     if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & set(os.environ):
         wanted["TRITON_CACHE_DIR"] = str(writable_folder())
@@ -110,8 +116,10 @@ def cached(anew: bool = False) -> Iterator[None]:
             shutil.rmtree(cache_folder() / "triton" / name, ignore_errors=True)
 
 
-def compiled_and_loaded(compile_kernel: Callable[[], Compiled], load: Callable[[Compiled], Loaded]) -> Loaded:
-    """Return the loaded kernel; one that was in the cache and cannot be loaded is damaged, and compiled anew."""
+def compiled_and_loaded(compile_kernel: Callable[[], Compiled],
+                        load: Callable[[Compiled], Loaded]) -> Loaded:
+    """Return the loaded kernel; one that was in the cache and cannot be loaded is damaged, and
+    compiled anew."""
     before = kept()
     try:
         with Progress("compiling the kernel for the GPU"), cached():
@@ -147,16 +155,20 @@ class Kernel:
         self.code, self.driver = code, Driver()
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
         self.driver("cuModuleLoadData", ctypes.byref(self.module), code.cubin)
-        self.driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, code.name.encode())
+        self.driver("cuModuleGetFunction", ctypes.byref(self.function), self.module,
+                    code.name.encode())
         if code.shared > 48 << 10:
-            self.driver("cuFuncSetAttribute", self.function, ctypes.c_int(8), ctypes.c_int(code.shared))
+            self.driver("cuFuncSetAttribute", self.function, ctypes.c_int(8),
+                        ctypes.c_int(code.shared))
 
     def launch(self, programs: int, tensors: list[Tensor], numbers: tuple[int, ...]) -> None:
         """Launch `programs` programs on the current stream."""
         if any(tensor.data_ptr() % 16 or not tensor.is_contiguous() for tensor in tensors):
             raise ValueError("the tensors of a kernel must be contiguous and aligned to 16 bytes")
-        values = [*(ctypes.c_uint64(tensor.data_ptr()) for tensor in tensors), *map(ctypes.c_int32, numbers)]
-        values += [ctypes.c_uint64(0) for _ in range(self.code.parameters - len(values))]  # Triton's own memory
+        values = [*(ctypes.c_uint64(tensor.data_ptr()) for tensor in tensors),
+                  *map(ctypes.c_int32, numbers)]
+        # Triton's own memory
+        values += [ctypes.c_uint64(0) for _ in range(self.code.parameters - len(values))]
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         sizes = (programs, 1, 1, 32 * self.code.warps, 1, 1, self.code.shared)
         self.driver("cuLaunchKernel", self.function, *map(ctypes.c_uint, sizes),

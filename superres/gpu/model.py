@@ -1,4 +1,5 @@
-"""The engine `triton`: a network whose iterations one launch of a Triton kernel does for a whole batch."""
+"""The engine `triton`: a network whose iterations one launch of a Triton kernel does for a whole
+batch."""
 
 from __future__ import annotations
 
@@ -30,15 +31,16 @@ TESTED = 8
 LAST = 3
 """Rows of the test, the last ones, whose scores are compared with matrices in bfloat16."""
 WORST, IMPROBABLE = 1.0, 16.0
-"""How far a token's score may be below the best in the test with matrices in bfloat16; and how much further, times the
-temperature, if the token is drawn at random."""
+"""How far a token's score may be below the best in the test with matrices in bfloat16; and how much
+further, times the temperature, if the token is drawn at random."""
 
 
 class TritonModel(StepModel):
     """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations run in one kernel.
 
-    Exact blocks have the tokens of one token per step, bit for bit, at every block size and batch size. The kernel has
-    room for COLUMNS prediction heads. What it does not support, the plain decoder does with the same weights.
+    Exact blocks have the tokens of one token per step, bit for bit, at every block size and batch
+    size. The kernel has room for COLUMNS prediction heads. What it does not support, the plain
+    decoder does with the same weights.
 
     Args:
         model: the network in evaluation mode, on a GPU, or on a CPU under TRITON_INTERPRET=1.
@@ -51,15 +53,19 @@ class TritonModel(StepModel):
     """
 
     def __init__(
-        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, tuning: Tuning | None = None,
+        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False,
+        tuning: Tuning | None = None,
     ) -> None:
         if model.signal.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise ConfigError(f"engine triton runs on a GPU, not on {model.signal.device}; choose plain or native")
+            raise ConfigError(f"engine triton runs on a GPU, not on {model.signal.device}; choose "
+                              "plain or native")
         super().__init__(model, end_token)
         self.prediction_heads = min(self.prediction_heads, COLUMNS)
-        self.broken = False  # whether the kernel could not be compiled for some settings, or failed its test
+        # whether the kernel could not be compiled for some settings, or failed its test
+        self.broken = False
         self.said: set[str] = set()  # why the plain decoder served
-        self.tested: set[tuple[int, ...]] | None = None  # kernels that need no test; None if there is none
+        # kernels that need no test; None if there is none
+        self.tested: set[tuple[int, ...]] | None = None
         self.testing = threading.RLock()
         self.engine, self.half = "triton-bf16" if half else "triton", half
         kind = torch.bfloat16 if half else torch.float32
@@ -68,19 +74,22 @@ class TritonModel(StepModel):
         self.weights = pack(model, kind, tuning or (HALF if half else FLOAT))
 
     @float32_products()
-    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> TritonSession:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None,
+                copies: int = 1) -> TritonSession:
         memory = self.encode(source, padding, copies)
         return TritonSession(self.model, self.layers, memory, width, self.weights)
 
     def row_bytes(self, width: int, by_heads: bool) -> int:
-        """See `StepModel.row_bytes`; the kernel has no scores in memory, but tables of its own, and a record."""
+        """See `StepModel.row_bytes`; the kernel has no scores in memory, but tables of its own, and
+        a record."""
         if not by_heads:  # the plain decoder may serve
             return super().row_bytes(width, by_heads)
         config = self.model.config
         return self.length * (2 * 4 * config.width + 8 * (2 + width))
 
     def test(self) -> None:
-        """Test the kernel of greedy decoding, and from now on each other kernel before its first use.
+        """Test the kernel of greedy decoding, and from now on each other kernel before its first
+        use.
 
         Raises RuntimeError if it fails.
         """
@@ -88,7 +97,8 @@ class TritonModel(StepModel):
         self.tested = {loop.decoder.variant} if isinstance(loop.decoder, TritonDecoder) else set()
 
     def _test_kernel_of(self, decoder: TritonDecoder) -> None:
-        """Test a decoder's kernel once: limits, sampling and rows per program make other kernels of the same text."""
+        """Test a decoder's kernel once: limits, sampling and rows per program make other kernels of
+        the same text."""
         with self.testing:
             if self.tested is None or decoder.variant in self.tested:
                 return
@@ -98,32 +108,38 @@ class TritonModel(StepModel):
 
     @torch.inference_mode()
     def _compare(self, options: DecodeConfig, limits: Limits | None, rows: int) -> BlockwiseLoop:
-        """Decode TESTED tokens of `rows` rows and compare them with those of the plain decoder; return the loop.
+        """Decode TESTED tokens of `rows` rows and compare them with those of the plain decoder;
+        return the loop.
 
-        In float32, tokens are equal. In bfloat16 some are one off by rounding, so their scores must be nearly the best.
-        The plain decoder runs on the same device, for a few milliseconds: so every network has such tokens, also one
-        that has just been trained, and neither its encoder nor another machine's rounding is part of the comparison.
+        In float32, tokens are equal. In bfloat16 some are one off by rounding, so their scores must
+        be nearly the best. The plain decoder runs on the same device, for a few milliseconds: so
+        every network has such tokens, also one that has just been trained, and neither its encoder
+        nor another machine's rounding is part of the comparison.
 
         Raises RuntimeError if they differ.
         """
         source = torch.arange(self.model.config.source_length, device=self.model.signal.device)
         source = (source + 3 * torch.arange(rows, device=source.device).unsqueeze(1)) * 7 % 200
-        options = replace(options, block_size=min(self.prediction_heads, TESTED), accept="exact", min_block=1)
+        options = replace(options, block_size=min(self.prediction_heads, TESTED), accept="exact",
+                          min_block=1)
         limited, name = limits is not None, "its test"
         if limited or options.is_sampling or rows > 1:
-            name += (f" of temperature {options.temperature}, {options.sampling} sampling, limits {limited} and rows "
-                     f"{rows}")
+            name += (f" of temperature {options.temperature}, {options.sampling} sampling, limits "
+                     f"{limited} and rows {rows}")
         loop = self._first_tokens(self, source, options, limits)
         if not loop.is_native:
             raise RuntimeError("its kernel does not decode with this network")
         plain = StepModel(self.model, self.end_token)
         found = loop.plain.state.tokens[:, : self.length][:, :TESTED]
         if self.half:
-            lost = self._lost(loop, plain if limits is None else LimitedModel(plain, limits), source)
+            lost = self._lost(loop, plain if limits is None else LimitedModel(plain, limits),
+                              source)
             if not lost <= WORST:
-                raise RuntimeError(f"{name} decoded {found[-1].tolist()}, up to {lost:.3f} below the best scores")
+                raise RuntimeError(f"{name} decoded {found[-1].tolist()}, up to {lost:.3f} below "
+                                   "the best scores")
             return loop
-        wanted = self._first_tokens(plain, source, options, limits).plain.state.tokens[:, : self.length][:, :TESTED]
+        wanted = self._first_tokens(plain, source, options,
+                                    limits).plain.state.tokens[:, : self.length][:, :TESTED]
         for one, other in zip(found.tolist(), wanted.tolist(), strict=True):
             if one != other:
                 raise RuntimeError(f"{name} decoded {one}, not {other}")
@@ -132,11 +148,12 @@ class TritonModel(StepModel):
     def _lost(self, loop: BlockwiseLoop, model: ScoringModel, source: Tensor) -> float:
         """Return how far the score of a token of the last rows is below the best, at most.
 
-        Scores are those of the network in float32, for coupled sampling with its noise. A token that is drawn at random
-        may have a lower score, unless it is improbable.
+        Scores are those of the network in float32, for coupled sampling with its noise. A token
+        that is drawn at random may have a lower score, unless it is improbable.
         """
         tokens, samplers = loop.plain.state.tokens[:, : self.length], loop.plain.samplers
-        place = torch.arange(self.length, device=source.device)[:TESTED].expand(len(source), -1)  # [B, N]
+        # [B, N]
+        place = torch.arange(self.length, device=source.device)[:TESTED].expand(len(source), -1)
         last = slice(-LAST, None)
         scores = torch.stack([model.uncached_scores(source[last], tokens[last], one)[:, 0]
                               for one in place[last].unbind(1)], dim=1).double()  # [B, N, V]
@@ -163,7 +180,8 @@ class TritonModel(StepModel):
         return loop
 
     def decoder(self, plain: PlainDecoder) -> TritonDecoder | None:
-        """Return the kernel's decoder; None, and a warning once, if it lacks these settings or does not compile."""
+        """Return the kernel's decoder; None, and a warning once, if it lacks these settings or does
+        not compile."""
         if self.broken:
             return None
         if not supports(plain):
@@ -189,5 +207,6 @@ class TritonModel(StepModel):
 def settings_text(options: DecodeConfig) -> str:
     """Return the settings of `options` that the kernel may lack as a line of text."""
     default = DecodeConfig()
-    return ", ".join(f"{name} {getattr(options, name)}" for name in ("proposer", "accept", "sampling", "block_size")
+    return ", ".join(f"{name} {getattr(options, name)}" for name in ("proposer", "accept",
+                                                                     "sampling", "block_size")
                      if getattr(options, name) != getattr(default, name)) or "these settings"

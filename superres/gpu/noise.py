@@ -1,4 +1,5 @@
-"""Choosing tokens from scores in a kernel, with the noise of `superres.decoding.noise`, bit for bit.
+"""Choosing tokens from scores in a kernel, with the noise of `superres.decoding.noise`, bit for
+bit.
 
 A kernel that calls these functions must be compiled without fused multiply-adds.
 """
@@ -41,10 +42,11 @@ def gumbel(seed, key, position, V: tl.constexpr):
     block = tl.arange(0, WIDE // 4).to(tl.uint32)[None, :]
     zero = tl.zeros([N, WIDE // 4], tl.uint32)
     first, second, third, fourth = tl.philox(
-        seed, zero + block, zero + position[:, None].to(tl.uint32), zero + key[:, None].to(tl.uint32),
-        zero + (key >> 32)[:, None].to(tl.uint32))
+        seed, zero + block, zero + position[:, None].to(tl.uint32),
+        zero + key[:, None].to(tl.uint32), zero + (key >> 32)[:, None].to(tl.uint32))
     bits = tl.join(tl.join(first, third), tl.join(second, fourth))  # [N, WIDE / 4, 2, 2]
-    bits = tl.permute(tl.reshape(bits, (N, WIDE // 64, 16, 4)), (0, 1, 3, 2))  # [N, WIDE / 64, 4, 16]
+    # [N, WIDE / 64, 4, 16]
+    bits = tl.permute(tl.reshape(bits, (N, WIDE // 64, 16, 4)), (0, 1, 3, 2))
     bits = tl.reshape(bits, (N, WIDE // V, V))
     if V < WIDE:
         bits = tl.where((tl.arange(0, WIDE // V) == 0)[None, :, None], bits, 0)
@@ -73,7 +75,8 @@ def weights(scores):
 
 @triton.jit
 def best(scores, weight, wanted):
-    """Scores [N, V], with -inf where the tokens of larger scores weigh at least `wanted` [N] together."""
+    """Scores [N, V], with -inf where the tokens of larger scores weigh at least `wanted` [N]
+    together."""
     bits = scores.to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # whole numbers in the order of the scores
     high = tl.max(order, 1)
@@ -88,9 +91,12 @@ def best(scores, weight, wanted):
 
 
 @triton.jit
-def scaled(scores, position, temperature, colours, top_k, nucleus, V: tl.constexpr, FILTERED: tl.constexpr):
-    """The scores [N, V] of target positions int64 [N] by temperature, filtered: see `superres.decoding.sampling`."""
-    scores = tl.div_rn(scores, tl.load(temperature + position % colours)[:, None] + tl.zeros_like(scores))
+def scaled(scores, position, temperature, colours, top_k, nucleus, V: tl.constexpr,
+           FILTERED: tl.constexpr):
+    """The scores [N, V] of target positions int64 [N] by temperature, filtered: see
+    `superres.decoding.sampling`."""
+    scores = tl.div_rn(scores, tl.load(temperature + position % colours)[:, None]
+                       + tl.zeros_like(scores))
     if FILTERED:
         one = tl.full(scores.shape, 1, tl.int32)
         scores = best(scores, one, top_k.to(tl.float64))
@@ -103,8 +109,9 @@ def scaled(scores, position, temperature, colours, top_k, nucleus, V: tl.constex
 
 @triton.jit
 def uniform(seed, key, position, number, PURPOSE: tl.constexpr):
-    """A number in (0, 1) of keys and target positions, int64 [N], and of offsets int32 [N]; float64 [N]."""
-    first, second, third, _ = tl.philox(seed, number.to(tl.uint32), position.to(tl.uint32), key.to(tl.uint32),
-                                        (key >> 32).to(tl.uint32))
+    """A number in (0, 1) of keys and target positions, int64 [N], and of offsets int32 [N]; float64
+    [N]."""
+    first, second, third, _ = tl.philox(seed, number.to(tl.uint32), position.to(tl.uint32),
+                                        key.to(tl.uint32), (key >> 32).to(tl.uint32))
     bits = first if PURPOSE == 0 else (second if PURPOSE == 1 else third)
     return (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10

@@ -1,4 +1,5 @@
-"""Sums and choices over the columns of a row, in a program of a kernel with ROWS rows of W columns: M = ROWS * W."""
+"""Sums and choices over the columns of a row, in a program of a kernel with ROWS rows of W columns:
+M = ROWS * W."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def of_row(x, column, number, ROWS: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def leading(passed, column, most, ROWS: tl.constexpr, W: tl.constexpr):
-    """1 and the number of columns from the second on that passed before the first that did not, at most `most`; [M]."""
+    """1 and the number of columns from the second on that passed before the first that did not, at
+    most `most`; [M]."""
     return row_min(tl.where((column > 0) & (column < most) & (passed == 0), column, most), ROWS, W)
 
 

@@ -1,4 +1,5 @@
-"""The sessions of the engine `triton`: those of `plain`, with room for the columns of the kernel."""
+"""The sessions of the engine `triton`: those of `plain`, with room for the columns of the
+kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from superres.nn.torch_step import StepSession
 
 
 class TritonSession(StepSession):
-    """A plain session whose tensors have room for COLUMNS columns of a step, and the cache for their queries."""
+    """A plain session whose tensors have room for COLUMNS columns of a step, and the cache for
+    their queries."""
 
     def __init__(
-        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int, weights: Weights,
+        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int,
+        weights: Weights,
     ) -> None:
         self.weights = weights
         super().__init__(model, layers, memory, max(width, COLUMNS))
         self.resize(width)
 
     def _make_cache(self, like: Tensor) -> KeyValueCache:
-        return KeyValueCache(self.config, self.batch, self.width, like, self.weights.tuning.chunk, COLUMNS)
+        return KeyValueCache(self.config, self.batch, self.width, like, self.weights.tuning.chunk,
+                             COLUMNS)

@@ -1,4 +1,5 @@
-"""Speculative sampling in a kernel: the computation of `superres.decoding.sampling.SpeculativeSampler`, bit for bit.
+"""Speculative sampling in a kernel: the computation of
+`superres.decoding.sampling.SpeculativeSampler`, bit for bit.
 
 A kernel that calls these functions must be compiled without fused multiply-adds.
 """
@@ -20,7 +21,8 @@ LEAST_WEIGHT = tl.constexpr(sampling.LEAST_WEIGHT)
 
 @triton.jit
 def probabilities(weight, total):
-    """The shares float64 [N, V] that weights int32 [N, V] have of a total int64 [N]; 0 where it is 0."""
+    """The shares float64 [N, V] that weights int32 [N, V] have of a total int64 [N]; 0 where it is
+    0."""
     share = weight.to(tl.float64) / tl.maximum(total, 1).to(tl.float64)[:, None]
     return tl.where((total > 0)[:, None], share, 0.0)
 
@@ -34,7 +36,8 @@ def distribution(scores):
 
 @triton.jit
 def residual(p, q, survival):
-    """Return max(0, survival p - q) in whole numbers of LEAST_WEIGHT, int64 [N, V]; `survival` is float64 [N]."""
+    """Return max(0, survival p - q) in whole numbers of LEAST_WEIGHT, int64 [N, V]; `survival` is
+    float64 [N]."""
     return (tl.maximum(survival[:, None] * p - q, 0.0) / LEAST_WEIGHT).to(tl.int64)
 
 
@@ -47,7 +50,8 @@ def drawn(whole, u, V: tl.constexpr):
 
 @triton.jit
 def propose_token(scores, target, number, exists, q, q_totals, entries, seed, key, V: tl.constexpr):
-    """Draw proposal `number`, from 0 on, for targets [N] from scores [N, V], and store its distribution.
+    """Draw proposal `number`, from 0 on, for targets [N] from scores [N, V], and store its
+    distribution.
 
     `entries` [N] are where those of the rows start; only rows that exist, [N], are stored.
     """
@@ -56,30 +60,37 @@ def propose_token(scores, target, number, exists, q, q_totals, entries, seed, ke
     tl.store(q + at[:, None] * V + tl.arange(0, V)[None, :], weight, mask=exists[:, None])
     tl.store(q_totals + at, total, mask=exists)
     whole = (probabilities(weight, total) / LEAST_WEIGHT).to(tl.int64)
-    return drawn(whole, uniform(seed, key, target.to(tl.int64), target * 0 + 1 + number, PROPOSAL), V)
+    return drawn(whole, uniform(seed, key, target.to(tl.int64), target * 0 + 1 + number, PROPOSAL),
+                 V)
 
 
 @triton.jit
-def pair(scores, column, number, entry, proposed, q, q_totals, V: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
-    """The distribution p of scores [M, V] at column `number` [M] of each row, and that of the proposal there, or 0."""
+def pair(scores, column, number, entry, proposed, q, q_totals, V: tl.constexpr, ROWS: tl.constexpr,
+         W: tl.constexpr):
+    """The distribution p of scores [M, V] at column `number` [M] of each row, and that of the
+    proposal there, or 0."""
     own = tl.where((column == number)[:, None], scores, 0.0)
     weight, total = distribution(tl.sum(tl.reshape(own, (ROWS, W, V)), 1))  # [ROWS, V], [ROWS]
     p = probabilities(weight, total)
     total = tl.load(q_totals + entry, mask=proposed, other=0)
-    weight = tl.load(q + entry[:, None] * V + tl.arange(0, V)[None, :], mask=proposed[:, None], other=0)
+    weight = tl.load(q + entry[:, None] * V + tl.arange(0, V)[None, :], mask=proposed[:, None],
+                     other=0)
     return p, probabilities(weight, total)
 
 
 @triton.jit
-def verify(scores, block, place, position, size, missing, column, real, q, q_totals, entries, seed, key,
-           V: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
+def verify(scores, block, place, position, size, missing, column, real, q, q_totals, entries, seed,
+           key, V: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
     """The number of accepted tokens of each row, and the token that follows them, [M].
 
-    `scores` [M, V] are those of the tokens after each column of the block [M], of `size` tokens. Rows accept at most
-    `missing` [M] tokens. `entries` [M] are where the distributions of the proposals of a row start.
+    `scores` [M, V] are those of the tokens after each column of the block [M], of `size` tokens.
+    Rows accept at most `missing` [M] tokens. `entries` [M] are where the distributions of the
+    proposals of a row start.
     """
-    start, last = of_row(position, column, 0, ROWS, W), tl.minimum(size, of_row(missing, column, 0, ROWS, W)) - 1
-    exists, entry = of_row(real.to(tl.int32), column, 0, ROWS, W) > 0, of_row(entries, column, 0, ROWS, W)
+    start, last = (of_row(position, column, 0, ROWS, W),
+                   tl.minimum(size, of_row(missing, column, 0, ROWS, W)) - 1)
+    exists, entry = of_row(real.to(tl.int32), column, 0, ROWS, W) > 0, of_row(entries, column, 0,
+                                                                              ROWS, W)
     key = of_row(key, column, 0, ROWS, W)
     accepted, survival = tl.full([ROWS], 1, tl.int32), tl.full([ROWS], 1.0, tl.float64)
     kept = survival

@@ -1,8 +1,10 @@
-"""In which order a compiled kernel adds floating-point numbers, read from its text in Triton's GPU dialect.
+"""In which order a compiled kernel adds floating-point numbers, read from its text in Triton's GPU
+dialect.
 
-The compiler distributes the elements of a tile over registers, lanes and warps, by heuristics that depend on the tile's
-shape. That axis's part of the layout determines the order of a sum over an axis. The instruction, the layout of the
-operands and the size of the common axis determine the order of the sums of a product.
+The compiler distributes the elements of a tile over registers, lanes and warps, by heuristics that
+depend on the tile's shape. That axis's part of the layout determines the order of a sum over an
+axis. The instruction, the layout of the operands and the size of the common axis determine the
+order of the sums of a product.
 """
 
 from __future__ import annotations
@@ -10,30 +12,35 @@ from __future__ import annotations
 import re
 
 LAYOUT = re.compile(r"^(#\w+) = (#ttg\..*)$", re.MULTILINE)
-SUM = re.compile(r'"tt\.reduce"\([^)]*\) <\{axis = (\d+) : i32\}> \(\{((?:(?!\}\) :).)*?arith\.addf.*?)\}\) : '
-                 r"\(tensor<([^,]*), (.*?)>\) ->", re.DOTALL)
-PRODUCT = re.compile(r"(?:tt\.dot|ttng\.warp_group_dot) [^,]*, [^,]*, (%cst)?.*?(?:inputPrecision = (\w+))? : "
-                     r"tensor<[^>]*?x(\d+)x\w+, (#.*?)>> \* ")
+SUM = re.compile(r'"tt\.reduce"\([^)]*\) <\{axis = (\d+) : i32\}> \(\{((?:(?!\}\) '
+                 r':).)*?arith\.addf.*?)\}\) : ' r"\(tensor<([^,]*), (.*?)>\) ->", re.DOTALL)
+PRODUCT = re.compile(r"(?:tt\.dot|ttng\.warp_group_dot) [^,]*, [^,]*, (%cst)?.*?(?:inputPrecision "
+                     r"= (\w+))? : tensor<[^>]*?x(\d+)x\w+, (#.*?)>> \* ")
 
 
 def sum_orders(text: str) -> list[str]:
-    """Return the orders of the sums and the products of a compiled kernel, one after another as in its text.
+    """Return the orders of the sums and the products of a compiled kernel, one after another as in
+    its text.
 
     Sums of whole numbers and maxima, which no order changes, are left out.
     """
     layouts = dict(LAYOUT.findall(text))
-    found = [(one.start(), f"sum of {one[3].split('x')[int(one[1])]} {along(one[4], int(one[1]), layouts)}")
+    found = [(one.start(), f"sum of {one[3].split('x')[int(one[1])]} "
+              f"{along(one[4], int(one[1]), layouts)}")
              for one in SUM.finditer(text)]
     for one in PRODUCT.finditer(text):
         parent = re.search(r"parent = (#\w+)", one[4])
         operand = layouts.get(parent[1], "") if parent else ""
-        kept = re.findall(r"(?:kWidth|versionMajor|versionMinor) = \d+|instrShape = \[.*?\]", one[4] + operand)
-        found.append((one.start(), f"product of {one[3]}, {one[2]}, {'from 0' if one[1] else 'on'}: {', '.join(kept)}"))
+        kept = re.findall(r"(?:kWidth|versionMajor|versionMinor) = \d+|instrShape = \[.*?\]",
+                          one[4] + operand)
+        found.append((one.start(), f"product of {one[3]}, {one[2]}, "
+                      f"{'from 0' if one[1] else 'on'}: {', '.join(kept)}"))
     return [order for _, order in sorted(found)]
 
 
 def along(layout: str, axis: int, layouts: dict[str, str]) -> str:
-    """Return the part of a layout that says where the elements along an axis are: in registers, lanes and warps."""
+    """Return the part of a layout that says where the elements along an axis are: in registers,
+    lanes and warps."""
     layout = layouts.get(layout, layout)
     inner = re.match(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>?$", layout)
     if inner:

@@ -32,14 +32,17 @@ def padded(weight: Tensor, *sizes: int) -> Tensor:
 def refusal(model: EncoderDecoder) -> str | None:
     """Return why the kernel does not decode with a network; None if it does."""
     config = model.config
-    if not isinstance(model.neighbourhood, NumericNeighbourhood) or not config.ordinal_output or config.free_scores:
+    if (not isinstance(model.neighbourhood, NumericNeighbourhood) or not config.ordinal_output
+        or config.free_scores):
         return "it decodes faces with ordinal output only"
     if config.attention != "local_1d" or config.cross_attention or config.norm != "pre":
         return "it computes local attention with norms before the layers only"
-    if model.heads is not None and (not isinstance(model.heads, PredictionHeads) or model.heads.dense
+    if model.heads is not None and (not isinstance(model.heads, PredictionHeads)
+                                    or model.heads.dense
                                     or model.heads.first != 1):
         return "it computes prediction heads with hidden layers of their own only"
-    if power(config.width) != power(config.attention_heads, 1) * (config.width // config.attention_heads):
+    if power(config.width) != power(config.attention_heads,
+                                    1) * (config.width // config.attention_heads):
         return "it computes attention heads whose size is a power of two only"
     if model.signal.dtype != torch.float32:
         return "it computes networks in float32 only"
@@ -48,19 +51,23 @@ def refusal(model: EncoderDecoder) -> str | None:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the kernel is compiled; which tokens it decodes does not depend on it but for the rounding of sums."""
+    """How the kernel is compiled; which tokens it decodes does not depend on it but for the
+    rounding of sums."""
 
     rows: int = 1  # of the batch, decoded by one program
     warps: int = 8
     chunk: int = 64  # positions whose keys are read together; a ring has a multiple of them
     part: int = 128  # hidden units computed together
     stages: int = 2  # parts that are being loaded or computed at a time
-    short_stages: int = 1  # the same of loops over keys and over few parts; more make registers spill
+    # the same of loops over keys and over few parts; more make registers spill
+    short_stages: int = 1
     precision: str = "tf32x3"  # of products in float32
 
     def for_batch(self, batch: int, device: torch.device) -> Tuning:
-        """Return how a batch is decoded: as HALF, by two rows per program once one row per program fills the GPU."""
-        return HALF_PAIRS if self == HALF and device.type == "cuda" and batch > filling(device) else self
+        """Return how a batch is decoded: as HALF, by two rows per program once one row per program
+        fills the GPU."""
+        return (HALF_PAIRS if self == HALF and device.type == "cuda" and batch > filling(device)
+                else self)
 
 
 FLOAT, HALF = Tuning(chunk=32, part=64), Tuning(warps=4, part=64, stages=3)
@@ -71,7 +78,8 @@ HALF_PAIRS = replace(HALF, rows=2, stages=2)
 
 def filling(device: torch.device) -> int:
     """Return the number of programs that fill a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return (torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda"
+            else 1)
 
 
 @dataclass
@@ -89,7 +97,8 @@ class Packer:
 
     def __init__(self, model: EncoderDecoder, kind: torch.dtype, part: int) -> None:
         if (reason := refusal(model)) is not None or model.neighbourhood is None:
-            raise ConfigError(f"engine triton does not decode with this network: {reason}; choose plain")
+            raise ConfigError(f"engine triton does not decode with this network: {reason}; choose "
+                              "plain")
         config = self.config = model.config
         self.model, self.kind, self.near = model, kind, model.neighbourhood
         self.width = power(config.width)
@@ -99,24 +108,29 @@ class Packer:
         self.wide, self.cell = power(self.neighbours), power(1 + self.near.divisors.shape[1])
         self.extra = count - self.neighbours
         self.part = min(part, power(config.filter_size), power(config.head_filter_size))
-        self.filter, self.units = (size + -size % self.part for size in (config.filter_size, config.head_filter_size))
+        self.filter, self.units = (size + -size % self.part for size in (config.filter_size,
+                                                                         config.head_filter_size))
 
     def matrix(self, weight: Tensor, rows: int, columns: int) -> Tensor:
         """Return a matrix [in, out] of the layer's weight [out, in]."""
         return padded(weight.t(), rows, columns).to(self.kind).contiguous()
 
     def parts(self, matrix: Tensor) -> Tensor:
-        """Divide the columns of a padded matrix [..., in, out] into parts in succession: [..., parts, in, part]."""
+        """Divide the columns of a padded matrix [..., in, out] into parts in succession: [...,
+        parts, in, part]."""
         parts = matrix.reshape(*matrix.shape[:-1], -1, self.part).transpose(-3, -2)
         return parts.to(self.kind).contiguous()
 
     def features(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Divide the last axis, that of the features, into those of neighbours and those of the cell."""
-        near, cell = weight[..., : self.neighbours], weight[..., self.neighbours : self.neighbours + self.extra]
+        """Divide the last axis, that of the features, into those of neighbours and those of the
+        cell."""
+        near, cell = (weight[..., : self.neighbours],
+                      weight[..., self.neighbours : self.neighbours + self.extra])
         return padded(near, self.wide), padded(cell, self.cell)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the places of the features of each target, int32 [T, N + P], and the undecoded pixels of its cell."""
+        """Return the places of the features of each target, int32 [T, N + P], and the undecoded
+        pixels of its cell."""
         near, cell = self.near.places[:, : self.neighbours], self.near.places[:, self.neighbours :]
         places = torch.cat([padded(near, self.wide), padded(cell, self.cell)], dim=1)
         left = (-self.near.divisors).masked_fill(self.near.divisors.isinf(), 0).sum(1)
@@ -134,7 +148,8 @@ class Packer:
             matrices.append(self.matrix(forward[2].weight, wide, D).flatten())
             norms = layer.attention_residual.norm, layer.feed_forward_residual.norm
             vectors += [padded(part, D) for one in norms for part in (one.weight, one.bias)]
-            vectors += [padded(part, D) for part in (own.query.bias, *own.key_value.bias.chunk(2), own.output.bias)]
+            vectors += [padded(part, D) for part in (own.query.bias, *own.key_value.bias.chunk(2),
+                                                     own.output.bias)]
             vectors += [padded(forward[2].bias, D), padded(forward[0].bias, wide)]
         return torch.cat(matrices), torch.cat(vectors).float()
 
@@ -142,19 +157,22 @@ class Packer:
         """Return the weights of the numeric neighbourhood."""
         near, wide, D = self.near, self.filter, self.width
         first = [self.parts(padded(part.t(), rows, wide))
-                 for part, rows in zip(self.features(near.first.weight), (self.wide, self.cell), strict=True)]
+                 for part, rows in zip(self.features(near.first.weight), (self.wide, self.cell),
+                                       strict=True)]
         channels = padded(near.channel.weight + near.first.bias, wide).flatten()
         direct = [part.float().contiguous() for part in self.features(near.direct)]
         return [*first, torch.cat([channels, padded(near.second.bias, D)]).float(),
                 self.matrix(near.second.weight, wide, D), *direct]
 
     def heads(self) -> list[Tensor]:
-        """Return the weights after the layers: norms and the output, and those of the prediction heads."""
+        """Return the weights after the layers: norms and the output, and those of the prediction
+        heads."""
         heads, D, M = self.model.heads, self.width, COLUMNS
         norm: Any = self.model.decoder_norm
         weight, bias = self.model.project.weight, self.model.project.bias
         final = [padded(part, D) for part in (norm.weight, norm.bias)]
-        for output in (-2, -1, -3 if self.config.ordinal_shape == "hyperbolic" else -1):  # centre, 1 / s, d
+        # centre, 1 / s, d
+        for output in (-2, -1, -3 if self.config.ordinal_shape == "hyperbolic" else -1):
             final += [padded(weight[output], D), bias[output].unsqueeze(0)]
         if not isinstance(heads, PredictionHeads) or heads.direct is None:
             empty = final[0].new_zeros(2 * D)
@@ -166,7 +184,8 @@ class Packer:
         units = padded(heads.expand.bias.view(heads.count, size)[:count], self.units)
         vectors = torch.cat([padded(heads.bias[:count], M, D).flatten(), units.flatten()])
         final += [padded(heads.norm.weight, D), padded(heads.norm.bias, D)]
-        adapt = heads.direct.new_zeros(self.neighbours + self.extra + heads.count, 1 + self.config.width)
+        adapt = heads.direct.new_zeros(self.neighbours + self.extra + heads.count,
+                                       1 + self.config.width)
         if heads.adapt is not None:
             adapt = torch.cat([heads.adapt.bias.unsqueeze(1), heads.adapt.weight], dim=1)
         known = padded(adapt[self.neighbours + self.extra :][:M].t(), M)  # [1 + width, M]
@@ -190,12 +209,13 @@ def pack(model: EncoderDecoder, kind: torch.dtype, tuning: Tuning) -> Weights:
     embedding = model.target_embedding
     table = padded(embedding.table.weight.float() * embedding.scale, packer.width).contiguous()
     sizes = {
-        "T": config.target_length, "SOURCE": config.source_length, "CHANNELS": config.channels, "V": config.vocabulary,
-        "BLOCK": config.attention_block_length, "DISTANCE": config.key_distance, "WIDTH": config.width,
-        "D": packer.width, "HEADS": config.attention_heads, "H": packer.attention_heads,
-        "S": packer.width // packer.attention_heads, "F": packer.filter, "LAYERS": config.decoder_layers,
-        "N": packer.wide, "P": packer.cell, "G": packer.units, "W": COLUMNS,
-        "HYPERBOLIC": config.ordinal_shape == "hyperbolic", "FC": packer.part,
+        "T": config.target_length, "SOURCE": config.source_length, "CHANNELS": config.channels,
+        "V": config.vocabulary, "BLOCK": config.attention_block_length,
+        "DISTANCE": config.key_distance, "WIDTH": config.width, "D": packer.width,
+        "HEADS": config.attention_heads, "H": packer.attention_heads,
+        "S": packer.width // packer.attention_heads, "F": packer.filter,
+        "LAYERS": config.decoder_layers, "N": packer.wide, "P": packer.cell, "G": packer.units,
+        "W": COLUMNS, "HYPERBOLIC": config.ordinal_shape == "hyperbolic", "FC": packer.part,
     }
     tensors = [table, *packer.tables(), *packer.layers(), *packer.neighbourhood(), *packer.heads()]
     return Weights(tensors, sizes, kind, tuning)

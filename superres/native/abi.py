@@ -1,8 +1,9 @@
-"""What Python and C++ share, read from cpp/abi.h: its constants, enums, structures and functions, for ctypes.
+"""What Python and C++ share, read from cpp/abi.h: its constants, enums, structures and functions,
+for ctypes.
 
-Structures are attributes of this module: `CSession` is `Session` as a ctypes class. A structure by value is nested, a
-pointer to a structure is a `ctypes.POINTER`, and any other pointer is an address. The header is in a plain subset of
-C++, which it describes.
+Structures are attributes of this module: `CSession` is `Session` as a ctypes class. A structure by
+value is nested, a pointer to a structure is a `ctypes.POINTER`, and any other pointer is an
+address. The header is in a plain subset of C++, which it describes.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 _TYPES: dict[str, Any] = {
-    "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "uint8_t": ctypes.c_uint8,
-    "float": ctypes.c_float, "double": ctypes.c_double, "const char*": ctypes.c_char_p, "void": None,
+    "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32,
+    "uint8_t": ctypes.c_uint8, "float": ctypes.c_float, "double": ctypes.c_double,
+    "const char*": ctypes.c_char_p, "void": None,
 }
 
 HEADER = Path(__file__).parent / "cpp" / "abi.h"
 
 DIGEST = hashlib.sha256(HEADER.read_bytes()).hexdigest()
-"""SHA-256 of the header. A compiled library has the digest of the header that it was compiled with."""
+"""SHA-256 of the header. A compiled library has the digest of the header that it was compiled
+with."""
 
 _TEXT = re.sub(r"//.*", "", HEADER.read_text(encoding="utf-8"))
 _CONSTANT = re.compile(r"constexpr int (\w+) = (\d+);")
@@ -33,7 +36,8 @@ _DECLARATION = re.compile(r"(?:const\s+)?(\w+)\b\s*(.+)", re.DOTALL)
 _DECLARATOR = re.compile(r"(\*?)\s*(\w+)(?:\[(\d+)\])?")
 
 CONSTANTS = {name: int(number) for name, number in _CONSTANT.findall(_TEXT)}
-ENUMS: dict[str, list[str]] = {name: names.replace(",", " ").split() for name, names in _ENUM.findall(_TEXT)}
+ENUMS: dict[str, list[str]] = {name: names.replace(",", " ").split() for name,
+                               names in _ENUM.findall(_TEXT)}
 """Names of each enum, in the order of their values."""
 STRUCTURES: dict[str, type[Structure]] = {
     name: type(f"C{name}", (Structure,), {}) for name, _ in _STRUCT.findall(_TEXT)}
@@ -49,7 +53,8 @@ def _type(name: str, star: str) -> Any:  # noqa: ANN401 - a type of ctypes
 def _variables(text: str, separator: str) -> list[tuple[str, Any]]:
     """Return the name and the type of every variable of the declarations in `text`."""
     return [(name, _type(kind, star) * int(count) if count else _type(kind, star))
-            for declaration in text.split(separator) for kind, declarators in _DECLARATION.findall(declaration)
+            for declaration in text.split(separator) for kind,
+            declarators in _DECLARATION.findall(declaration)
             for star, name, count in _DECLARATOR.findall(declarators)]
 
 
@@ -66,7 +71,8 @@ LANES, PANEL, MAX_HEAD, NEAR, FAR = (
 
 
 def value(enum: str, name: str) -> int:
-    """Return the number of `name`, such as "feed-forward" for FEED_FORWARD, in an enum; a ValueError if it has none."""
+    """Return the number of `name`, such as "feed-forward" for FEED_FORWARD, in an enum; a
+    ValueError if it has none."""
     return ENUMS[enum].index(name.upper().replace("-", "_"))
 
 

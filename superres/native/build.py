@@ -1,11 +1,14 @@
-"""Load the compiled code of the folder cpp: choose the variant, build and cache it if needed, declare its functions.
+"""Load the compiled code of the folder cpp: choose the variant, build and cache it if needed,
+declare its functions.
 
-ctypes needs only a C++ compiler, where nanobind and pybind11 also need their own headers and Python's. One shared
-library then serves every version of Python and of torch. A wheel has the libraries of all variants in the folder lib;
-elsewhere, the first use compiles the chosen variant. The WebAssembly modules are found and compiled in the same way.
+ctypes needs only a C++ compiler, where nanobind and pybind11 also need their own headers and
+Python's. One shared library then serves every version of Python and of torch. A wheel has the
+libraries of all variants in the folder lib; elsewhere, the first use compiles the chosen variant.
+The WebAssembly modules are found and compiled in the same way.
 
-A compiled probe (cpp/probe.cpp) says what the processor can do, since only compiled code can ask it on every system:
-/proc/cpuinfo exists on Linux alone. It is a library of its own, so that a machine compiles one variant, not two.
+A compiled probe (cpp/probe.cpp) says what the processor can do, since only compiled code can ask it
+on every system: /proc/cpuinfo exists on Linux alone. It is a library of its own, so that a machine
+compiles one variant, not two.
 """
 
 from __future__ import annotations
@@ -44,15 +47,16 @@ COMPILERS = ("c++", "g++", "clang++")
 POLL_SECONDS = 0.1
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
-"""Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The cache holds one
-library per set of flags; libraries of the package are not used."""
+"""Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The
+cache holds one library per set of flags; libraries of the package are not used."""
 
 FORCED_VARIANT = "SUPERRES_NATIVE"
 """Environment variable with the name of the variant to use, for tests and comparisons."""
 
 
-FAULTS = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-                             errno.ENOMEM, errno.EFBIG)), "terminated with signal", "Killed signal")
+FAULTS = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
+                             errno.EIO, errno.ENOMEM, errno.EFBIG)), "terminated with signal",
+          "Killed signal")
 """What compilers and linkers say when a disc or the memory is full, or nothing can be written."""
 
 Found = TypeVar("Found")
@@ -67,7 +71,8 @@ class MachineFault(NativeUnavailable):
 
 
 class Remembered(Generic[Found]):
-    """A cached function of which a NativeUnavailable is cached, too: to try again would take minutes."""
+    """A cached function of which a NativeUnavailable is cached, too: to try again would take
+    minutes."""
 
     def __init__(self, search: Callable[..., Found]) -> None:
         functools.update_wrapper(self, search)
@@ -93,8 +98,9 @@ class Remembered(Generic[Found]):
 class Library:
     """A loaded library of native.cpp, with its functions `code`.
 
-    `identity` is the variant and the first digits of the SHA-256 of the file, by which measured times are kept;
-    `refused` says why faster libraries that this processor could run are not used, a line for each.
+    `identity` is the variant and the first digits of the SHA-256 of the file, by which measured
+    times are kept; `refused` says why faster libraries that this processor could run are not used,
+    a line for each.
     """
 
     variant: Variant
@@ -111,12 +117,13 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
 
 @Remembered
 def chosen(source: Path = SOURCE) -> Library:
-    """Load the fastest variant of `source` that runs on this processor, or the one that SUPERRES_NATIVE names.
+    """Load the fastest variant of `source` that runs on this processor, or the one that
+    SUPERRES_NATIVE names.
 
-    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so. After
-    a fault of the machine, such as a full disc, nothing more is compiled. Raises ConfigError if SUPERRES_NATIVE names
-    no variant, or one that does not run on this processor. Raises NativeUnavailable if no variant can be used; the
-    message says why.
+    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a
+    warning says so. After a fault of the machine, such as a full disc, nothing more is compiled.
+    Raises ConfigError if SUPERRES_NATIVE names no variant, or one that does not run on this
+    processor. Raises NativeUnavailable if no variant can be used; the message says why.
     """
     refused: list[str] = []
     ways = [_packaged, _built_and_loaded]
@@ -125,27 +132,31 @@ def chosen(source: Path = SOURCE) -> Library:
             try:
                 if (found := find(variant.name, source)) is not None:
                     path, code = found
-                    return Library(variant, path, f"{variant.name}-{_sha256(path)[:12]}", code, tuple(refused))
+                    return Library(variant, path, f"{variant.name}-{_sha256(path)[:12]}", code,
+                                   tuple(refused))
             except NativeUnavailable as error:
                 refused.append(str(error))
                 LOG.warning("the native variant %s is not used: %s", variant.name, error)
                 if isinstance(error, MachineFault):
                     ways.remove(find)
-    raise NativeUnavailable(refused[-1] if refused else f"no variant runs on this processor ({platform.machine()})")
+    raise NativeUnavailable(refused[-1] if refused else "no variant runs on this processor "
+                            f"({platform.machine()})")
 
 
 def forced_variant() -> Variant | None:
-    """Return the variant that the environment names, or None; raise ConfigError if this machine has no such one."""
+    """Return the variant that the environment names, or None; raise ConfigError if this machine has
+    no such one."""
     name = os.environ.get(FORCED_VARIANT)
     known = [variant.name for variant in for_machine()]
     if name and name not in known:
-        raise ConfigError(f"{FORCED_VARIANT}={name} is no variant of this machine; choose {' or '.join(known)}, or "
-                          "unset it")
+        raise ConfigError(f"{FORCED_VARIANT}={name} is no variant of this machine; choose "
+                          f"{' or '.join(known)}, or unset it")
     return variants.BY_NAME[name] if name else None
 
 
 def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant]:
-    """Return the variants that a processor with these `features` may use, the fastest first; only `forced`, if given.
+    """Return the variants that a processor with these `features` may use, the fastest first; only
+    `forced`, if given.
 
     Raises ConfigError if the processor cannot run `forced`.
     """
@@ -153,14 +164,17 @@ def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant
     if forced is None:
         return runnable
     if forced not in runnable:
-        raise ConfigError(f"{FORCED_VARIANT}={forced.name} needs {', '.join(forced.missing(features))}, which this "
-                          f"processor lacks; choose {' or '.join(variant.name for variant in runnable)}, or unset it")
+        raise ConfigError(f"{FORCED_VARIANT}={forced.name} needs "
+                          f"{', '.join(forced.missing(features))}, which this processor lacks; "
+                          f"choose {' or '.join(variant.name for variant in runnable)}, or unset "
+                          "it")
     return [forced]
 
 
 @Remembered
 def processor() -> frozenset[str]:
-    """Return the features of this processor, as cpp/probe.cpp names them, or raise NativeUnavailable."""
+    """Return the features of this processor, as cpp/probe.cpp names them, or raise
+    NativeUnavailable."""
     packaged = packaged_file(PROBE.stem)
     code = _open(packaged) if packaged is not None else _opened(
         lambda: _built(PROBE, list(variants.PROBE_FLAGS), [PROBE]))[1]
@@ -169,7 +183,8 @@ def processor() -> frozenset[str]:
 
 
 def packaged_file(name: str, source: Path = SOURCE, suffix: str = variants.SUFFIX) -> Path | None:
-    """Return the library of that name in a wheel's folder `lib`, beside the folder of `source`; None without one.
+    """Return the library of that name in a wheel's folder `lib`, beside the folder of `source`;
+    None without one.
 
     Libraries of a wheel are not compiled with the extra flags that the environment may ask for.
     """
@@ -186,21 +201,23 @@ def built_file(name: str, source: Path = SOURCE) -> Path:
 def wasm_file(name: str, source: Path = SOURCE) -> Path:
     """Return the WebAssembly module of the variant `name`, "wasm32" or "wasm32-relaxed".
 
-    It is a wheel's, or the user's cache has it; ziglang compiles it if it is missing. Raises NativeUnavailable if it
-    cannot be compiled.
+    It is a wheel's, or the user's cache has it; ziglang compiles it if it is missing. Raises
+    NativeUnavailable if it cannot be compiled.
     """
     if (path := packaged_file(name, source, variants.WASM_SUFFIX)) is not None:
         return path
     command = ziglang(variants.WASM_TARGET)
     if command is None:
-        raise NativeUnavailable(f'only ziglang compiles {name}; install it by pip install "superres[compiler]"')
+        raise NativeUnavailable(f'only ziglang compiles {name}; install it by pip install '
+                                '"superres[compiler]"')
     flags = list(variants.BY_NAME[name].library_flags)
     return _cached_or_compiled(command, flags, source, _read_by(source), variants.WASM_SUFFIX)
 
 
 def _read_by(source: Path) -> list[Path]:
     """Return the files of which a library is compiled: `source` and the headers."""
-    return [source, *sorted(path for path in source.parent.rglob("*.h") if path.parent.name != "test")]
+    return [source,
+            *sorted(path for path in source.parent.rglob("*.h") if path.parent.name != "test")]
 
 
 def compiler() -> str | None:
@@ -209,30 +226,34 @@ def compiler() -> str | None:
 
 
 def ziglang(target: str = "") -> list[str] | None:
-    """Return the command of the compiler in the package ziglang for a `target`, by default this machine, or None."""
+    """Return the command of the compiler in the package ziglang for a `target`, by default this
+    machine, or None."""
     if importlib.util.find_spec("ziglang") is None:
         return None
     # Without a target, it would compile every variant for all that this processor can do.
-    return variants.ziglang(target or (f"{platform.machine()}-linux-gnu" if sys.platform == "linux" else ""))
+    return variants.ziglang(target or (f"{platform.machine()}-linux-gnu" if sys.platform == "linux"
+                                       else ""))
 
 
 def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
-    """Return the cached library of `source` for this machine; compile it if there is none of these files and flags."""
+    """Return the cached library of `source` for this machine; compile it if there is none of these
+    files and flags."""
     system, command = compiler(), ziglang()
     if system is not None:
         command = [system]
     elif command is not None:
         flags = variants.flags_of_ziglang(flags)
     else:
-        raise MachineFault(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get install g++ "
-                                "installs one on Debian and Ubuntu, pip install ziglang on any system, and a wheel of "
-                                "your platform needs none")
+        raise MachineFault(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get "
+                           "install g++ installs one on Debian and Ubuntu, pip install ziglang on "
+                           "any system, and a wheel of your platform needs none")
     return _cached_or_compiled(command, flags, source, files)
 
 
 def _cached_or_compiled(command: list[str], flags: list[str], source: Path, files: list[Path],
                         suffix: str = ".so") -> Path:
-    """Return the cached library of `source`; compile it if the cache has no intact one of these files and flags."""
+    """Return the cached library of `source`; compile it if the cache has no intact one of these
+    files and flags."""
     # The key includes the machine: several kinds of machines may share a home folder.
     words = *flags, *command, platform.machine()
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
@@ -241,17 +262,20 @@ def _cached_or_compiled(command: list[str], flags: list[str], source: Path, file
         if (path := _cached(stem, suffix)) is not None:
             return path
         with _turn(stem):
-            if (path := _cached(stem, suffix)) is not None:  # another process has compiled it meanwhile
+            # another process has compiled it meanwhile
+            if (path := _cached(stem, suffix)) is not None:
                 return path
             if "ziglang" in command:
-                LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
+                LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two",
+                            source.name)
             return _compile(command, flags, source, stem, suffix)
     except OSError as error:
         raise MachineFault(f"cannot build {stem}: {error}") from error
 
 
 def _cached(stem: Path, suffix: str) -> Path | None:
-    """Return the intact library of `_compile`, if there is one; loading a damaged one would crash the process."""
+    """Return the intact library of `_compile`, if there is one; loading a damaged one would crash
+    the process."""
     return next((path for path in sorted(stem.parent.glob(f"{stem.name}-*{suffix}"))
                  if path.name == f"{stem.name}-{_sha256(path)}{suffix}"), None)
 
@@ -260,7 +284,8 @@ def _cached(stem: Path, suffix: str) -> Path | None:
 def _turn(stem: Path) -> Iterator[None]:
     """Wait until no other process compiles `stem`; without effect where files cannot be locked.
 
-    Locks are removed that killed processes left, which compiled the same source, perhaps with other flags.
+    Locks are removed that killed processes left, which compiled the same source, perhaps with other
+    flags.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     path = stem.with_name(f".{stem.name}.lock")
@@ -287,10 +312,11 @@ def _turn(stem: Path) -> Iterator[None]:
 
 
 def _compile(command: list[str], flags: list[str], source: Path, stem: Path, suffix: str) -> Path:
-    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and `suffix`.
+    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its
+    bytes, and `suffix`.
 
-    The name is the hash of the content, so processes that build at the same time do not disturb each other, and a file
-    that a power cut left incomplete is not used.
+    The name is the hash of the content, so processes that build at the same time do not disturb
+    each other, and a file that a power cut left incomplete is not used.
     """
     with scratch_folder(stem.parent) as folder:
         built = folder / f"native{suffix}"
@@ -319,7 +345,8 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _opened(find: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
-    """Open the library that `find` compiles or has in the cache; one that cannot be loaded is compiled once more."""
+    """Open the library that `find` compiles or has in the cache; one that cannot be loaded is
+    compiled once more."""
     path = find()
     with suppress(NativeUnavailable):
         return path, _open(path)
@@ -343,14 +370,17 @@ def _built_and_loaded(name: str, source: Path) -> tuple[Path, ctypes.CDLL]:
 
 
 def _declared(path: Path, code: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of a library of native.cpp, if it is of this release and passes its self-test."""
+    """Declare the functions of a library of native.cpp, if it is of this release and passes its
+    self-test."""
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(code, name, None)
         if function is None:
             raise NativeUnavailable(f"{path} has no {name}; install this release again")
         function.restype, function.argtypes = result, arguments
     if code.superres_abi().decode() != DIGEST:
-        raise NativeUnavailable(f"{path} was compiled with another abi.h than this release has; install it again")
+        raise NativeUnavailable(f"{path} was compiled with another abi.h than this release has; "
+                                "install it again")
     if code.superres_self_test() != variants.SELF_TEST:
-        raise NativeUnavailable(f"{path} fails its self-test: it computes other numbers than it should")
+        raise NativeUnavailable(f"{path} fails its self-test: it computes other numbers than it "
+                                "should")
     return code

@@ -1,4 +1,5 @@
-"""The decoder for CPUs: native.cpp does whole iterations, the twin of `superres.decoding` in `cpp/decode`."""
+"""The decoder for CPUs: native.cpp does whole iterations, the twin of `superres.decoding` in
+`cpp/decode`."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from superres.nn.heads import RecurrentHeads
 
 
 def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
-    """Return a decoder that takes over the rows of `plain`, or None if native.cpp does not support its settings.
+    """Return a decoder that takes over the rows of `plain`, or None if native.cpp does not support
+    its settings.
 
-    It knows the package's own criteria and proposers: a class that derives from one may accept or propose other tokens.
+    It knows the package's own criteria and proposers: a class that derives from one may accept or
+    propose other tokens.
     """
     session, limits, _ = unwrapped(plain.session)
     rule, sampling = getattr(plain.criterion, "rule", None), plain.samplers.noise is not None
-    data = plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values() else None
+    data = (plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values()
+            else None)
     if not isinstance(session, NativeSession) or rule is None or data is None:
         return None
     draft, draft_limits, _ = unwrapped(data.draft)
@@ -35,7 +39,8 @@ def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
         return None
     if draft is not None and (draft_limits is None) != (limits is None):
         return None
-    if isinstance(plain, LookaheadDecoder) and sampling:  # sampled tokens are chosen in single steps
+    # sampled tokens are chosen in single steps
+    if isinstance(plain, LookaheadDecoder) and sampling:
         return None
     if plain.block_costs is not None:
         largest = 0 if session.heads is None or not data.uses_heads else 1 + session.heads.count
@@ -50,17 +55,19 @@ def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
 class NativeDecoder(PlainRows):
     """The iterations of a `PlainDecoder` in native.cpp: a `superres.interfaces.Decoder`.
 
-    `largest` is the most tokens of a block. `q_total` [B, W] belongs to speculative sampling: sums of the weights that
-    pending proposals were drawn from, int64, 0 without a proposal; [B, 0] in other decodes.
+    `largest` is the most tokens of a block. `q_total` [B, W] belongs to speculative sampling: sums
+    of the weights that pending proposals were drawn from, int64, 0 without a proposal; [B, 0] in
+    other decodes.
     """
 
     def __init__(self, plain: PlainDecoder) -> None:
-        """Take over the rows of `plain`; raises ValueError if their tensors are too small for the session's steps."""
+        """Take over the rows of `plain`; raises ValueError if their tensors are too small for the
+        session's steps."""
         super().__init__(plain)
         state = plain.state
         self.proposals = plain.state.proposals.shape[1] if plain.samplers.speculative else 0
-        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start threads to write them, and
-        # these compete with the session's own.
+        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start
+        # threads to write them, and these compete with the session's own.
         self.q = state.position.new_empty(
             len(state.position), self.proposals, plain.samplers.vocabulary, dtype=torch.int32)
         self.q_total = state.position.new_zeros(len(state.position), self.proposals)
@@ -76,12 +83,16 @@ class NativeDecoder(PlainRows):
         plain, state, session = self.plain, self.plain.state, self.session
         size, following = state.block_size, plain.block_size
         count = count if following == size else 1
-        if session.width > self.width:  # rows were taken over in a narrower session, which has been resized since
+        # rows were taken over in a narrower session, which has been resized since
+        if session.width > self.width:
             self._bind()
-        if not 1 <= following <= self.largest or not max(size, plain.min_block) <= session.width <= self.width:
-            raise ValueError(f"iterations in blocks of {size} have no memory for steps of {session.width} that propose "
-                             f"blocks of {following}")
-        self.loop.block_size, self.loop.end_token = size, -1 if plain.end_token is None else plain.end_token
+        if (not 1 <= following <= self.largest or not max(size, plain.min_block) <= session.width
+            <= self.width):
+            raise ValueError(f"iterations in blocks of {size} have no memory for steps of "
+                             f"{session.width} that propose blocks of {following}")
+        self.loop.block_size, self.loop.end_token = (size,
+                                                     -1 if plain.end_token is None
+                                                     else plain.end_token)
         record = torch.empty(count, session.batch, self.loop.capacity + 2, dtype=torch.int64)
         made: int = library().superres_iterate(
             byref(session.session), byref(self.loop), count, following, record.data_ptr())
@@ -99,9 +110,9 @@ class NativeDecoder(PlainRows):
         kind, bound = plain.criterion.rule or ("distance", 0)
         integers = torch.empty(2 * width + capacity + 3, batch, dtype=torch.int64)
         buffers = {
-            "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
-            "place": integers[-3], "index": integers[-2], "first": integers[-1],
-            "hidden": torch.empty(batch, width, size.d),
+            "tokens": integers[:width], "best_tokens": integers[width : 2 * width],
+            "next": integers[2 * width :], "place": integers[-3], "index": integers[-2],
+            "first": integers[-1], "hidden": torch.empty(batch, width, size.d),
             "scores": torch.empty(batch, width, vocabulary),
             "scratch": None if self.session.heads is None else self.session.head_memory,
         }
@@ -109,47 +120,58 @@ class NativeDecoder(PlainRows):
             block_size=state.block_size, capacity=capacity, stride=stride, minimum=plain.min_block,
             rule=abi.value("Rule", kind), bound=min(bound, vocabulary) if kind == "rank" else bound,
             end_token=-1 if plain.end_token is None else plain.end_token,
-            position=address(state.position, torch.int64, batch), limit=address(state.limit, torch.int64, batch),
+            position=address(state.position, torch.int64, batch),
+            limit=address(state.limit, torch.int64, batch),
             store=address(state.store, torch.int64, batch, stride),
             proposals=address(state.proposals, torch.int64, batch, capacity),
-            **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
+            **{name: None if tensor is None else tensor.data_ptr() for name,
+               tensor in buffers.items()},
         )
-        loop.proposer = proposer = _proposer_of(self.data, batch, None if self.draft is None else self.draft.session)
-        loop.tensors = [buffers, vars(state).copy(), self.data, proposer]  # the copy in `loop` keeps nothing alive
+        loop.proposer = proposer = _proposer_of(self.data, batch,
+                                                None if self.draft is None else self.draft.session)
+        # the copy in `loop` keeps nothing alive
+        loop.tensors = [buffers, vars(state).copy(), self.data, proposer]
         if plain.samplers.noise is not None:
             loop.sampling = pointer(self._sampling(batch, vocabulary))
         if (costs := plain.block_costs) is not None:
             loop.block_costs = abi.CBlockCosts(
                 count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
-                sizes=address(costs.sizes, torch.int64, batch), offset=costs.offset, exponent=costs.exponent,
-                rate=address(costs.rate, torch.float64, batch, 2 + size.channels), reach=costs.reach)
+                sizes=address(costs.sizes, torch.int64, batch), offset=costs.offset,
+                exponent=costs.exponent, rate=address(costs.rate, torch.float64, batch,
+                                                      2 + size.channels), reach=costs.reach)
         if self.limits is not None:
             earlier, count = self.limits.earlier, self.limits.earlier.shape[1]
-            loop.limits = abi.CLimits(count=count, earlier=address(earlier, torch.int64, size.length + 1, count),
-                                      bounds=address(self.bounds, torch.int64, batch, 2, size.length + 1))
+            loop.limits = abi.CLimits(count=count,
+                                      earlier=address(earlier, torch.int64, size.length + 1, count),
+                                      bounds=address(self.bounds, torch.int64, batch, 2,
+                                                     size.length + 1))
         if isinstance(plain, LookaheadDecoder):
             loop.lookahead = lookahead = _lookahead_of(plain, batch)
             loop.tensors.append(lookahead)
 
     def _checked(self) -> abi.CSession:
-        """Find the sessions and the proposer of the rows, and return the session as native.cpp reads it."""
+        """Find the sessions and the proposer of the rows, and return the session as native.cpp
+        reads it."""
         plain, state = self.plain, self.plain.state
         session, self.limits, self.bounds = unwrapped(plain.session)
         data = plain.proposer.as_data(plain.session)
         if not isinstance(session, NativeSession) or data is None:
             raise ValueError("these rows are not of a native session")
         draft = unwrapped(data.draft)[0]
-        self.session, self.data, self.draft = session, data, draft if isinstance(draft, NativeSession) else None
+        self.session, self.data, self.draft = (session, data,
+                                               draft if isinstance(draft, NativeSession) else None)
         self.width, capacity = session.width, state.proposals.shape[1]
         self.largest = capacity
         if data.uses_heads:
             self.largest = min(capacity, 1 + session.most_proposals)
-        if capacity < self.width or state.store.shape[1] < 1 + session.config.target_length + self.width:
-            raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory are too few "
-                             f"for steps of {self.width}")
-        if not 1 <= state.block_size <= min(self.width, self.largest) or not 0 <= plain.min_block <= self.width:
-            raise ValueError(f"steps of {self.width} cannot verify blocks of {state.block_size}, at least "
-                             f"{plain.min_block}")
+        if (capacity < self.width or state.store.shape[1] < 1 + session.config.target_length
+            + self.width):
+            raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory "
+                             f"are too few for steps of {self.width}")
+        if (not 1 <= state.block_size <= min(self.width, self.largest) or not 0 <= plain.min_block
+            <= self.width):
+            raise ValueError(f"steps of {self.width} cannot verify blocks of {state.block_size}, "
+                             f"at least {plain.min_block}")
         return session.session
 
     def _sampling(self, batch: int, vocabulary: int) -> abi.CSampling:
@@ -157,9 +179,10 @@ class NativeDecoder(PlainRows):
         samplers, options = self.plain.samplers, self.plain.samplers.options
         temperatures = samplers.temperatures.float()
         made = abi.CSampling(
-            kind=abi.value("SamplingKind", "speculative" if samplers.speculative else "gumbel"), seed=options.seed,
-            channels=len(temperatures), top_k=min(options.sample_top_k or vocabulary, vocabulary),
-            nucleus=options.nucleus, keys=address(samplers.keys, torch.int64, batch),
+            kind=abi.value("SamplingKind", "speculative" if samplers.speculative else "gumbel"),
+            seed=options.seed, channels=len(temperatures),
+            top_k=min(options.sample_top_k or vocabulary, vocabulary), nucleus=options.nucleus,
+            keys=address(samplers.keys, torch.int64, batch),
             temperature=address(temperatures, torch.float32, len(temperatures)),
             q=address(self.q, torch.int32, batch, self.proposals, vocabulary),
             q_total=address(self.q_total, torch.int64, batch, self.proposals))
@@ -173,14 +196,17 @@ def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None)
     if draft is not None:
         size, width = draft.size, draft.size.width
         integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
-        scratch = integers, torch.empty(batch, width, size.d), torch.empty(batch, width, size.vocabulary)
+        scratch = integers, torch.empty(batch, width, size.d), torch.empty(batch, width,
+                                                                           size.vocabulary)
         made.draft, made.scratch = pointer(draft), scratch
         made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
             integers[:width], integers[width:-1], integers[-1]))
         made.hidden, made.scores = (part.data_ptr() for part in scratch[1:])
     if proposer.keys is not None:
-        made.entries, made.order, made.channels = len(proposer.keys), proposer.order, proposer.channels
-        made.keys, made.known = (address(part, torch.int64, made.entries) for part in (proposer.keys, proposer.known))
+        made.entries, made.order, made.channels = (len(proposer.keys), proposer.order,
+                                                   proposer.channels)
+        made.keys, made.known = (address(part, torch.int64, made.entries)
+                                 for part in (proposer.keys, proposer.known))
     if proposer.source is not None:
         made.source_length, made.longest = proposer.source.shape[1], proposer.longest
         made.source = address(proposer.source, torch.int64, batch, made.source_length)
@@ -188,14 +214,17 @@ def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None)
 
 
 def _lookahead_of(data: LookaheadDecoder, batch: int) -> abi.CLookahead:
-    """Return the form in which native.cpp reads the layout and the state; the result keeps its own memory alive."""
-    (candidates, size), columns, capacity = data.paths.shape, len(data.guesses), data.pool.grams.shape[1]
+    """Return the form in which native.cpp reads the layout and the state; the result keeps its own
+    memory alive."""
+    (candidates, size), columns, capacity = (data.paths.shape, len(data.guesses),
+                                             data.pool.grams.shape[1])
     cells, own = data.cells.contiguous(), torch.zeros(2, batch, dtype=torch.int64)
     made = abi.CLookahead(
         size=size, columns=columns, candidates=candidates, cells=cells.shape[1], capacity=capacity,
-        paths=address(data.paths, torch.int64, candidates, size), guesses=address(data.guesses, torch.int64, columns),
-        stage=cells[0].data_ptr(), column=cells[1].data_ptr(),
-        window=address(data.window, torch.int64, batch, size - 1, columns),
+        paths=address(data.paths, torch.int64, candidates, size),
+        guesses=address(data.guesses, torch.int64, columns), stage=cells[0].data_ptr(),
+        column=cells[1].data_ptr(), window=address(data.window, torch.int64, batch, size - 1,
+                                                   columns),
         grams=address(data.pool.grams, torch.int64, batch, capacity, size),
         oldest=own[0].data_ptr(), found=own[1].data_ptr())
     made.tensors = cells, own

@@ -18,7 +18,8 @@ from superres.system.output import cache_folder
 
 
 def report() -> dict[str, Any]:
-    """Describe this machine and what superres uses of it, as a JSON object; this may compile the native engine.
+    """Describe this machine and what superres uses of it, as a JSON object; this may compile the
+    native engine.
 
     `engine` is what the engine "auto" is on this processor, for the networks that it supports.
     """
@@ -29,11 +30,13 @@ def report() -> dict[str, Any]:
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",
-        "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable",
+        "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} "
+        "cores usable",
         **native,
         "engine": "plain" if native["native"].startswith("none") else ENGINES["int8"],
         "compiler": _compiler(),
-        "cache": ", ".join([str(cache), *(f"{kind}: {len([*cache.glob(glob)])}" for kind, glob in files.items())]),
+        "cache": ", ".join([str(cache), *(f"{kind}: {len([*cache.glob(glob)])}" for kind,
+                                          glob in files.items())]),
     }
 
 
@@ -47,17 +50,20 @@ def _native() -> dict[str, Any]:
     for variant in for_machine():
         missing = variant.missing(features)
         source = "in the package" if build.packaged_file(variant.name) else "compiled on first use"
-        variants.append(f"{variant.name}: {source}, {'lacks ' + ' '.join(missing) if missing else 'runs here'}")
+        variants.append(f"{variant.name}: {source}, "
+                        f"{'lacks ' + ' '.join(missing) if missing else 'runs here'}")
     found: dict[str, Any] = {"features": " ".join(sorted(features)), "variants": variants}
     try:
         chosen = build.chosen()
     except ConfigError as error:
         return {"native": f"none: {error}", **found}
-    why = "the fastest that runs here" if build.forced_variant() is None else f"{build.FORCED_VARIANT} names it"
+    why = ("the fastest that runs here" if build.forced_variant() is None
+           else f"{build.FORCED_VARIANT} names it")
     if chosen.refused:
         found["refused"] = list(chosen.refused)
         why = "a faster one is refused"
-    return {"native": f"{chosen.variant.name}: {why}", **found, "library": str(chosen.path), "self-test": "passed"}
+    return {"native": f"{chosen.variant.name}: {why}", **found, "library": str(chosen.path),
+            "self-test": "passed"}
 
 
 def _compiler() -> str:

@@ -19,7 +19,8 @@ from superres.nn.model import EncoderDecoder, Memory, longest_targets
 from superres.nn.torch_model import SOURCE_MULTIPLE
 
 POINTS = (0.0, NEAR / 8, -NEAR / 8, FAR / 8, -FAR / 8)
-"""The finite points at which Winograd's convolution multiplies polynomials; a sixth point is infinity."""
+"""The finite points at which Winograd's convolution multiplies polynomials; a sixth point is
+infinity."""
 
 PARTS = "states", "position_table", "head_table", "estimate", "residual_sum"
 """The parts of the memory that cpp/model/encoder.h writes."""
@@ -31,18 +32,22 @@ def packed_encoder(packed: PackedWeights) -> CEncoder:
     embedding = model.source_embedding or model.target_embedding
     encoder = CEncoder(
         source_length=config.source_length, length=config.target_length, size_d=config.width,
-        attention_heads=config.attention_heads, filter=config.filter_size, layers=config.encoder_layers,
-        vocabulary=config.vocabulary, channels=embedding.channels, pre=config.norm == "pre",
-        layer=packed.layers(model.encoder), token_table=packed.keep(embedding.table.weight * embedding.scale),
+        attention_heads=config.attention_heads, filter=config.filter_size,
+        layers=config.encoder_layers, vocabulary=config.vocabulary, channels=embedding.channels,
+        pre=config.norm == "pre", layer=packed.layers(model.encoder),
+        token_table=packed.keep(embedding.table.weight * embedding.scale),
         source_signal=packed.keep(model.source_signal),
     )
     if isinstance(model.encoder_norm, nn.LayerNorm):
         encoder.final_weight = packed.keep(model.encoder_norm.weight)
         encoder.final_bias = packed.keep(model.encoder_norm.bias)
     if _has_priors(config):
-        (encoder.rows, encoder.columns, _), (encoder.height, encoder.width) = config.source_shape, config.enlargement
-        encoder.row_weights, encoder.column_weights = (packed.keep(enlargement(cells, factor)) for cells, factor in zip(
-            config.source_shape[:2], config.enlargement, strict=True))
+        (encoder.rows, encoder.columns, _), (encoder.height, encoder.width) = (config.source_shape,
+                                                                               config.enlargement)
+        encoder.row_weights, encoder.column_weights = (packed.keep(enlargement(cells, factor))
+                                                       for cells, factor in zip(
+                                                           config.source_shape[:2],
+                                                           config.enlargement, strict=True))
         encoder.residual_scale = RESIDUAL_SCALE
     if model.conditioning is not None:
         _add_conditioning(encoder, packed, model.conditioning)
@@ -51,19 +56,21 @@ def packed_encoder(packed: PackedWeights) -> CEncoder:
 
 
 def encode(
-    encoder: CEncoder, model: EncoderDecoder, source: Tensor, threads: int, padding: Tensor | None = None,
+    encoder: CEncoder, model: EncoderDecoder, source: Tensor, threads: int,
+    padding: Tensor | None = None,
 ) -> Memory:
     """Encode tokens [B, S] on at most `threads` threads, bit for bit alike in every batch.
 
-    `padding` [B, S] is True after the end of shorter texts. Raises ValueError if `source` has another shape, or a value
-    that is no token; or padding is not at the end.
+    `padding` [B, S] is True after the end of shorter texts. Raises ValueError if `source` has
+    another shape, or a value that is no token; or padding is not at the end.
     """
     config, (batch, length) = model.config, source.shape
     text = len(config.source_shape) == 1
     if length > config.source_length or (length != config.source_length and not text):
         raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
     if batch and not 0 <= int(source.min()) <= int(source.max()) < config.vocabulary:
-        raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {source.min()} to {source.max()}")
+        raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {source.min()} to "
+                         f"{source.max()}")
     source, lengths = source.long().contiguous(), torch.full((batch,), length)
     positions = length + -length % SOURCE_MULTIPLE
     if padding is not None:
@@ -84,7 +91,8 @@ def encode(
     if model.neighbourhood is not None:
         memory.residual_sum = torch.empty(batch, config.source_length)
     parts = {name: getattr(memory, name) for name in PARTS}
-    encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()},
+    encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name,
+                          part in parts.items()},
                        stride=length, positions=positions, lengths=lengths.data_ptr())
     library().superres_encode(byref(encoder), byref(encoded), batch, threads, source.data_ptr())
     return memory
@@ -95,7 +103,8 @@ def _has_priors(config: ModelConfig) -> bool:
     return config.aligned_conditioning or config.numeric_neighbourhood or config.ordinal_output
 
 
-def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: AlignedConditioning) -> None:
+def _add_conditioning(encoder: CEncoder, packed: PackedWeights,
+                      conditioning: AlignedConditioning) -> None:
     """Pack the aligned conditioning and the products that make the position tables."""
     config, heads = conditioning.config, packed.model.heads
     maps = config.conditioning_width
@@ -103,7 +112,8 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights, conditioning: Al
     encoder.signal = packed.keep(packed.model.signal)
     parts = {name: weight.detach() for name, weight in conditioning.named_parameters()}
     encoder.products = packed.array([
-        linear for weight in convolutions_of(conditioning) for linear in _convolution(packed, weight)])
+        linear for weight in convolutions_of(conditioning) for linear in _convolution(packed,
+                                                                                      weight)])
     names = ["mix", *_names(conditioning)]
     encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in names]), 1))
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])
@@ -128,19 +138,23 @@ def _names(conditioning: AlignedConditioning) -> list[str]:
 
 
 def convolutions_of(conditioning: AlignedConditioning) -> list[Tensor]:
-    """Return the weights [out, in, 3, 3] of the convolutions, whose maps are padded to whole panels or vectors."""
+    """Return the weights [out, in, 3, 3] of the convolutions, whose maps are padded to whole panels
+    or vectors."""
     parts, maps = dict(conditioning.named_parameters()), conditioning.config.conditioning_width
     mix = parts["mix.weight"].detach()
     mix = torch.cat([widened(mix[:, :maps], 1), mix[:, maps:]], dim=1)
-    weights = [mix, *(widened(parts[f"{name}.weight"].detach(), 1) for name in _names(conditioning))]
+    weights = [mix,
+               *(widened(parts[f"{name}.weight"].detach(), 1) for name in _names(conditioning))]
     return [F.pad(weight, (0, 0, 0, 0, 0, -weight.shape[1] % LANES)) for weight in weights]
 
 
 def transform() -> Tensor:
     """Return the transform of a row of three weights of a convolution, float64 [6, 3]."""
-    powers = torch.tensor([[point**power for power in range(3)] for point in POINTS], dtype=torch.float64)
+    powers = torch.tensor([[point**power for power in range(3)] for point in POINTS],
+                          dtype=torch.float64)
     scales = [math.prod(point - other for other in POINTS if other != point) for point in POINTS]
-    return torch.cat([powers / torch.tensor(scales).unsqueeze(1), powers.new_tensor([[0.0, 0.0, 1.0]])])
+    return torch.cat([powers / torch.tensor(scales).unsqueeze(1),
+                      powers.new_tensor([[0.0, 0.0, 1.0]])])
 
 
 def widened(weight: Tensor, axis: int) -> Tensor:
@@ -152,17 +166,21 @@ def widened(weight: Tensor, axis: int) -> Tensor:
 
 def _convolution(packed: PackedWeights, weight: Tensor) -> list[CLinear]:
     """Return the 36 products of a 3x3 convolution, a weight of `convolutions_of`."""
-    taps, factors = weight.double().permute(2, 3, 1, 0).contiguous(), transform()  # [3, 3, in, out], [6, 3]
+    # [3, 3, in, out], [6, 3]
+    taps, factors = weight.double().permute(2, 3, 1, 0).contiguous(), transform()
     # Single operations: a product of matrices adds in the processor's order.
     zero = torch.zeros(())
-    rows = sum((factors[:, y, None, None, None] * taps[y] for y in range(3)), zero)  # [6, 3, in, out]
-    weights = sum((factors[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3)), zero)  # [6, 6, in, out]
+    # [6, 3, in, out]
+    rows = sum((factors[:, y, None, None, None] * taps[y] for y in range(3)), zero)
+    # [6, 6, in, out]
+    weights = sum((factors[:, x, None, None] * rows[:, x].unsqueeze(1) for x in range(3)), zero)
     # The product adds no bias: the inverse transform does.
     return [packed.pack(without_bias(part)) for part in weights.flatten(0, 1)]
 
 
 def enlargement(cells: int, factor: int) -> Tensor:
-    """Return the weights of a bicubic enlargement of a row by a whole factor, as torch's, [cells * factor, cells]."""
+    """Return the weights of a bicubic enlargement of a row by a whole factor, as torch's, [cells *
+    factor, cells]."""
     weights = torch.zeros(cells * factor, cells, dtype=torch.float64)
     for place, row in enumerate(weights):
         centre = (place + 0.5) / factor - 0.5

@@ -1,7 +1,9 @@
-"""A decode as WebAssembly has it in memory: the structures of cpp/abi.h with short addresses, and all they read.
+"""A decode as WebAssembly has it in memory: the structures of cpp/abi.h with short addresses, and
+all they read.
 
-An image is data and, behind them, memory that decodes write before they read it. Only the data are in a file. Addresses
-count from the image's first byte; whoever loads it adds its place to all of them.
+An image is data and, behind them, memory that decodes write before they read it. Only the data are
+in a file. Addresses count from the image's first byte; whoever loads it adds its place to all of
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _ADDRESS = 4
 
 
 def size_and_alignment(kind: Any) -> tuple[int, int]:  # noqa: ANN401 - a type of ctypes
-    """Return the size in WebAssembly of a type of ctypes, and what its addresses are multiples of."""
+    """Return the size in WebAssembly of a type of ctypes, and what its addresses are multiples
+    of."""
     if _is_pointer(kind):
         return _ADDRESS, _ADDRESS
     if issubclass(kind, Array):
@@ -35,7 +38,8 @@ def size_and_alignment(kind: Any) -> tuple[int, int]:  # noqa: ANN401 - a type o
 
 
 def offset_of(kind: type[Structure], path: str) -> int:
-    """Return the place of a field of a structure in WebAssembly; "size.width" is a field of a field."""
+    """Return the place of a field of a structure in WebAssembly; "size.width" is a field of a
+    field."""
     name, _, rest = path.partition(".")
     field, place = next((field, place) for own, field, place in _fields(kind) if own == name)
     return place + (offset_of(field, rest) if rest else 0)
@@ -58,21 +62,25 @@ def _is_pointer(kind: Any) -> bool:  # noqa: ANN401 - a type of ctypes
 class MemoryImage:
     """An image, to which structures are added with all that they point to.
 
-    Places are distances from the first byte. Where the data end is not known before all is added, so that the place of
-    memory behind them is -1 minus its distance from there; at the end, `place` converts it. `links` are the places of
-    all addresses in the data.
+    Places are distances from the first byte. Where the data end is not known before all is added,
+    so that the place of memory behind them is -1 minus its distance from there; at the end, `place`
+    converts it. `links` are the places of all addresses in the data.
     """
 
     def __init__(self, data: Any, blank: Any) -> None:  # noqa: ANN401 - whatever holds tensors
-        """Begin an image of structures that point to the tensors and arrays in `data`, and to the tensors in `blank`.
+        """Begin an image of structures that point to the tensors and arrays in `data`, and to the
+        tensors in `blank`.
 
-        What is in `blank` is not saved, even if it is in `data`. Both are lists and dictionaries, also nested.
+        What is in `blank` is not saved, even if it is in `data`. Both are lists and dictionaries,
+        also nested.
         """
         self.data, self.links, self._blank = bytearray(), list[int](), 0
-        # Memory of this process by its address: its size, the type of an array's elements, and whether it is data.
+        # Memory of this process by its address: its size, the type of an array's elements, and
+        # whether it is data.
         self._memory: dict[int, tuple[int, Any, bool]] = {}
         for is_data, owner in ((True, data), (False, blank)):
-            self._memory.update({address: (size, kind, is_data) for address, size, kind in _memory_of(owner)})
+            self._memory.update({address: (size, kind, is_data) for address, size,
+                                 kind in _memory_of(owner)})
         self._addresses = sorted(self._memory)
         self._placed: dict[int, int] = {}  # by the address in this process
 
@@ -90,7 +98,8 @@ class MemoryImage:
         return of if of >= 0 else len(self.data) + -len(self.data) % ALIGNMENT - 1 - of
 
     def finished(self) -> tuple[bytes, int]:
-        """Return the data, in which all addresses are places, and the size of the image in memory."""
+        """Return the data, in which all addresses are places, and the size of the image in
+        memory."""
         for link in self.links:
             (to,) = struct.unpack_from("<i", self.data, link)
             struct.pack_into("<I", self.data, link, self.place(to))
@@ -140,13 +149,15 @@ class MemoryImage:
         elif issubclass(kind, Array):
             size = size_and_alignment(kind._type_)[0]
             for number in range(kind._length_):
-                self._copy(address + number * sizeof(kind._type_), kind._type_, place + number * size)
+                self._copy(address + number * sizeof(kind._type_), kind._type_,
+                           place + number * size)
         else:
             self.data[place : place + sizeof(kind)] = ctypes.string_at(address, sizeof(kind))
 
 
 def _memory_of(owner: Any) -> Iterator[tuple[int, int, Any]]:  # noqa: ANN401 - whatever holds tensors
-    """Yield the address, the size and the type of structures of the memory that tensors and arrays in `owner` take."""
+    """Yield the address, the size and the type of structures of the memory that tensors and arrays
+    in `owner` take."""
     if isinstance(owner, Tensor) and owner.numel():
         yield owner.untyped_storage().data_ptr(), owner.untyped_storage().nbytes(), None
     elif isinstance(owner, Array):

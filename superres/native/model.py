@@ -1,7 +1,9 @@
-"""The native engine: the model whose sessions run in compiled code, its sessions over trees, and its threads.
+"""The native engine: the model whose sessions run in compiled code, its sessions over trees, and
+its threads.
 
-`NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the code supports
-the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain step.
+`NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the
+code supports the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain
+step.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ AnySession = TypeVar("AnySession", bound=NativeSession)
 
 
 class NativeTreeSession(NativeSession):
-    """A batch being decoded by native steps over a tree with root 0: `superres.tree.TreeSession`."""
+    """A batch being decoded by native steps over a tree with root 0:
+    `superres.tree.TreeSession`."""
 
     def __init__(self, packed: PackedWeights, memory: Memory, tree: Tree, threads: int) -> None:
         super().__init__(packed, memory, tree.size, threads)
@@ -64,7 +67,8 @@ class NativeTreeSession(NativeSession):
 
     def keep(self, columns: Tensor) -> None:
         columns = columns.contiguous()
-        library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch, columns.shape[1]),
+        library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch,
+                                                             columns.shape[1]),
                                 columns.shape[1], address(self.start, torch.int64, self.batch))
 
     def resize(self, width: int) -> None:
@@ -78,17 +82,21 @@ class NativeModel(StepModel):
     Args:
         model: the network in evaluation mode, on the CPU.
         end_token: token that ends a sequence early.
-        threads: number of threads per step; None takes as many as gain by the recorded costs, up to torch's limit.
-        precision: "float32" computes with the weights as they are. "int8" stores weights, keys and values in a byte
-            each, and rounds the inputs of products: every column with a scale of its own, so that no result depends on
-            the step width. The sums are exact integers. The encoder of images has the same format.
+        threads: number of threads per step; None takes as many as gain by the recorded costs, up to
+            torch's limit.
+        precision: "float32" computes with the weights as they are. "int8" stores weights, keys and
+            values in a byte each, and rounds the inputs of products: every column with a scale of
+            its own, so that no result depends on the step width. The sums are exact integers. The
+            encoder of images has the same format.
 
     Attributes:
-        shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S], as int64 [B, N]: a
-            multiple of 32 tokens, -1 past the last; None if they choose from all.
+        shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S],
+            as int64 [B, N]: a multiple of 32 tokens, -1 past the last; None if they choose from
+            all.
 
     Raises:
-        NativeUnavailable: the code cannot be built on this machine, or does not support the network.
+        NativeUnavailable: the code cannot be built on this machine, or does not support the
+            network.
     """
 
     engine = "native"
@@ -105,19 +113,22 @@ class NativeModel(StepModel):
         config = model.config
         head = config.width // config.attention_heads
         if model.signal.device.type != "cpu":
-            raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
+            raise NativeUnavailable("the native step runs on the CPU, not on "
+                                    f"{model.signal.device.type}; choose plain")
         if not config.identity_p1:
             raise NativeUnavailable("the native step knows no p1 but the base model itself")
-        if any(size % PANEL for size in (config.width, config.filter_size, config.head_filter_size)):
+        if any(size % PANEL for size in (config.width, config.filter_size,
+                                         config.head_filter_size)):
             raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
         if head % LANES:
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
         if precision == "int8" and head > MAX_HEAD:
-            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_HEAD}, not "
-                                    f"{head}; choose native")
+            raise NativeUnavailable("with int8, the width of an attention head must be at most "
+                                    f"{MAX_HEAD}, not {head}; choose native")
         library()
         self.threads, self.warned = threads, False
-        # Hundreds of small operations: further threads would wait for one another, above all on a busy machine.
+        # Hundreds of small operations: further threads would wait for one another, above all on a
+        # busy machine.
         with torch.inference_mode(), TorchThreads(1):
             self.packed = PackedWeights(model, precision)
             self.encoder = partial(encode, packed_encoder(self.packed), model)
@@ -131,7 +142,8 @@ class NativeModel(StepModel):
         return chosen().variant.name
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
-        """See `StepModel.side_by_side`: every decode has threads of its own, and does not wait for others."""
+        """See `StepModel.side_by_side`: every decode has threads of its own, and does not wait for
+        others."""
         threads = self._most_threads()
         count = max(1, min(decodes, threads))
         if count == 1:
@@ -155,18 +167,20 @@ class NativeModel(StepModel):
         threads, shortlist = self._most_threads(), None
         with TorchThreads(1):
             memory = self.encode(source, padding, copies)
-            if self.shortlists is not None and memory.tokens is not None and width > 1 and self.packed.heads.recurrent:
+            if (self.shortlists is not None and memory.tokens is not None and width > 1
+                and self.packed.heads.recurrent):
                 shortlist = torch.from_numpy(self.shortlists(memory.tokens.numpy()))
             return self._planned(NativeSession(self.packed, memory, width, threads, shortlist))
 
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
     ) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; trees with a trunk get the plain step."""
+        """See `superres.interfaces.ScoringModel.tree_session`; trees with a trunk get the plain
+        step."""
         if tree.root:
             if not self.warned:
-                LOG.warning("decoding with the plain step in float32, which is slower: the %s step does not support "
-                            "trees with a trunk", self.engine)
+                LOG.warning("decoding with the plain step in float32, which is slower: the %s step "
+                            "does not support trees with a trunk", self.engine)
                 self.warned = True
             return super().tree_session(source, tree, kept, padding)
         threads = self._most_threads()
@@ -175,7 +189,8 @@ class NativeModel(StepModel):
             return self._planned(NativeTreeSession(self.packed, memory, tree, threads))
 
     def _planned(self, session: AnySession) -> AnySession:
-        """Let `session` use the recorded numbers of threads, of columns per thread and of rows together."""
+        """Let `session` use the recorded numbers of threads, of columns per thread and of rows
+        together."""
         threads = session.session.threads
         if self.threads is None:
             threads.count = min(threads.count, self.costs.threads_of(session.batch, session.width))

@@ -1,4 +1,5 @@
-"""A session of the native engine: a decoding step on the CPU is one call of the compiled code in the folder `cpp`."""
+"""A session of the native engine: a decoding step on the CPU is one call of the compiled code in
+the folder `cpp`."""
 
 from __future__ import annotations
 
@@ -22,33 +23,39 @@ from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.torch_step import PARTS
 
 GROUP_WIDTH = 64
-"""Width of a group of attention heads and hidden units: see `Layers` in cpp/model/layer.h. Another width changes the
-last bits of scores. A narrower group takes less time than the wait for its thread."""
+"""Width of a group of attention heads and hidden units: see `Layers` in cpp/model/layer.h. Another
+width changes the last bits of scores. A narrower group takes less time than the wait for its
+thread."""
 
 LEAST_COLUMNS = 4
-"""Fewest columns per thread from which threads share a step's columns. With fewer, one thread takes little
-more time for all columns than for its own, because it reads the same weights."""
+"""Fewest columns per thread from which threads share a step's columns. With fewer, one thread takes
+little more time for all columns than for its own, because it reads the same weights."""
 
 SLOT_AXIS = 2
-"""The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
+"""The axis of the slots, or of groups of slots, in the keys, values and their scales of
+`NativeSession.caches`."""
 
 
 class NativeSession(ProposingSession):
-    """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one decode at a time.
+    """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one
+    decode at a time.
 
-    It decodes the sources of `memory` in steps of up to `width` tokens on `threads` threads. Recurrent heads choose
-    from the tokens in `shortlist`, int64 [B, N], -1 past a list's last; from all if None.
+    It decodes the sources of `memory` in steps of up to `width` tokens on `threads` threads.
+    Recurrent heads choose from the tokens in `shortlist`, int64 [B, N], -1 past a list's last; from
+    all if None.
     """
 
     def __init__(
-        self, packed: PackedWeights, memory: Memory, width: int, threads: int, shortlist: Tensor | None = None,
+        self, packed: PackedWeights, memory: Memory, width: int, threads: int,
+        shortlist: Tensor | None = None,
     ) -> None:
         config = packed.model.config
         super().__init__(packed.model, memory, width)
         self.packed, self.tensors, self.widest = packed, list[Any](), width
         self.not_finite = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
-        # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
+        # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of
+        # the ring.
         slots = slot_count(config, width) + 2 * abi.LANES - 1
         slots += -slots % abi.LANES
         size = abi.CSizes(
@@ -87,8 +94,10 @@ class NativeSession(ProposingSession):
         self._scratch()
 
     def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
-        """Return the states and the mask: native.cpp computes keys and values from them, and `_keys` for `_recur`."""
-        return (memory.states, memory.hidden(memory.states.dtype)) if isinstance(self.heads, RecurrentHeads) else ()
+        """Return the states and the mask: native.cpp computes keys and values from them, and
+        `_keys` for `_recur`."""
+        return ((memory.states, memory.hidden(memory.states.dtype))
+                if isinstance(self.heads, RecurrentHeads) else ())
 
     def _keys(self) -> tuple[Tensor, ...]:
         return super()._source_of(Memory(*self.source))
@@ -100,12 +109,14 @@ class NativeSession(ProposingSession):
 
     @property
     def most_proposals(self) -> int:
-        """Number of heads that can propose: none without a memory of the source, if they read it."""
+        """Number of heads that can propose: none without a memory of the source, if they read
+        it."""
         heads = self.session.heads
         return 0 if heads.recurrent and not heads.cross.key else int(heads.count)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and `position`."""
+        """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and
+        `position`."""
         tokens, position = tokens.contiguous(), position.contiguous()
         scores = torch.empty(self.batch, self.scored, self.config.vocabulary)
         hidden = torch.empty(self.batch, self.width, self.config.width)
@@ -115,15 +126,18 @@ class NativeSession(ProposingSession):
         )
         return StepOutput(scores, (hidden, position))
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor,
+                sampler: Sampler) -> Tensor:
         hidden, position = output.state
         rule = None if sampler.limit is not None else sampler.additive(offsets)
         if rule is None:
-            place = (position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
+            place = (position.unsqueeze(1) + torch.arange(self.width)).clamp(
+                max=self.config.target_length - 1)
             shape = self.batch, self.width, self.session.neighbourhood.features
             near = self.gathered.flatten()[: math.prod(shape)].view(shape) if shape[-1] else None
             return super().propose(
-                StepOutput(output.scores, StepState(hidden, place, near)), index, first, offsets, sampler)
+                StepOutput(output.scores, StepState(hidden, place, near)), index, first, offsets,
+                sampler)
         temperature, noise = (None if part is None else part.float().flatten() for part in rule)
         index, first, count = index.contiguous(), first.contiguous(), len(offsets)
         if count > self.most_proposals:
@@ -150,28 +164,33 @@ class NativeSession(ProposingSession):
         return {part: float(seconds[abi.value("Part", part)]) / repeats for part in PARTS}
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`; a ValueError if there is no memory for steps of `width`."""
+        """See `superres.interfaces.Session.resize`; a ValueError if there is no memory for steps of
+        `width`."""
         if not 1 <= width <= self.widest:
-            raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
+            raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read "
+                             f"{width}")
         self.width = self.session.size.width = width
 
     def select(self, rows: Tensor, length: int) -> None:
         used = min(length, self.session.size.slots)
         for layer in self.caches:
             for part in layer:
-                begin = part.narrow(SLOT_AXIS, 0, -(-used * part.shape[SLOT_AXIS] // self.session.size.slots))
+                begin = part.narrow(SLOT_AXIS, 0,
+                                    -(-used * part.shape[SLOT_AXIS] // self.session.size.slots))
                 begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
-        tensors = [*super().row_state(), *self.by_row, *(part for layer in self.caches for part in layer if cache)]
+        tensors = [*super().row_state(), *self.by_row,
+                   *(part for layer in self.caches for part in layer if cache)]
         # Some of the tensors that native.cpp reads are those of the plain session.
         return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
 
     def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
-        """Keep a contiguous float32 form of `tensor`, whose first axis is the batch if `by_row`; return its address."""
+        """Keep a contiguous float32 form of `tensor`, whose first axis is the batch if `by_row`;
+        return its address."""
         self.tensors.append(tensor.float().contiguous())
         if by_row:
             self.by_row.append(self.tensors[-1])
@@ -179,7 +198,8 @@ class NativeSession(ProposingSession):
         return address
 
     def _caches(self, memory: Memory) -> None:
-        """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
+        """Allocate the cache of every layer, and project the memory for cross-attention if the
+        model has it."""
         config, session = self.config, self.session
         self.caches = [self._cache() for _ in range(config.decoder_layers)]
         self.layer_caches = session.cache = (abi.CLayerCache * config.decoder_layers)()
@@ -198,30 +218,35 @@ class NativeSession(ProposingSession):
         library().superres_remember(byref(session), states.data_ptr())
 
     def _cache(self) -> tuple[Tensor, ...]:
-        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8.
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are
+        int8.
 
-        They are finite from the start: a step that is timed in the middle of a target reads them all, and a hidden
-        value has weight 0, but 0 times NaN is NaN.
+        They are finite from the start: a step that is timed in the middle of a target reads them
+        all, and a hidden value has weight 0, but 0 times NaN is NaN.
         """
         rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            return torch.zeros(*rows, slots // abi.LANES, size, abi.LANES), torch.zeros(*rows, slots, size)
+            return torch.zeros(*rows, slots // abi.LANES, size, abi.LANES), torch.zeros(*rows,
+                                                                                        slots, size)
         quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
 
     def _shortlist(self, tokens: Tensor) -> abi.CShortlist:
-        """Keep the tokens [B, N], and memory for their weights, which `superres_remember` gathers."""
+        """Keep the tokens [B, N], and memory for their weights, which `superres_remember`
+        gathers."""
         batch, count = tokens.shape
-        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width, dtype=torch.uint8),
+        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width,
+                                                  dtype=torch.uint8),
                  torch.empty(batch, count), torch.empty(batch, count)]
         self.by_row += parts
         first, *others = (part.data_ptr() for part in parts)
         return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)
 
     def _cross_cache(self) -> abi.CCache:
-        """Allocate the keys and values of the memory for a layer; `superres_remember` writes those of its positions."""
+        """Allocate the keys and values of the memory for a layer; `superres_remember` writes those
+        of its positions."""
         shape = self.batch, self.session.size.cross_slots, self.config.width
         return abi.CCache(*(self._keep(torch.zeros(shape), True) for _ in range(2)))
 
@@ -229,8 +254,9 @@ class NativeSession(ProposingSession):
         """Allocate the scratch buffers of native.cpp."""
         session, config, rows = self.session, self.config, self.batch * self.width
         slots = max(session.size.slots, session.size.cross_slots) * config.attention_heads
-        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width, "wide": config.filter_size,
-                 "attended": config.width, "weights": slots, "projected": session.size.stride}
+        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width,
+                 "wide": config.filter_size, "attended": config.width, "weights": slots,
+                 "projected": session.size.stride}
         self.gathered = torch.empty(self.batch, self.width, session.neighbourhood.features)
         session.scratch = abi.CScratch(gathered=self.gathered.data_ptr(), **{
             name: self._keep(torch.empty(rows * size)) for name, size in sizes.items()})
@@ -242,13 +268,15 @@ class NativeSession(ProposingSession):
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
     """Return the address of a tensor; None for None, which is null in C++.
 
-    Raises ValueError if the tensor is not contiguous, not on the CPU, or not of the given type and shape.
+    Raises ValueError if the tensor is not contiguous, not on the CPU, or not of the given type and
+    shape.
     """
     if tensor is None:
         return None
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
-                         f"{list(tensor.shape)} on {tensor.device.type}")
+    if (tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous()
+        or tensor.device.type != "cpu"):
+        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not "
+                         f"{tensor.dtype} {list(tensor.shape)} on {tensor.device.type}")
     return tensor.data_ptr()
 
 

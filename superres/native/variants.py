@@ -1,7 +1,8 @@
 """The variants of the compiled code, one per class of processors, and the flags that compile each.
 
-All variants come from one translation unit and give the same bits; a wider one takes less time. This module imports
-only the standard library: `scripts/build_hook.py` reads it while nothing is installed yet.
+All variants come from one translation unit and give the same bits; a wider one takes less time.
+This module imports only the standard library: `scripts/build_hook.py` reads it while nothing is
+installed yet.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 _ABI = (Path(__file__).parent / "cpp" / "abi.h").read_bytes()
 
 FLAGS = (
-    "-std=c++17", "-O3", f'-DSUPERRES_ABI="{hashlib.sha256(_ABI).hexdigest()}"', "-ffp-contract=off", "-fno-math-errno",
+    "-std=c++17", "-O3", f'-DSUPERRES_ABI="{hashlib.sha256(_ABI).hexdigest()}"',
+    "-ffp-contract=off", "-fno-math-errno",
 )
-"""Compiler flags of every variant. A library carries the digest of the abi.h that it was compiled with."""
+"""Compiler flags of every variant. A library carries the digest of the abi.h that it was compiled
+with."""
 
 LIBRARY_FLAGS = ("-fPIC", "-pthread", "-shared")
 """Further flags of a library for a processor."""
@@ -28,7 +31,8 @@ EXPORTS = (*re.findall(r'^extern "C" .*?(\w+)\(', _ABI.decode(), re.MULTILINE), 
 """The functions that a WebAssembly module exports."""
 
 WASM_FLAGS = ("-mexec-model=reactor", "-s", *(f"-Wl,--export={name}" for name in EXPORTS))
-"""Further flags of a WebAssembly module: it has no main function, and is initialised by `_initialize`."""
+"""Further flags of a WebAssembly module: it has no main function, and is initialised by
+`_initialize`."""
 
 WASM_TARGET = "wasm32-wasi"
 """The target of ziglang for WebAssembly, which the compilers of most systems cannot compile for."""
@@ -43,15 +47,18 @@ WASM_SUFFIX = ".wasm"
 """Ending of a WebAssembly module's file name."""
 
 SELF_TEST = 0x7C0657348439FF97
-"""Result of `superres_self_test` (cpp/self_test.h) in every correct library, of any variant, compiler and system."""
+"""Result of `superres_self_test` (cpp/self_test.h) in every correct library, of any variant,
+compiler and system."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compile the native code for a machine, "x86_64" or "aarch64"; SUPERRES_NATIVE takes its name.
+    """A way to compile the native code for a machine, "x86_64" or "aarch64"; SUPERRES_NATIVE takes
+    its name.
 
-    The machine "wasm32" stands for WebAssembly, which browsers run. `features` are what the processor or browser must
-    have, as cpp/probe.cpp or WebAssembly names it; `flags` are in addition to FLAGS.
+    The machine "wasm32" stands for WebAssembly, which browsers run. `features` are what the
+    processor or browser must have, as cpp/probe.cpp or WebAssembly names it; `flags` are in
+    addition to FLAGS.
     """
 
     name: str
@@ -75,13 +82,16 @@ class Variant:
 
 
 def _x86(name: str, *features: str) -> Variant:
-    """Return a variant whose flags are its features: GCC before 11 does not know the levels, such as x86-64-v3."""
+    """Return a variant whose flags are its features: GCC before 11 does not know the levels, such
+    as x86-64-v3."""
     return Variant(name, "x86_64", features, tuple(f"-m{feature}" for feature in features))
 
 
 def _wasm(name: str, *features: str) -> Variant:
-    """Return a variant for WebAssembly; with -mcpu, ziglang would compile its C++ library for each variant."""
-    words = [word for feature in features for word in ("-Xclang", "-target-feature", "-Xclang", f"+{feature}")]
+    """Return a variant for WebAssembly; with -mcpu, ziglang would compile its C++ library for each
+    variant."""
+    words = [word for feature in features for word in ("-Xclang", "-target-feature", "-Xclang",
+                                                       f"+{feature}")]
     return Variant(name, "wasm32", features, ("-fno-exceptions", "-fno-rtti", *words))
 
 
@@ -113,15 +123,18 @@ NEIGHBOURS = {
     "x86-64-v4": ("x86-64-v3-vnni", "x86-64-v3", "x86-64-v2"),
     "aarch64": ("aarch64-dotprod", "x86-64-v2", "x86-64-v3"),
     "aarch64-dotprod": ("aarch64", "x86-64-v3-vnni", "x86-64-v3"),
-    "wasm32": ("wasm32-relaxed", "x86-64-v2", "x86-64-v3"), "wasm32-relaxed": ("wasm32", "x86-64-v2", "x86-64-v3"),
+    "wasm32": ("wasm32-relaxed", "x86-64-v2", "x86-64-v3"),
+    "wasm32-relaxed": ("wasm32", "x86-64-v2", "x86-64-v3"),
 }
 """The variants whose costs are most like those of a variant, the nearest first."""
 
-_ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
+_ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic",
+              "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
 
 
 def ziglang(target: str = "") -> list[str]:
-    """Return the command of the compiler in the package ziglang for a `target`, by default this machine."""
+    """Return the command of the compiler in the package ziglang for a `target`, by default this
+    machine."""
     return [sys.executable, "-m", "ziglang", "c++", *(["-target", target] if target else [])]
 
 
@@ -134,6 +147,7 @@ _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64
 
 
 def for_machine(machine: str | None = None) -> list[Variant]:
-    """Return the variants of a machine, as `platform.machine` names it (by default this one), the fastest first."""
+    """Return the variants of a machine, as `platform.machine` names it (by default this one), the
+    fastest first."""
     kind = _MACHINES.get((platform.machine() if machine is None else machine).lower())
     return [variant for variant in reversed(VARIANTS) if variant.machine == kind]

@@ -17,7 +17,8 @@ from superres.nn.layers import Layer, TiedProjection
 from superres.nn.model import EncoderDecoder
 
 PROPOSING = "int8"
-"""The format of the prediction heads in all engines: proposals are verified, so rounding changes no token."""
+"""The format of the prediction heads in all engines: proposals are verified, so rounding changes no
+token."""
 
 GROUPS = {"float32": 1, "bfloat16": 2, "int8": 4}
 """Inputs of an output that lie side by side, by the format of the weights."""
@@ -27,9 +28,11 @@ Affine: TypeAlias = tuple[Tensor, Tensor]
 
 
 def fused(*linears: nn.Linear | TiedProjection) -> Affine:
-    """Concatenate linear layers of the same input into one product, in the order of their outputs."""
+    """Concatenate linear layers of the same input into one product, in the order of their
+    outputs."""
     weight = torch.cat([linear.weight.t() for linear in linears], dim=1)
-    return weight.detach().contiguous(), torch.cat([linear.bias for linear in linears]).detach().contiguous()
+    return (weight.detach().contiguous(),
+            torch.cat([linear.bias for linear in linears]).detach().contiguous())
 
 
 def summed(terms: Tensor) -> Tensor:
@@ -44,7 +47,8 @@ def summed(terms: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x [N, inputs] @ weight [inputs, outputs] by exact products in float64, added in order and rounded once."""
+    """Return x [N, inputs] @ weight [inputs, outputs] by exact products in float64, added in order
+    and rounded once."""
     total = torch.zeros(len(x), weight.shape[1], dtype=torch.float64)
     for column, row in zip(x.double().t(), weight.double(), strict=True):
         total.addcmul_(column.unsqueeze(1), row)
@@ -59,10 +63,10 @@ def without_bias(weight: Tensor) -> Affine:
 class PackedWeights:
     """The weights of a network, packed for native.cpp, with products in the format `precision`.
 
-    The object owns the tensors whose addresses it holds. The output projection in `weights`, the decoder, has an int8
-    filter, except for ordinal outputs; `known` are the filter's weights, a row per token, uint8 [V rounded up, D].
-    `neighbourhood` (without its state) and `heads` are empty if there are none. `bytes` is the size of the weights of
-    all products of the decoder.
+    The object owns the tensors whose addresses it holds. The output projection in `weights`, the
+    decoder, has an int8 filter, except for ordinal outputs; `known` are the filter's weights, a row
+    per token, uint8 [V rounded up, D]. `neighbourhood` (without its state) and `heads` are empty if
+    there are none. `bytes` is the size of the weights of all products of the decoder.
     """
 
     def __init__(self, model: EncoderDecoder, precision: str) -> None:
@@ -97,15 +101,17 @@ class PackedWeights:
     def keep(self, tensor: Tensor) -> int:
         """Keep a contiguous copy (int64 as is, all else as float32) and return its address."""
         tensor = tensor.detach()
-        self.tensors.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
+        self.tensors.append(tensor.contiguous() if tensor.dtype == torch.int64
+                            else tensor.float().contiguous())
         address: int = self.tensors[-1].data_ptr()
         return address
 
     def pack(self, affine: Affine, precision: str | None = None) -> abi.CLinear:
         """Pack a product and keep it; in the format of the network if `precision` is None.
 
-        Weights of float32 that are all bfloat16 numbers, as in a checkpoint, are stored as bfloat16: a step reads half
-        as many bytes, and its sums are the same. The format is float32 unless the number of inputs is a multiple of
+        Weights of float32 that are all bfloat16 numbers, as in a checkpoint, are stored as
+        bfloat16: a step reads half as many bytes, and its sums are the same. The format is float32
+            unless the number of inputs is a multiple of
         abi.LANES.
         """
         precision = precision or self.precision
@@ -124,11 +130,13 @@ class PackedWeights:
         elif precision == "bfloat16":
             padded = padded.bfloat16()
         group = GROUPS[precision]
-        packed = padded.view(inputs // group, group, panels, abi.PANEL).permute(2, 0, 3, 1).contiguous()
+        packed = padded.view(inputs // group, group, panels, abi.PANEL).permute(2, 0, 3,
+                                                                                1).contiguous()
         parts = packed, F.pad(bias.float(), padding).contiguous(), scale
         self.products.append(packed)
         self.tensors += parts
-        return abi.CLinear(inputs, panels, abi.value("Format", precision), *(part.data_ptr() or None for part in parts))
+        return abi.CLinear(inputs, panels, abi.value("Format", precision),
+                           *(part.data_ptr() or None for part in parts))
 
     def array(self, linears: Sequence[abi.CLinear]) -> Any:  # noqa: ANN401 - an array of ctypes
         """Keep an array of packed products and return it."""
@@ -156,7 +164,8 @@ class PackedWeights:
             result.cross_source = self.pack(fused(cross.key_value))
         for place, norm in enumerate(norms):
             if norm is not None:
-                result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
+                result.norm_weight[place], result.norm_bias[place] = (self.keep(norm.weight),
+                                                                      self.keep(norm.bias))
         return result
 
     def _int8_filter(self, weight: Tensor, bias: Tensor) -> abi.CInt8Filter:
@@ -164,7 +173,8 @@ class PackedWeights:
         weight = weight.float()
         padding = (0, -weight.shape[1] % abi.PANEL)
         product = self.pack((weight, bias), "int8")
-        self.known = self.products[-1].permute(0, 2, 1, 3).reshape(-1, len(weight))  # from [panels, D / 4, 32, 4]
+        # from [panels, D / 4, 32, 4]
+        self.known = self.products[-1].permute(0, 2, 1, 3).reshape(-1, len(weight))
         product.bias = self.keep(F.pad(bias.float(), padding, value=-math.inf))
         return abi.CInt8Filter(product, self.keep(F.pad(summed(weight.abs()), padding)))
 
@@ -173,7 +183,8 @@ class PackedWeights:
             features=near.first.in_features, near=near.table.shape[1], source_length=source_length,
             cell_size=near.cell_positions.shape[1] if near.remainder else 0, near_table=self.keep(near.table),
             cell=self.keep(near.cell), cell_positions=self.keep(near.cell_positions),
-            # The features have very different sizes, so that one int8 scale does not serve them all.
+            # The features have very different sizes, so that one int8 scale does not serve them
+            # all.
             first=self.pack(without_bias(near.first.weight.t()), "float32"), second=self.pack(fused(near.second)),
             channel_bias=self.keep(near.channel.weight + near.first.bias), direct=self.keep(near.direct),
         )
@@ -182,7 +193,8 @@ class PackedWeights:
         contract = heads.contract.chunk(heads.count, dim=1) if heads.dense else heads.contract
         result = abi.CHeads(
             count=heads.count, size=heads.expand.out_features // heads.count, dense=heads.dense,
-            contract=self.array([self.pack(without_bias(weight), PROPOSING) for weight in contract]),
+            contract=self.array([self.pack(without_bias(weight), PROPOSING)
+                                 for weight in contract]),
             expand=self.pack(fused(heads.expand), PROPOSING), bias=self.keep(heads.bias),
             norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
         )
@@ -199,7 +211,8 @@ class PackedWeights:
         expand = torch.cat([weight, heads.read.weight.detach().t()]), bias
         state, attention = heads.state_norm, heads.attention_norm
         return abi.CHeads(
-            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
+            count=heads.count, size=heads.contract.in_features, recurrent=1,
+            expand=self.pack(expand, PROPOSING),
             contract=self.array([self.pack(fused(heads.contract), PROPOSING)]),
             state_weight=self.keep(state.weight), state_bias=self.keep(state.bias),
             attention_weight=self.keep(attention.weight), attention_bias=self.keep(attention.bias),

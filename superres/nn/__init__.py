@@ -1,1 +1,2 @@
-"""The network: encoder, decoder with blocked local attention, prediction heads, and its cached decoding step."""
+"""The network: encoder, decoder with blocked local attention, prediction heads, and its cached
+decoding step."""

@@ -1,8 +1,10 @@
-"""Image priors: conditioning inputs that the `base` network adds to the paper's network, so that it trains in minutes.
+"""Image priors: conditioning inputs that the `base` network adds to the paper's network, so that it
+trains in minutes.
 
-`ModelConfig` has their switches: aligned conditioning, the numeric neighbourhood and the ordinal output. All three
-share one *estimate*: an intensity for every target position, known before decoding starts. It is the bicubic
-enlargement of the source, refined by the convolutions of the aligned conditioning if the network has it.
+`ModelConfig` has their switches: aligned conditioning, the numeric neighbourhood and the ordinal
+output. All three share one *estimate*: an intensity for every target position, known before
+decoding starts. It is the bicubic enlargement of the source, refined by the convolutions of the
+aligned conditioning if the network has it.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ SHARPNESS = -7.0, 3.0
 """Bounds of log(1 / s) and of log d."""
 
 NEIGHBOUR_PIXELS = [
-    *((0, dx) for dx in range(-4, 1)), *((-1, dx) for dx in range(-4, 5)), *((-2, dx) for dx in range(-2, 3))]
-"""Offsets (rows down, columns right) of the pixels whose intensities the numeric neighbourhood reads."""
+    *((0, dx) for dx in range(-4, 1)), *((-1, dx) for dx in range(-4, 5)),
+    *((-2, dx) for dx in range(-2, 3))]
+"""Offsets (rows down, columns right) of the pixels whose intensities the numeric neighbourhood
+reads."""
 
 AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 
 
 def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
-    """Return the bicubic enlargement of source tokens [B, S] as float [B, channels, rows, columns] in [0, 255]."""
-    image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()  # [B, channels, rows, columns]
+    """Return the bicubic enlargement of source tokens [B, S] as float [B, channels, rows, columns]
+    in [0, 255]."""
+    # [B, channels, rows, columns]
+    image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()
     large = F.interpolate(image, size=config.target_shape[:2], mode="bicubic", align_corners=False)
     return large.clamp(0, config.vocabulary - 1)
 
@@ -45,17 +51,20 @@ def to_raster(image: Tensor) -> Tensor:
 
 
 def zeroed(layer: AnyLayer) -> AnyLayer:
-    """Set all weights of `layer` to 0 and return it, so that a residual sum with it starts as the identity."""
+    """Set all weights of `layer` to 0 and return it, so that a residual sum with it starts as the
+    identity."""
     for weights in layer.parameters():
         nn.init.zeros_(weights)
     return layer
 
 
 class AlignedConditioning(nn.Module):
-    """Enlarges the memory to one vector per target position, which is added to the decoder's input there.
+    """Enlarges the memory to one vector per target position, which is added to the decoder's input
+    there.
 
-    The memory of the source cell that covers a position is brought to target resolution by sub-pixel shuffling and
-    refined by residual blocks of two convolutions. The same feature maps give the refined estimate.
+    The memory of the source cell that covers a position is brought to target resolution by
+    sub-pixel shuffling and refined by residual blocks of two convolutions. The same feature maps
+    give the refined estimate.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -65,7 +74,8 @@ class AlignedConditioning(nn.Module):
         self.shuffle = nn.Linear(channels * config.width, math.prod(config.enlargement) * maps)
         self.mix = nn.Conv2d(maps + channels, maps, 3, padding=1)
         self.blocks = nn.ModuleList(nn.ModuleDict({
-            "first": nn.Conv2d(maps, maps, 3, padding=1), "second": zeroed(nn.Conv2d(maps, maps, 3, padding=1)),
+            "first": nn.Conv2d(maps, maps, 3, padding=1),
+            "second": zeroed(nn.Conv2d(maps, maps, 3, padding=1)),
         }) for _ in range(config.conditioning_blocks))
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
@@ -76,37 +86,47 @@ class AlignedConditioning(nn.Module):
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
         """Return conditioning vectors [B, T, D] and the estimate [B, T] in grey levels.
 
-        `memory` [B, S, D] are the encoder states; `large` [B, channels, rows, columns] in [0, 255] is the bicubic
-        enlargement of the source.
+        `memory` [B, S, D] are the encoder states; `large` [B, channels, rows, columns] in [0, 255]
+        is the bicubic enlargement of the source.
         """
         batch, (rows, columns, channels) = memory.shape[0], self.config.source_shape
         cells = self.shuffle(memory.view(batch, rows, columns, channels * self.config.width))
         maps = cells.view(batch, rows, columns, *self.config.enlargement, -1).transpose(2, 3)
-        maps = maps.reshape(batch, *self.config.target_shape[:2], -1)  # [B, rows, columns, maps] of the target
+        # [B, rows, columns, maps] of the target
+        maps = maps.reshape(batch, *self.config.target_shape[:2], -1)
         known = (large / 128 - 1).permute(0, 2, 3, 1).to(maps.dtype)
-        x = self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2))  # [B, maps, rows, columns]
+        # [B, maps, rows, columns]
+        x = self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2))
         for block in self.blocks:
             first, second = block.children()
             x = x + second(F.relu(first(x)))
-        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)  # [B, T, D]
-        estimate = large + self.refinement(x).float() * RESIDUAL_SCALE  # [B, channels, rows, columns]
+        # [B, T, D]
+        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch,
+                                                                      self.config.target_length, -1)
+        # [B, channels, rows, columns]
+        estimate = large + self.refinement(x).float() * RESIDUAL_SCALE
         return vectors, to_raster(estimate)
 
 
 def feature_count(config: ModelConfig) -> int:
-    """Return N, the number of features that the numeric neighbourhood gives each target position."""
-    return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement) if config.cell_remainder else 0)
+    """Return N, the number of features that the numeric neighbourhood gives each target
+    position."""
+    return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement)
+                                                      if config.cell_remainder else 0)
 
 
 def neighbour_table(shape: tuple[int, ...]) -> Tensor:
-    """Return the neighbours of each position of a target of (rows, columns, channels), int64 [T, N].
+    """Return the neighbours of each position of a target of (rows, columns, channels), int64 [T,
+    N].
 
-    The neighbours are the earlier channels of the same pixel and all channels of NEIGHBOUR_PIXELS, the target's own
-    channel first. T (one past the end) stands for "outside the image or not decoded yet".
+    The neighbours are the earlier channels of the same pixel and all channels of NEIGHBOUR_PIXELS,
+    the target's own channel first. T (one past the end) stands for "outside the image or not
+    decoded yet".
     """
     rows, columns, channels = shape
     position = torch.arange(rows * columns * channels)
-    row, column, channel = position // (columns * channels), position // channels % columns, position % channels
+    row, column, channel = (position // (columns * channels), position // channels % columns,
+                            position % channels)
     table = []
     for dy, dx in NEIGHBOUR_PIXELS:
         for turn in range(channels):
@@ -118,14 +138,16 @@ def neighbour_table(shape: tuple[int, ...]) -> Tensor:
 
 
 def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return the source position that covers each target position, int64 [T], and the positions in its cell.
+    """Return the source position that covers each target position, int64 [T], and the positions in
+    its cell.
 
     These are all P target positions of the same cell and channel in raster order, int64 [T, P].
     """
     rows, columns, channels = config.target_shape
     height, width = config.enlargement
     position = torch.arange(rows * columns * channels)
-    row, column, channel = position // (columns * channels), position // channels % columns, position % channels
+    row, column, channel = (position // (columns * channels), position // channels % columns,
+                            position % channels)
     cell = (row // height * (columns // width) + column // width) * channels + channel
     first = (row // height * height * columns + column // width * width) * channels + channel
     inside = (torch.arange(height)[:, None] * columns + torch.arange(width)).flatten() * channels
@@ -133,11 +155,13 @@ def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 class NumericNeighbourhood(nn.Module):
-    """Feeds decoded intensities to the decoder as real numbers: the deviation of each neighbour from its estimate.
+    """Feeds decoded intensities to the decoder as real numbers: the deviation of each neighbour
+    from its estimate.
 
-    With `cell_remainder`, the network also reads the mean deviation that the undecoded pixels of the source cell must
-    have. It is known from the residual sum, since a source intensity is the mean of the target intensities that it
-    covers. Without it, the decoder has no input that shows that an image has drifted away from its source.
+    With `cell_remainder`, the network also reads the mean deviation that the undecoded pixels of
+    the source cell must have. It is known from the residual sum, since a source intensity is the
+    mean of the target intensities that it covers. Without it, the decoder has no input that shows
+    that an image has drifted away from its source.
 
     The features of a target are gathered from one buffer per row by one index table: see `buffer`.
     """
@@ -163,7 +187,8 @@ class NumericNeighbourhood(nn.Module):
         self.direct = nn.Parameter(torch.zeros(config.channels, count))
 
     def residual_sum(self, source: Tensor, estimate: Tensor) -> Tensor:
-        """Return what the deviations of each cell must add up to [B, S], in units of RESIDUAL_SCALE.
+        """Return what the deviations of each cell must add up to [B, S], in units of
+        RESIDUAL_SCALE.
 
         `source` [B, S] are tokens; `estimate` [B, T] are the expected intensities, in grey levels.
         """
@@ -176,15 +201,18 @@ class NumericNeighbourhood(nn.Module):
     def _index_tables(self, cells: int) -> None:
         """Register the tables of `features`, for sources of `cells` positions.
 
-        `places` [T, N'] holds the places in the buffer of all neighbours and, with `cell_remainder`, of the decoded
-        pixels of the cell and of its residual sum. `divisors` [T, P] holds minus the number of undecoded pixels of the
-        cell, in the column of that number; all other columns are infinite.
+        `places` [T, N'] holds the places in the buffer of all neighbours and, with
+        `cell_remainder`, of the decoded pixels of the cell and of its residual sum. `divisors` [T,
+        P] holds minus the number of undecoded pixels of the cell, in the column of that number; all
+        other columns are infinite.
         """
-        first, position = 2 + cells, torch.arange(len(self.table)).unsqueeze(1)  # `first`: place of token 0
+        # `first`: place of token 0
+        first, position = 2 + cells, torch.arange(len(self.table)).unsqueeze(1)
         places = [torch.where(self.table < len(position), self.table + first, 0)]
         decoded = self.cell_positions < position  # [T, P]
         if self.remainder:
-            places += [torch.where(decoded, self.cell_positions + first, 0), 1 + self.cell.unsqueeze(1)]
+            places += [torch.where(decoded, self.cell_positions + first, 0),
+                       1 + self.cell.unsqueeze(1)]
         left = decoded.shape[1] - decoded.sum(1, keepdim=True)
         divisors = torch.full(decoded.shape, math.inf).scatter_(1, left - 1, -left.float())
         self.register_buffer("places", torch.cat(places, dim=1), persistent=False)
@@ -193,18 +221,19 @@ class NumericNeighbourhood(nn.Module):
     def buffer(self, deviation: Tensor, residual_sum: Tensor) -> Tensor:
         """Return the buffer of each row that `features` gathers from, [B, 2 + S + N].
 
-        It holds 0, for absent neighbours; minus the residual sum [B, S] of each cell; one unused place, for the token
-        that decoder position 0 reads; and `deviation` [B, N], intensity minus estimate of the tokens in raster order,
-        in units of RESIDUAL_SCALE.
+        It holds 0, for absent neighbours; minus the residual sum [B, S] of each cell; one unused
+        place, for the token that decoder position 0 reads; and `deviation` [B, N], intensity minus
+        estimate of the tokens in raster order, in units of RESIDUAL_SCALE.
         """
         return torch.cat([F.pad(-residual_sum, (1, 1)), deviation], dim=1)
 
     def features(self, buffer: Tensor, position: Tensor, places: Tensor | None = None) -> Tensor:
         """Gather the neighbour features [B, W, N] of target positions [B, W] in [0, T).
 
-        They are the deviations of the neighbours; with `cell_remainder` then one entry per possible number of undecoded
-        pixels in the cell. The entry of the actual number holds their mean deviation; the others are 0. `places`
-        [B, W, N'] are the places of `buffer` to read, by default those of `position`.
+        They are the deviations of the neighbours; with `cell_remainder` then one entry per possible
+        number of undecoded pixels in the cell. The entry of the actual number holds their mean
+        deviation; the others are 0. `places` [B, W, N'] are the places of `buffer` to read, by
+        default those of `position`.
         """
         places = self.places[position] if places is None else places
         found = buffer.gather(1, places.flatten(1)).view(places.shape)  # [B, W, N']
@@ -214,8 +243,10 @@ class NumericNeighbourhood(nn.Module):
         return torch.cat([near, cell.sum(-1, keepdim=True) / self.divisors[position]], dim=-1)
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
-        """Map neighbour features [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
-        hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))  # [B, W, filter]
+        """Map neighbour features [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B,
+        W, D]."""
+        # [B, W, filter]
+        hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))
         result: Tensor = self.second(hidden)
         return result
 
@@ -223,12 +254,15 @@ class NumericNeighbourhood(nn.Module):
 def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor:
     """Predict the deviations of targets from their estimates, linearly in the neighbour features.
 
-    `weights` are [channels, N] for one prediction head, whose result is [...], or [channels, heads, N] for several,
-    whose result is [..., heads], in units of RESIDUAL_SCALE. The channel of `position` of p1's target (broadcastable to
-    [...]) selects them. Of the features, `neighbours` [..., M] are the first M <= N; the others count as 0.
+    `weights` are [channels, N] for one prediction head, whose result is [...], or [channels, heads,
+    N] for several, whose result is [..., heads], in units of RESIDUAL_SCALE. The channel of
+    `position` of p1's target (broadcastable to [...]) selects them. Of the features, `neighbours`
+    [..., M] are the first M <= N; the others count as 0.
     """
-    # Indexing has a slow gradient on a GPU, which adds up the many targets of a channel one after the other.
-    chosen = F.embedding(position % len(weights), weights.flatten(1)).view(*position.shape, *weights.shape[1:])
+    # Indexing has a slow gradient on a GPU, which adds up the many targets of a channel one after
+    # the other.
+    chosen = F.embedding(position % len(weights), weights.flatten(1)).view(*position.shape,
+                                                                           *weights.shape[1:])
     chosen = chosen[..., : neighbours.shape[-1]].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)
@@ -238,15 +272,17 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
 def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Return the centre mu, in grey levels, and the slope 1 / s of the ordinal term, both [...].
 
-    `projected` [..., outputs] holds the free scores if any, log d if the shape is "hyperbolic", the shift of mu in
-    units of RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS. `centre` [...] is mu before the shift.
+    `projected` [..., outputs] holds the free scores if any, log d if the shape is "hyperbolic", the
+    shift of mu in units of RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS. `centre` [...]
+    is mu before the shift.
     """
     mu = centre + projected[..., -2] * RESIDUAL_SCALE
     return mu, (projected[..., -1] + INITIAL_SHARPNESS).clamp(*SHARPNESS).exp()
 
 
 def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, config: ModelConfig) -> Tensor:
-    """Return the scores [..., V] of intensities: the ordinal term of `ordinal_term`, plus the free scores if any."""
+    """Return the scores [..., V] of intensities: the ordinal term of `ordinal_term`, plus the free
+    scores if any."""
     value = torch.arange(config.vocabulary, device=mu.device, dtype=mu.dtype)
     ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)  # [..., V]
     if config.ordinal_shape == "hyperbolic":

@@ -25,23 +25,25 @@ from superres.nn.attention import (
 
 @functools.cache  # source and target often have the same
 def sinusoid(count: int, width: int) -> Tensor:
-    """Return the sinusoidal signal [count, width] of positions 0, 1, ...: half sines, half cosines, in float32.
+    """Return the sinusoidal signal [count, width] of positions 0, 1, ...: half sines, half cosines,
+    in float32.
 
-    The C library computes it in float64, and rounding hides its last bits: torch's functions give every class of
-    processors other ones.
+    The C library computes it in float64, and rounding hides its last bits: torch's functions give
+    every class of processors other ones.
     """
     powers = torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1))
     rates = torch.tensor([math.exp(power) for power in powers.tolist()], dtype=torch.float32)
     angles = (torch.arange(count)[:, None].float() * rates).tolist()  # [count, width / 2]
-    return torch.tensor([[function(angle) for function in (math.sin, math.cos) for angle in row] for row in angles],
+    return torch.tensor([[function(angle) for function in (math.sin, math.cos) for angle in row]
+                         for row in angles],
                         dtype=torch.float32)
 
 
 def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     """Return the position signal [prod(shape), width] of a raster.
 
-    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as in the paper; text
-    gets a 1-D signal.
+    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as
+    in the paper; text gets a 1-D signal.
     """
     if len(shape) == 1:
         return sinusoid(shape[0], width).clone()
@@ -60,18 +62,22 @@ class TokenEmbedding(nn.Module):
         nn.init.normal_(self.table.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed `tokens` [..., T] at raster positions `position` (broadcastable to them) as [..., T, width]."""
-        result: Tensor = self.table(tokens + position % self.channels * self.vocabulary) * self.scale
+        """Embed `tokens` [..., T] at raster positions `position` (broadcastable to them) as [...,
+        T, width]."""
+        result: Tensor = (self.table(tokens + position % self.channels * self.vocabulary)
+                          * self.scale)
         return result
 
     def read(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed the tokens [..., T] read at decoder positions: position p reads token p - 1, position 0 reads zeros."""
+        """Embed the tokens [..., T] read at decoder positions: position p reads token p - 1,
+        position 0 reads zeros."""
         result: Tensor = self(tokens, position - 1) * (position > 0).unsqueeze(-1)
         return result
 
 
 class TiedProjection(nn.Module):
-    """Scores tokens by the rows of their embedding table, which stays the embedding's own weight."""
+    """Scores tokens by the rows of their embedding table, which stays the embedding's own
+    weight."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -89,7 +95,8 @@ class TiedProjection(nn.Module):
 
 
 class Residual(nn.Module):
-    """Residual and norm around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as published ("dan")."""
+    """Residual and norm around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as
+    published ("dan")."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -106,7 +113,8 @@ class Residual(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention to the memory if `cross_attention`, and a feed-forward layer."""
+    """Self-attention, cross-attention to the memory if `cross_attention`, and a feed-forward
+    layer."""
 
     def __init__(self, config: ModelConfig, cross_attention: bool = False) -> None:
         super().__init__()
@@ -115,7 +123,8 @@ class Layer(nn.Module):
         self.function: Callable[..., Tensor] = causal_attention
         if config.attention == "local_1d":
             self.function = partial(
-                local_attention, block_length=config.attention_block_length, distance=config.key_distance)
+                local_attention, block_length=config.attention_block_length,
+                distance=config.key_distance)
         self.key_distance = config.key_distance
         self.attention = Attention(width, heads)
         self.attention_residual = Residual(config)
@@ -130,17 +139,20 @@ class Layer(nn.Module):
         self.masked = fused_attend
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the keys and values [B, H, S, size] of `memory` [B, S, D]; None without cross-attention."""
-        return None if self.cross_attention is None else self.cross_attention.keys_and_values(memory)
+        """Return the keys and values [B, H, S, size] of `memory` [B, S, D]; None without
+        cross-attention."""
+        return None if self.cross_attention is None else self.cross_attention.keys_and_values(
+            memory)
 
     def attend(
-        self, x: Tensor, function: AttentionFunction, source: tuple[Tensor, Tensor] | None, mask: Tensor | None = None,
-        key_distance: int = 1,
+        self, x: Tensor, function: AttentionFunction, source: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None = None, key_distance: int = 1,
     ) -> Tensor:
-        """Map states [B, T, D] by the attention sub-layers, with self-attention computed by `function`.
+        """Map states [B, T, D] by the attention sub-layers, with self-attention computed by
+        `function`.
 
-        The states 0, `key_distance`, 2 `key_distance` ... have keys and values. `source` is from `keys_and_values`;
-        `mask` [B, 1, 1, S] is added to the scores of cross-attention.
+        The states 0, `key_distance`, 2 `key_distance` ... have keys and values. `source` is from
+        `keys_and_values`; `mask` [B, 1, 1, S] is added to the scores of cross-attention.
         """
         attention, cross = self.attention, self.cross_attention
         x = self.attention_residual(x, lambda y: attention(
@@ -155,11 +167,14 @@ class Layer(nn.Module):
         return result
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """Map states `x` [B, T, D] of whole targets given `memory` [B, S, D]; `mask` [B, 1, 1, S] hides its padding.
+        """Map states `x` [B, T, D] of whole targets given `memory` [B, S, D]; `mask` [B, 1, 1, S]
+        hides its padding.
 
-        Without memory, `x` [B, S, D] are whole sources: every position sees all that `mask` does not hide.
+        Without memory, `x` [B, S, D] are whole sources: every position sees all that `mask` does
+        not hide.
         """
         if memory is None:
             return self.transform(self.attend(x, partial(self.masked, mask=mask), None))
         own = partial(self.function, function=self.masked)
-        return self.transform(self.attend(x, own, self.keys_and_values(memory), mask, self.key_distance))
+        return self.transform(self.attend(x, own, self.keys_and_values(memory), mask,
+                                          self.key_distance))

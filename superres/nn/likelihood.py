@@ -16,20 +16,24 @@ Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Returns properties [B, ...] of targets [B, T] from p1's logarithms of probabilities [B, T, V]."""
 
 
-def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8) -> Tensor:
+def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor,
+                 batch_size: int = 8) -> Tensor:
     """Return p1's mean bits per token for each target, float64 [N], of tokens [N, S] and [N, T].
 
-    `batch_size` is the number of images per batch on an accelerator. On a CPU, every thread takes one image at a time:
-    its tensors fit the cache better than those of a batch, and no thread waits for one that another process delays.
+    `batch_size` is the number of images per batch on an accelerator. On a CPU, every thread takes
+    one image at a time: its tensors fit the cache better than those of a batch, and no thread waits
+    for one that another process delays.
     """
-    (bits,) = _measured(model, source, target, batch_size, lambda log_p, tokens: (_bits(log_p, tokens),))
+    (bits,) = _measured(model, source, target, batch_size,
+                        lambda log_p, tokens: (_bits(log_p, tokens),))
     return bits
 
 
 def bits_and_variance(
     model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """Return `bits_per_dim`, and the variance of p1's distribution of each token, whose value is a number, [N, T]."""
+    """Return `bits_per_dim`, and the variance of p1's distribution of each token, whose value is a
+    number, [N, T]."""
     bits, variance = _measured(model, source, target, batch_size,
                                lambda log_p, tokens: (_bits(log_p, tokens), _variance(log_p)))
     return bits, variance
@@ -60,19 +64,22 @@ def _measured(
             return tuple(value.cpu() for value in measure(scores.log_softmax(-1), part))
 
     if device.type != "cpu":
-        parts = [score(slice(first, first + batch_size)) for first in range(0, len(source), batch_size)]
+        parts = [score(slice(first, first + batch_size)) for first in range(0, len(source),
+                                                                            batch_size)]
     else:
         count = min(TorchThreads.limit(), usable_cores())
         with TorchThreads(1), ThreadPoolExecutor(count) as threads:
-            parts = list(threads.map(score, (slice(first, first + 1) for first in range(len(source)))))
+            parts = list(threads.map(score,
+                                     (slice(first, first + 1) for first in range(len(source)))))
     return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def bits_per_token(
-    model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], padding: int,
-    batch_size: int = 64,
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]],
+    padding: int, batch_size: int = 64,
 ) -> float:
-    """Return p1's mean bits per token over targets of different lengths; the token `padding` fills up rows."""
+    """Return p1's mean bits per token over targets of different lengths; the token `padding` fills
+    up rows."""
     bits = tokens = 0.0
     with torch.inference_mode():
         for first in range(0, len(sources), batch_size):
@@ -81,7 +88,10 @@ def bits_per_token(
                 nn.utils.rnn.pad_sequence([torch.tensor(row) for row in part[rows]], True, padding)
                 .to(model.signal.device) for part in (sources, targets))
             inside = target != padding
-            log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)  # [B, T, V]
-            bits -= float(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()) / math.log(2)
+            # [B, T, V]
+            log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)
+            bits -= float(
+                log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()
+            ) / math.log(2)
             tokens += int(inside.sum())
     return bits / max(tokens, 1)

@@ -22,13 +22,14 @@ from superres.tree import Tree
 SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for two reasons.
 
-MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same score in every
-column of a step. The native step reads vectors of 16.
+MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same
+score in every column of a step. The native step reads vectors of 16.
 """
 
 
 def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
-    """Return a copy of `layers` whose linear layers compute in bfloat16; norms and residual sums keep their type."""
+    """Return a copy of `layers` whose linear layers compute in bfloat16; norms and residual sums
+    keep their type."""
     copied = copy.deepcopy(layers)
     for linear in copied.modules():
         if isinstance(linear, nn.Linear):
@@ -41,11 +42,14 @@ class StepModel:
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
-    adaptive = False  # whether wider steps cost so much more that block sizes are chosen by their cost
+    # whether wider steps cost so much more that block sizes are chosen by their cost
+    adaptive = False
     own_threads = False
-    costs: CostRecord = general_costs(0.05)  # of decoding on this class of processors, by which block sizes are chosen
+    # of decoding on this class of processors, by which block sizes are chosen
+    costs: CostRecord = general_costs(0.05)
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
-    """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""
+    """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads
+    it."""
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         self.model = model
@@ -54,28 +58,34 @@ class StepModel:
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
         self.peers: Any = None  # see `superres.interfaces.ScoringModel.peers`
-        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        self.weight_bytes = sum(weight.numel() * weight.element_size()
+                                for weight in model.parameters())
         self.layers: nn.ModuleList = model.decoder
 
     @property
     def code(self) -> str:
-        """What computes the steps, by which measured times are kept: the engine, and the compiled library if any."""
+        """What computes the steps, by which measured times are kept: the engine, and the compiled
+        library if any."""
         return self.engine
 
     @property
     def variant(self) -> str:
-        """The class of processors of the engine's recorded costs: the variant of compiled code, or the device."""
+        """The class of processors of the engine's recorded costs: the variant of compiled code, or
+        the device."""
         return str(self.model.signal.device.type)
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
-        """Return the models with which up to `decodes` decodes run fastest at the same time, each with one of them.
+        """Return the models with which up to `decodes` decodes run fastest at the same time, each
+        with one of them.
 
-        They share the weights. There is only one if a decode on all threads is as fast as several on fewer.
+        They share the weights. There is only one if a decode on all threads is as fast as several
+        on fewer.
         """
         return [self]
 
     def row_bytes(self, width: int, by_heads: bool) -> int:
-        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's state.
+        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's
+        state.
 
         `by_heads` says that the heads propose, and that each token is verified by itself.
         """
@@ -92,14 +102,16 @@ class StepModel:
         return self.model.encode(source, padding, self.half)
 
     @float32_products()
-    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None,
+                copies: int = 1) -> StepSession:
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
         return None
 
     @float32_products()
-    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+    def tree_session(self, source: Sources, tree: Tree, kept: int,
+                     padding: Tensor | None = None) -> TreeSession:
         return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
     @float32_products()
@@ -108,4 +120,5 @@ class StepModel:
             decoded = self.model(source, target)
             place = position.unsqueeze(1).clamp(max=self.length - 1)
             heads = range(self.prediction_heads)
-            return torch.cat([self.model.head_scores(decoded, place, head) for head in heads], dim=1)
+            return torch.cat([self.model.head_scores(decoded, place, head) for head in heads],
+                             dim=1)

@@ -1,4 +1,5 @@
-"""The cached decoding step in torch: the network's own modules at W new positions per row, over a key-value cache."""
+"""The cached decoding step in torch: the network's own modules at W new positions per row, over a
+key-value cache."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ PARTS = ("input", "attention", "feed-forward", "scores")
 
 
 class StepSession(ProposingSession):
-    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time.
+    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at
+    a time.
 
-    It decodes the sources of `memory` in steps of up to `width` tokens by the decoder layers `layers`; the cache has
-    the type of their weights.
+    It decodes the sources of `memory` in steps of up to `width` tokens by the decoder layers
+    `layers`; the cache has the type of their weights.
     """
 
-    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int) -> None:
+    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory,
+                 width: int) -> None:
         super().__init__(model, memory, width)
         self.layers: list[Layer] = list(layers)  # type: ignore[arg-type]
         dtype, device = self.layers[0].attention.query.weight.dtype, memory.states.device
@@ -37,16 +40,21 @@ class StepSession(ProposingSession):
         self.cross = [layer.keys_and_values(memory.states) for layer in self.layers]
         self.cross_mask = memory.hidden(dtype) if self.config.cross_attention else None
         self.widest = self.columns = torch.arange(width, device=device)
-        block = self.config.attention_block_length if self.config.attention == "local_1d" else 1 + len(model.signal)
-        key = torch.arange(self.config.target_length, device=device) // self.config.key_distance  # the latest one
+        block = (self.config.attention_block_length if self.config.attention == "local_1d" else 1
+                 + len(model.signal))
+        # the latest one
+        key = torch.arange(self.config.target_length, device=device) // self.config.key_distance
         self.reach = reach(key, block)  # [T]
         self.neighbourhood = model.neighbourhood
-        if self.neighbourhood is not None and self.estimate is not None and self.residual_sum is not None:
-            # Minus the estimate of the token read at each decoder position, in units of RESIDUAL_SCALE.
+        if (self.neighbourhood is not None and self.estimate is not None and self.residual_sum
+            is not None):
+            # Minus the estimate of the token read at each decoder position, in units of
+            # RESIDUAL_SCALE.
             self.expected = F.pad(self.estimate / -RESIDUAL_SCALE, (1, width))  # [B, 1 + T + W]
             unread = self.estimate.new_zeros(self.batch, self.config.target_length + width)
             self.deviation = self.neighbourhood.buffer(unread, self.residual_sum)
-            self.read = self.deviation[:, 1 + self.config.source_length :]  # by the decoder position of the token
+            # by the decoder position of the token
+            self.read = self.deviation[:, 1 + self.config.source_length :]
 
     def _make_cache(self, like: Tensor) -> KeyValueCache:
         return KeyValueCache(self.config, self.batch, self.width, like)
@@ -72,7 +80,9 @@ class StepSession(ProposingSession):
         """
         place = position.unsqueeze(1) + self.columns  # [B, W]
         inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
-        x = self.model.target_embedding.read(tokens, place) + self.look_up(self.position_table, inside)  # [B, W, D]
+        # [B, W, D]
+        x = self.model.target_embedding.read(tokens, place) + self.look_up(self.position_table,
+                                                                           inside)
         neighbours = None
         if self.neighbourhood is not None:
             neighbours = self._features(self.neighbourhood, tokens, place, inside)  # [B, W, N]
@@ -91,7 +101,8 @@ class StepSession(ProposingSession):
         return scores, hidden, inside, neighbours
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        """Return the mean seconds of each part of a step (PARTS) over `repeats` steps; arguments as for `step`."""
+        """Return the mean seconds of each part of a step (PARTS) over `repeats` steps; arguments as
+        for `step`."""
         seconds = dict.fromkeys(PARTS, 0.0)
         last = time.perf_counter()
 
@@ -108,7 +119,8 @@ class StepSession(ProposingSession):
         return seconds
 
     def resize(self, width: int) -> None:
-        # Slots past the end of a narrower step hold values of wider steps, which lie beyond the reach of any query.
+        # Slots past the end of a narrower step hold values of wider steps, which lie beyond the
+        # reach of any query.
         self.width, self.columns = width, self.widest[:width]
 
     def select(self, rows: Tensor, length: int) -> None:
@@ -116,18 +128,23 @@ class StepSession(ProposingSession):
         if self.neighbourhood is not None:
             self.deviation.copy_(self.deviation[rows])
 
-    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store a layer's keys and values and attend over its ring; `index` and `mask` are from `cache.locate`."""
+    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor,
+                value: Tensor) -> Tensor:
+        """Store a layer's keys and values and attend over its ring; `index` and `mask` are from
+        `cache.locate`."""
         keys, values = self.cache.write(layer, key, value, index)  # [B, H, R, size]
         return attend(query, keys, values, mask)
 
-    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """Store the deviations of `tokens` read at `place`; return the neighbour features [B, W, N] of `inside`."""
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor,
+                  inside: Tensor) -> Tensor:
+        """Store the deviations of `tokens` read at `place`; return the neighbour features [B, W, N]
+        of `inside`."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
         return near.features(self.deviation, inside)
 
     def _deviation(self, tokens: Tensor, place: Tensor) -> Tensor:
-        """Return token minus estimate [B, N] for `tokens` read at `place`, in units of RESIDUAL_SCALE."""
+        """Return token minus estimate [B, N] for `tokens` read at `place`, in units of
+        RESIDUAL_SCALE."""
         return torch.add(self.expected.gather(1, place), tokens, alpha=1 / RESIDUAL_SCALE)
 
     def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None) -> Tensor:

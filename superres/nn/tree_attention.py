@@ -1,8 +1,10 @@
-"""Tree attention: a cached step verifies several continuations of a row in one pass, of which one is committed.
+"""Tree attention: a cached step verifies several continuations of a row in one pass, of which one
+is committed.
 
-For every query, its latest L keys are gathered, where L is the longest path of the tree; they are columns of the step
-or committed positions. All older keys are read from the cache's ring. The result for a path is therefore bit for bit
-independent of its place in the tree, of the other paths, and of how much of the path was committed before.
+For every query, its latest L keys are gathered, where L is the longest path of the tree; they are
+columns of the step or committed positions. All older keys are read from the cache's ring. The
+result for a path is therefore bit for bit independent of its place in the tree, of the other paths,
+and of how much of the path was committed before.
 
 Shapes: M columns of the tree, L columns of its longest path, R slots of the ring.
 """
@@ -22,9 +24,11 @@ from superres.tree import Tree
 
 
 class TreeCache(KeyValueCache):
-    """A ring cache with M extra slots for the columns of one step; `keep` copies up to `kept` of them into the ring."""
+    """A ring cache with M extra slots for the columns of one step; `keep` copies up to `kept` of
+    them into the ring."""
 
-    def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
+    def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int,
+                 like: Tensor) -> None:
         super().__init__(config, batch, kept, like, beside=tree.size)
         self.ancestors = tree.ancestors.to(like.device)
         self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
@@ -32,8 +36,8 @@ class TreeCache(KeyValueCache):
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """See `KeyValueCache.locate`.
 
-        The index is that of each column's latest L keys and values; the mask [B, 1, M, R + L] is for the keys of the
-        ring, then the latest keys.
+        The index is that of each column's latest L keys and values; the mask [B, 1, M, R + L] is
+        for the keys of the ring, then the latest keys.
         """
         place, last = position.unsqueeze(-1), position[:, :1] - 1  # [B, M, 1], [B, 1]
         recent = place - self.offset  # [B, M, L]
@@ -42,10 +46,12 @@ class TreeCache(KeyValueCache):
         slot = torch.where(own, self.slots + self.ancestors, number % self.slots).unsqueeze(1)
         older = (last - (last - self.slot) % self.slots).unsqueeze(1)  # [B, 1, R]
         first = (number[..., :1] - reach.unsqueeze(-1)).clamp(min=0)
-        # Columns before the start of the sequence are unused. They see themselves, since a softmax over no key is NaN.
+        # Columns before the start of the sequence are unused. They see themselves, since a softmax
+        # over no key is NaN.
         visible = torch.cat([
             (older >= first) & (older * self.key_distance <= place - len(self.offset)),
-            (recent % self.key_distance == 0) & (number >= first) | (place < 0) & (self.offset == 0),
+            (recent % self.key_distance == 0) & (number >= first) | (place < 0)
+            & (self.offset == 0),
         ], dim=-1)
         index = (self.row_starts.unsqueeze(-1) + slot).flatten()  # [2, B, H, M, L], flat
         return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
@@ -59,7 +65,8 @@ class TreeCache(KeyValueCache):
         store = self.store[layer]
         store[0, :, :, self.slots :], store[1, :, :, self.slots :] = key, value
         recent = store.view(-1, self.size).index_select(0, index)
-        return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape, self.size)
+        return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape,
+                                                        self.size)
 
     def keep(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
@@ -76,14 +83,16 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.tree.TreeSession`. For one decode at a time.
+    """A batch being decoded by steps over a tree: `superres.tree.TreeSession`. For one decode at a
+    time.
 
     `keep` takes at most `kept` columns.
     """
 
     cache: TreeCache
 
-    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, tree: Tree, kept: int) -> None:
+    def __init__(self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, tree: Tree,
+                 kept: int) -> None:
         self.tree, self.kept = tree, kept
         super().__init__(model, layers, memory, tree.size)
         self.columns = tree.depth.to(memory.states.device)
@@ -108,11 +117,14 @@ class TreeSession(StepSession):
         require_width(self.tree, width)
 
     def _inside(self, place: Tensor) -> Tensor:
-        """Clamp decoder positions to those in the buffers; values at the first and the last position are never used."""
+        """Clamp decoder positions to those in the buffers; values at the first and the last
+        position are never used."""
         return place.clamp(0, self.expected.shape[1] - 1)
 
-    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `StepSession._attend`; a column attends to its latest keys and to the ring's older ones."""
+    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor,
+                value: Tensor) -> Tensor:
+        """See `StepSession._attend`; a column attends to its latest keys and to the ring's older
+        ones."""
         (old_key, old_value), (key, value) = self.cache.write(layer, key, value, index)
         query = query * query.shape[-1] ** -0.5
         recent = (key * query.unsqueeze(3)).sum(-1)  # [B, H, M, L]
@@ -122,12 +134,15 @@ class TreeSession(StepSession):
         result: Tensor = old @ old_value + (value * recent.unsqueeze(-1)).sum(3)
         return result
 
-    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """See `StepSession._features`; a column also reads the tokens of its ancestors in the tree."""
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor,
+                  inside: Tensor) -> Tensor:
+        """See `StepSession._features`; a column also reads the tokens of its ancestors in the
+        tree."""
         self.step_deviation = self._deviation(tokens, self._inside(place))
         ancestors, beside = self.cache.ancestors, self.deviation.shape[1]
         places = near.places[inside]  # [B, M, N']
-        read = places - (beside - self.read.shape[1])  # decoder positions of the tokens at these places
+        # decoder positions of the tokens at these places
+        read = places - (beside - self.read.shape[1])
         back = place.unsqueeze(-1) - read
         nearest = back.clamp(0, ancestors.shape[1] - 1)
         column = ancestors.expand(self.batch, -1, -1).gather(2, nearest)

@@ -12,40 +12,47 @@ from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
 
-PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscaler, Translator.task: Translator}
+PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscaler,
+                                                           Translator.task: Translator}
 """Pipelines by task."""
 
 
 def checkpoint_task(folder: Path) -> str:
-    """Return the task of the checkpoint in `folder`; raise CheckpointError if it is damaged or its task is unknown."""
+    """Return the task of the checkpoint in `folder`; raise CheckpointError if it is damaged or its
+    task is unknown."""
     if read_stages(folder):
         return FaceTask.name
     task = read_config(folder)["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
-        raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not support "
-                              f"({', '.join(PIPELINES)}); update superres")
+        raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not "
+                              f"support ({', '.join(PIPELINES)}); update superres")
     return str(task)
 
 
 def face_task(name_or_dir: str | Path) -> FaceTask:
-    """Return the sizes of a checkpoint for faces without reading its weights, or raise CheckpointError."""
+    """Return the sizes of a checkpoint for faces without reading its weights, or raise
+    CheckpointError."""
     folder = find_checkpoint(name_or_dir)
     task = checkpoint_task(folder)
     if task != FaceTask.name:
-        raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not {FaceTask.name}")
+        raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not "
+                              f"{FaceTask.name}")
     try:
         stages = [FaceTask.of(read_network(stage)) for stage in read_stages(folder) or [folder]]
-        return FaceTask(stages[0].source, stages[-1].target, tuple(stage.source for stage in stages[1:]))
+        return FaceTask(stages[0].source, stages[-1].target,
+                        tuple(stage.source for stage in stages[1:]))
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {folder}: {error}") from error
 
 
 @overload
 def load(
-    name_or_dir: Literal["celeba-8to32", "celeba-32to64", "celeba-8to64"] = ..., device: str = ..., engine: str = ...,
+    name_or_dir: Literal["celeba-8to32", "celeba-32to64", "celeba-8to64"] = ..., device: str = ...,
+    engine: str = ...,
 ) -> Upscaler: ...
 @overload
-def load(name_or_dir: Literal["multi30k-en-de"], device: str = ..., engine: str = ...) -> Translator: ...
+def load(name_or_dir: Literal["multi30k-en-de"], device: str = ...,
+         engine: str = ...) -> Translator: ...
 @overload
 def load(name_or_dir: str | Path, device: str = ..., engine: str = ...) -> Any: ...  # noqa: ANN401 -- by the task
 def load(
@@ -54,11 +61,11 @@ def load(
     """Load a checkpoint: an `Upscaler` or a `Translator`, by its task.
 
     Args:
-        name_or_dir: a bundled checkpoint's name such as "celeba-8to32", a folder, or a Hugging Face hub id
-            ("owner/name").
+        name_or_dir: a bundled checkpoint's name such as "celeba-8to32", a folder, or a Hugging Face
+            hub id ("owner/name").
         device: "auto", "cpu" or "cuda".
-        engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto" takes
-            "native-int8" on a CPU, and "triton" on a GPU.
+        engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto"
+            takes "native-int8" on a CPU, and "triton" on a GPU.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.

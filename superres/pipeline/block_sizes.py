@@ -1,4 +1,5 @@
-"""Adaptive block sizes of a loaded checkpoint, by its recorded costs; nothing is measured while decoding."""
+"""Adaptive block sizes of a loaded checkpoint, by its recorded costs; nothing is measured while
+decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def _draft_step(model: StepModel, proposer: DraftProposer, rows: int) -> float:
 
 
 class BlockSizes:
-    """The adaptive block sizes of one network: by the record `StepModel.costs` of its engine, and its `confidence`."""
+    """The adaptive block sizes of one network: by the record `StepModel.costs` of its engine, and
+    its `confidence`."""
 
     confidence: Confidence | None = None
 
@@ -31,14 +33,17 @@ class BlockSizes:
         self.model = model
 
     def get(
-        self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None, proposer: Proposer | None = None,
+        self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None,
+        proposer: Proposer | None = None,
     ) -> int | ConfidentBlockSize | None:
-        """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
+        """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block
+        size.
 
-        `proposer` is the one of `options`; None if it needs no resource. Every iteration chooses its own size where the
-        probabilities of its proposals are known; other decodes have the size that the recorded costs make the fastest.
-        That size is 1 wherever blocks would not pay. It depends on the checkpoint, the class of the processor, the
-        options, the number of rows and, for text, the length of the sources; not on the machine or its other work.
+        `proposer` is the one of `options`; None if it needs no resource. Every iteration chooses
+        its own size where the probabilities of its proposals are known; other decodes have the size
+        that the recorded costs make the fastest. That size is 1 wherever blocks would not pay. It
+        depends on the checkpoint, the class of the processor, the options, the number of rows and,
+        for text, the length of the sources; not on the machine or its other work.
         """
         if not options.adaptive or not len(source):
             return None
@@ -46,17 +51,21 @@ class BlockSizes:
         proposer = proposer or PROPOSERS[options.proposer]()
         costs = model.costs.of(rows)
         times = costs.up_to(check_options(options, model.prediction_heads))
-        if isinstance(proposer, DraftProposer):  # one step of the draft per proposal; other proposals cost next to none
+        # one step of the draft per proposal; other proposals cost next to none
+        if isinstance(proposer, DraftProposer):
             step = _draft_step(model, proposer, rows)
             times = [time + step * further for further, time in enumerate(times)]
         least = min(len(times), max(options.min_block, proposer.least_block))
-        size = paying_size(costs, times, least, usual(self.confidence, options), self._length(source, padding))
+        size = paying_size(costs, times, least, usual(self.confidence, options),
+                           self._length(source, padding))
         if size == 1 or self.confidence is None or not self._is_confident(options):
             return size
-        return ConfidentBlockSize(self.confidence, times, options, model.vocabulary, model.end_token)
+        return ConfidentBlockSize(self.confidence, times, options, model.vocabulary,
+                                  model.end_token)
 
     def _length(self, source: Tensor, padding: Tensor | None) -> float:
-        """Return the expected number of target tokens: a sentence is about as long as its translation."""
+        """Return the expected number of target tokens: a sentence is about as long as its
+        translation."""
         if self.model.end_token is None:
             return self.model.length
         return source.shape[1] - (0.0 if padding is None else float(padding.sum()) / len(source))
@@ -64,9 +73,10 @@ class BlockSizes:
     def _is_confident(self, options: DecodeConfig) -> bool:
         """Return whether every iteration can choose its block size.
 
-        Proposers other than the heads have no known probabilities. Sampling, and criteria without a rule, have no known
-        reach. Heads of text have probabilities, but to know one takes all scores of a vocabulary: captions took up to
-        1.18 times as long as with one block size. On an accelerator, further proposals cost hardly anything.
+        Proposers other than the heads have no known probabilities. Sampling, and criteria without a
+        rule, have no known reach. Heads of text have probabilities, but to know one takes all
+        scores of a vocabulary: captions took up to 1.18 times as long as with one block size. On an
+        accelerator, further proposals cost hardly anything.
         """
         rule = CRITERIA[options.accept](options).rule
         known = options.proposer == "heads" and rule is not None and self.model.end_token is None

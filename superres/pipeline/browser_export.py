@@ -1,10 +1,11 @@
 """The weights of an upscaler as the engine in a browser reads them: one file for all stages.
 
-A stage is an image (see `superres.native.image`) of a native session of one row and its decoder, before the first step.
-`superres/native/browser/superres.js` reads the file and decodes. Uncompressed, it has the length of a JSON header (four
-bytes), the header, and the body: per stage the data of the image, and then numbers, float32, from which the browser
-computes what takes more bytes: the position signals, and the transformed weights of convolutions. The body is in four
-planes, the first bytes of each four, then the second ones and so on, which compresses better.
+A stage is an image (see `superres.native.image`) of a native session of one row and its decoder,
+before the first step. `superres/native/browser/superres.js` reads the file and decodes.
+Uncompressed, it has the length of a JSON header (four bytes), the header, and the body: per stage
+the data of the image, and then numbers, float32, from which the browser computes what takes more
+bytes: the position signals, and the transformed weights of convolutions. The body is in four
+    planes, the first bytes of each four, then the second ones and so on, which compresses better.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from superres.system.output import write_result
 
 FORMAT = 2
 ITERATIONS = 64
-"""Largest number of iterations of one call of the engine; their record has its room in the image."""
+"""Largest number of iterations of one call of the engine; their record has its room in the
+image."""
 FIELDS = {"session": ("size.width",), "sampler": ("seed",),
           "loop": ("block_size", "rule", "bound", "sampling")}
 """The fields of each structure that differ between decodes."""
@@ -62,11 +64,12 @@ MODULES = "wasm32", "wasm32-relaxed"
 def write_engine(folder: Path, upscaler: Upscaler) -> int:
     """Write the engine and the weights for an upscaler of the engine "native-int8" into `folder`.
 
-    Returns the number of bytes of the weights and of the larger module: a browser loads one of both. Raises
-    NativeUnavailable if the modules cannot be compiled, and as `packed_weights`.
+    Returns the number of bytes of the weights and of the larger module: a browser loads one of
+    both. Raises NativeUnavailable if the modules cannot be compiled, and as `packed_weights`.
     """
     weights, modules = packed_weights(upscaler), {name: wasm_file(name) for name in MODULES}
-    files = {"weights.bin": weights, **{f"superres-{name}.wasm": path.read_bytes() for name, path in modules.items()},
+    files = {"weights.bin": weights, **{f"superres-{name}.wasm": path.read_bytes() for name,
+                                        path in modules.items()},
              **{path.name: path.read_bytes() for path in SCRIPTS.glob("*.js")}}
     for name, content in files.items():
         write_result(folder / name, content)
@@ -88,8 +91,9 @@ def packed_weights(upscaler: Upscaler) -> bytes:
         images.insert(0, data)
         stage = stage.first
     body = np.frombuffer(b"".join(images), np.uint8).reshape(-1, 4).T.tobytes()
-    about = {"format": FORMAT, "checkpoint": upscaler.name, "revision": upscaler.revision, "abi": abi.DIGEST,
-             "digest": hashlib.sha256(body).hexdigest(), "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
+    about = {"format": FORMAT, "checkpoint": upscaler.name, "revision": upscaler.revision,
+             "abi": abi.DIGEST, "digest": hashlib.sha256(body).hexdigest(),
+             "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
              "transform": transform().tolist(), "self_test": f"{SELF_TEST:016x}", "stages": stages}
     text = json.dumps(about).encode()
     return gzip.compress(struct.pack("<I", len(text)) + text + body, 9, mtime=0)
@@ -102,21 +106,28 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     config, task, loop = model.model.config, stage.network_task, decoder.loop
     length = config.source_length
     encoder, session, lengths = model.encoder.args[0], decoder.session, torch.tensor([length])
-    # Memory that a decode writes first, and what is computed when the file is loaded, is not in the file.
-    source, record = (torch.zeros(shape, dtype=torch.int64) for shape in (length, (ITERATIONS, loop.capacity + 2)))
+    # Memory that a decode writes first, and what is computed when the file is loaded, is not in the
+    # file.
+    source, record = (torch.zeros(shape, dtype=torch.int64)
+                      for shape in (length, (ITERATIONS, loop.capacity + 2)))
     states = torch.zeros(length + -length % SOURCE_MULTIPLE, config.width)
     products = encoder.products[: PRODUCTS * (1 + 2 * encoder.blocks)]
-    computed = [encoder.source_signal, encoder.signal, *(part for one in products for part in (one.weight, one.scale))]
+    computed = [encoder.source_signal, encoder.signal,
+                *(part for one in products for part in (one.weight, one.scale))]
     image = MemoryImage([model.packed.tensors, vars(decoder.limits), lengths], [
         vars(session), loop.tensors, decoder.bounds, source, record, states,
-        [tensor for tensor in model.packed.tensors if isinstance(tensor, Tensor) and tensor.data_ptr() in {*computed}]])
-    structures = {"session": session.session, "loop": loop, "encoder": encoder, "sampler": loop.sampling.contents,
+        [tensor for tensor in model.packed.tensors if isinstance(tensor, Tensor)
+         and tensor.data_ptr() in {*computed}]])
+    structures = {"session": session.session, "loop": loop, "encoder": encoder,
+                  "sampler": loop.sampling.contents,
                   "encoded": encoded_of(decoder, lengths, states)}
     at = {name: image.add(structure) for name, structure in structures.items()}
     at |= {field.rpartition(".")[2]: at[name] + offset_of(type(structures[name]), field)
            for name, fields in FIELDS.items() for field in fields}
-    structures |= {"limits": loop.limits, "near": session.session.neighbourhood, "report": session.session.report}
-    at |= {name: image.at(getattr(structures[owner], name)) for owner, names in NUMBERS.items() for name in names}
+    structures |= {"limits": loop.limits, "near": session.session.neighbourhood,
+                   "report": session.session.report}
+    at |= {name: image.at(getattr(structures[owner], name)) for owner,
+           names in NUMBERS.items() for name in names}
     at |= {"source": image.at(source.data_ptr()), "record": image.at(record.data_ptr())}
     places = list(map(image.at, computed))
     data, size = image.finished()
@@ -124,14 +135,16 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     about = {"source": task.source, "target": task.target, "heads": config.prediction_heads,
              "block": exact_block(stage), "width": config.width,
              "at": {name: image.place(place) for name, place in at.items()},
-             "computed": list(map(image.place, places)), "convolutions": [weight.shape[:2] for weight in convolutions],
-             "links": image.links, "bytes": len(data), "memory": size}
+             "computed": list(map(image.place, places)),
+             "convolutions": [weight.shape[:2] for weight in convolutions], "links": image.links,
+             "bytes": len(data), "memory": size}
     numbers = [*signals_of(model), *convolutions]
     return about, data + b"".join(part.float().contiguous().numpy().tobytes() for part in numbers)
 
 
 def exact_block(stage: Upscaler) -> int:
-    """Return the block size of exact acceptance that is the fastest by the recorded costs of WebAssembly."""
+    """Return the block size of exact acceptance that is the fastest by the recorded costs of
+    WebAssembly."""
     record = record_for(stage.costs, stage.engine, MODULES[-1]) or stage.scoring.costs
     costs, heads = record.of(1), stage.model_config.prediction_heads
     passing = usual(stage.block_sizes.confidence, DecodeConfig())
@@ -139,17 +152,22 @@ def exact_block(stage: Upscaler) -> int:
 
 
 def native_model(stage: Upscaler) -> NativeModel:
-    """Return the network of a stage; raise ConfigError if the engine in a browser does not know its kind."""
+    """Return the network of a stage; raise ConfigError if the engine in a browser does not know its
+    kind."""
     model, config = stage.scoring, stage.model_config
-    if (isinstance(model, NativeModel) and model.engine == "native-int8" and config.aligned_conditioning
-            and config.numeric_neighbourhood and not config.cross_attention and stage.default.consistent):
+    if (isinstance(model, NativeModel) and model.engine == "native-int8"
+        and config.aligned_conditioning
+        and config.numeric_neighbourhood and not config.cross_attention
+        and stage.default.consistent):
         return model
-    raise ConfigError(f"the engine in a browser does not know a network such as that of {stage.name}, or not with the "
-                      f"engine {model.engine}; choose another checkpoint, and the engine native-int8")
+    raise ConfigError("the engine in a browser does not know a network such as that of "
+                      f"{stage.name}, or not with the engine {model.engine}; choose another "
+                      "checkpoint, and the engine native-int8")
 
 
 def signals_of(model: NativeModel) -> list[Tensor]:
-    """Return the parts of the position signals of source and target: those of rows, and those within a row."""
+    """Return the parts of the position signals of source and target: those of rows, and those
+    within a row."""
     parts = list[Tensor]()
     for signal, shape in ((model.model.source_signal, model.model.config.source_shape),
                           (model.model.signal, model.model.config.target_shape)):
@@ -161,11 +179,13 @@ def signals_of(model: NativeModel) -> list[Tensor]:
 def started(stage: Upscaler) -> NativeDecoder:
     """Return a decoder of one row of a stage, whose options can be any that the page offers."""
     heads = stage.model_config.prediction_heads
-    options = DecodeConfig(block_size=heads, consistent=True, temperature=1.0, nucleus=stage.default.nucleus)
+    options = DecodeConfig(block_size=heads, consistent=True, temperature=1.0,
+                           nucleus=stage.default.nucleus)
     source = torch.zeros(1, stage.model_config.source_length, dtype=torch.int64)
     plain = PlainDecoder(
-        stage.scoring, stage.scoring_for(options).session(source, heads), options, torch.zeros(1, dtype=torch.int64),
-        heads, PROPOSERS[options.proposer](), CRITERIA[options.accept](options))
+        stage.scoring, stage.scoring_for(options).session(source, heads), options,
+        torch.zeros(1, dtype=torch.int64), heads, PROPOSERS[options.proposer](),
+        CRITERIA[options.accept](options))
     return NativeDecoder(plain)
 
 
@@ -173,6 +193,7 @@ def encoded_of(decoder: NativeDecoder, lengths: Tensor, states: Tensor) -> abi.C
     """Return where the encoder writes: to what the session of a decoder reads, and to `states`."""
     session = decoder.session.session
     return abi.CEncoded(
-        states=states.data_ptr(), position_table=session.input.position_table, head_table=session.heads.conditioning,
-        estimate=session.ordinal.estimate, residual_sum=session.neighbourhood.residual_sum, stride=int(lengths),
-        positions=len(states), lengths=lengths.data_ptr())
+        states=states.data_ptr(), position_table=session.input.position_table,
+        head_table=session.heads.conditioning, estimate=session.ordinal.estimate,
+        residual_sum=session.neighbourhood.residual_sum, stride=int(lengths), positions=len(states),
+        lengths=lengths.data_ptr())

@@ -1,4 +1,5 @@
-"""Cascades: the network of an upscaler enlarges the pictures that another upscaler draws, in turns."""
+"""Cascades: the network of an upscaler enlarges the pictures that another upscaler draws, in
+turns."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from superres.tasks.faces import FaceTask
 
 
 class StreamDecoder(Protocol):
-    """Decodes the pictures of a feed: a `superres.decoding.batching.RefilledDecoder`, or one per stage."""
+    """Decodes the pictures of a feed: a `superres.decoding.batching.RefilledDecoder`, or one per
+    stage."""
 
     @property
     def under_way(self) -> list[Any]:
@@ -28,25 +30,29 @@ class StreamDecoder(Protocol):
         """Number of tokens decoded of the pictures that are not complete."""
 
     def run(self) -> Iterator[list[Result[Any]]]:
-        """Decode until the feed ends, and yield the pictures completed since the last time, possibly none."""
+        """Decode until the feed ends, and yield the pictures completed since the last time,
+        possibly none."""
 
 
 @dataclass(frozen=True, eq=False)
 class StageResult(Result[Any]):
     """A complete picture of a cascade, whose `seconds` are those of all stages."""
 
-    earlier: Result[Any] | None = None  # the picture that it enlarges; None if the input itself has its size
+    # the picture that it enlarges; None if the input itself has its size
+    earlier: Result[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedResult(Result[Any]):
-    """A picture that was made of others, as they were `drawn`, with the trace of the first and the seconds of all."""
+    """A picture that was made of others, as they were `drawn`, with the trace of the first and the
+    seconds of all."""
 
     drawn: Sequence[Result[Any]] = ()
 
 
 def stage_traces(result: Result[Any]) -> list[RowTrace]:
-    """Return the acceptance traces of all decodes that a picture needed: of a cascade, of its stages in their order."""
+    """Return the acceptance traces of all decodes that a picture needed: of a cascade, of its
+    stages in their order."""
     if isinstance(result, FinishedResult):
         return [trace for one in result.drawn for trace in stage_traces(one)]
     earlier = result.earlier if isinstance(result, StageResult) else None
@@ -55,7 +61,8 @@ def stage_traces(result: Result[Any]) -> list[RowTrace]:
 
 @dataclass(frozen=True, eq=False)
 class Enlarging:
-    """A picture for the last stage: its pixels, the key of its noise, the item it belongs to, and the earlier stage."""
+    """A picture for the last stage: its pixels, the key of its noise, the item it belongs to, and
+    the earlier stage."""
 
     source: np.ndarray
     key: int
@@ -64,7 +71,8 @@ class Enlarging:
 
 
 def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
-    """Return the keys of the noise of stage 1, 2, ..., which must not repeat that of another stage."""
+    """Return the keys of the noise of stage 1, 2, ..., which must not repeat that of another
+    stage."""
     given = torch.tensor(keys, dtype=torch.int64)
     return [int(key) for key in part_keys(given, torch.full_like(given, stage))]
 
@@ -72,23 +80,27 @@ def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
 class CascadeDecoder:
     """A `StreamDecoder` of two stages that decode in turns, each with all threads of the machine.
 
-    Two stages at the same time would share the threads, and need different shares in the course of a batch. Whenever no
-    picture waits for the last stage, the first stage draws the next ones. It may be a cascade itself.
+    Two stages at the same time would share the threads, and need different shares in the course of
+    a batch. Whenever no picture waits for the last stage, the first stage draws the next ones. It
+    may be a cascade itself.
     """
 
     def __init__(
         self, feed: Feed[Any], first: Callable[[Feed[Any]], StreamDecoder],
-        last: Callable[[Feed[Enlarging]], RefilledDecoder[Enlarging]], task: FaceTask, rows: int, stage: int = 1,
+        last: Callable[[Feed[Enlarging]], RefilledDecoder[Enlarging]], task: FaceTask, rows: int,
+        stage: int = 1,
     ) -> None:
         """Prepare; nothing is taken from the feed yet.
 
         Args:
-            feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`. Those whose pictures have
-                the size of the first stage's outputs go to the last stage at once.
+            feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`. Those
+                whose pictures have the size of the first stage's outputs go to the last stage at
+                once.
             first: makes the decoder of the first stage for a feed, once per turn.
             last: makes the decoder of the last stage for a feed.
             task: the sizes of the first stage.
-            rows: number of pictures that end a turn of the first stage as soon as they wait for the last stage.
+            rows: number of pictures that end a turn of the first stage as soon as they wait for the
+                last stage.
             stage: the number of the last stage, which is more than 1 if the first one is a cascade.
         """
         self.task, self.rows, self.stage = task, rows, stage
@@ -103,7 +115,8 @@ class CascadeDecoder:
 
     @property
     def tokens_under_way(self) -> int:
-        drawn = [one.earlier.trace.tokens for one in (*self.last.under_way, *self._waiting) if one.earlier is not None]
+        drawn = [one.earlier.trace.tokens for one in (*self.last.under_way, *self._waiting)
+                 if one.earlier is not None]
         return self.first.tokens_under_way + sum(drawn) + self.last.tokens_under_way
 
     def run(self) -> Iterator[list[Result[Any]]]:
@@ -116,7 +129,8 @@ class CascadeDecoder:
             if finished is None:
                 return
             yield [StageResult(one.item.item, one.tokens, one.trace, one.seconds + (
-                0.0 if one.item.earlier is None else one.item.earlier.seconds), one.item.earlier) for one in finished]
+                0.0 if one.item.earlier is None else one.item.earlier.seconds), one.item.earlier)
+                   for one in finished]
 
     def _turn(self) -> Iterator[list[Result[Any]]]:
         """Let the first stage draw pictures until enough of them wait for the last stage."""
@@ -130,7 +144,8 @@ class CascadeDecoder:
         self.first = self._make_first(self._small)
 
     def _small(self, limit: int, wait: bool) -> Sequence[Any] | None:
-        """Provide pictures for the first stage's turn; pass those of the first stage's output size on."""
+        """Provide pictures for the first stage's turn; pass those of the first stage's output size
+        on."""
         while len(self._waiting) < self.rows:
             items = self._given(limit, wait)
             if items is None:

@@ -40,11 +40,12 @@ native, which also stops the translation of n tokens at 2n + 10 tokens.
 
 
 def export_ctranslate2(checkpoint: str | Path, folder: Path) -> None:
-    """Write the base network of a text checkpoint (a name or folder) as a CTranslate2 model with a README.
+    """Write the base network of a text checkpoint (a name or folder) as a CTranslate2 model with a
+    README.
 
-    `folder` is new or empty; afterwards it is complete, or as it was. Raises CheckpointError if the checkpoint is
-    missing or damaged; ConfigError if CTranslate2 is not installed or does not know such a network, or `folder` is not
-    empty; OutputError if the folder cannot be written.
+    `folder` is new or empty; afterwards it is complete, or as it was. Raises CheckpointError if the
+    checkpoint is missing or damaged; ConfigError if CTranslate2 is not installed or does not know
+    such a network, or `folder` is not empty; OutputError if the folder cannot be written.
     """
     source = find_checkpoint(checkpoint)
     model = load_checkpoint(source)
@@ -52,9 +53,11 @@ def export_ctranslate2(checkpoint: str | Path, folder: Path) -> None:
     require(config.task == translation.name,
             f"checkpoint {name} is for {config.task}; CTranslate2 translates text only")
     require(config.identity_p1,
-            f"p1 of checkpoint {name} passes through its head layer, which CTranslate2 does not know")
+            f"p1 of checkpoint {name} passes through its head layer, which CTranslate2 does not "
+            "know")
     require(config.cross_attention and config.attention == "causal",
-            f"checkpoint {name} has no cross-attention or no causal attention; CTranslate2 does not know its network")
+            f"checkpoint {name} has no cross-attention or no causal attention; CTranslate2 does "
+            "not know its network")
     require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
             f"{folder} exists and is not an empty folder; choose another one")
     codec = translation.Codec.read(source, config.source_length)
@@ -68,14 +71,17 @@ def export_ctranslate2(checkpoint: str | Path, folder: Path) -> None:
 
 
 def specification(model: EncoderDecoder, codec: translation.Codec) -> TransformerSpec:
-    """Return the base network in the form that CTranslate2 saves; raise ConfigError if CTranslate2 is missing."""
+    """Return the base network in the form that CTranslate2 saves; raise ConfigError if CTranslate2
+    is missing."""
     try:
         from ctranslate2.specs import TransformerSpec
     except ImportError as error:
-        raise ConfigError("the export needs CTranslate2; install it with: pip install 'superres[peers]'") from error
+        raise ConfigError("the export needs CTranslate2; install it with: pip install "
+                          "'superres[peers]'") from error
     config = model.config
     spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.attention_heads, pre_norm=config.norm == "pre")
+        (config.encoder_layers, config.decoder_layers), config.attention_heads,
+        pre_norm=config.norm == "pre")
     _encoder(spec.encoder, model)
     _decoder(spec.decoder, model)
     pieces = [codec.pieces.id_to_piece(token) for token in range(codec.size)]
@@ -83,7 +89,8 @@ def specification(model: EncoderDecoder, codec: translation.Codec) -> Transforme
     spec.register_target_vocabulary(pieces)
     # The first position reads zeros; the start token's own embedding is not used.
     spec.config.bos_token = spec.config.decoder_start_token = pieces[translation.PADDING]
-    spec.config.eos_token, spec.config.unk_token = pieces[translation.END], pieces[translation.UNKNOWN]
+    spec.config.eos_token, spec.config.unk_token = (pieces[translation.END],
+                                                    pieces[translation.UNKNOWN])
     spec.config.add_source_eos = True
     spec.validate()
     spec.optimize()
@@ -92,7 +99,8 @@ def specification(model: EncoderDecoder, codec: translation.Codec) -> Transforme
 
 def _encoder(spec: TransformerEncoderSpec, model: EncoderDecoder) -> None:
     # Both engines multiply embeddings by the square root of the width.
-    spec.embeddings[0].weight = _array((model.source_embedding or model.target_embedding).table.weight)
+    spec.embeddings[0].weight = _array((model.source_embedding
+                                        or model.target_embedding).table.weight)
     spec.position_encodings.encodings = _array(model.source_signal)
     if isinstance(model.encoder_norm, nn.LayerNorm):  # only networks with norm "pre" have one
         _norm(spec.layer_norm, model.encoder_norm)

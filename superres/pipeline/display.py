@@ -18,7 +18,8 @@ COLUMNS = 8  # pictures per row of a contact sheet
 
 
 def images_png(images: np.ndarray) -> bytes | None:
-    """Return a contact sheet of pictures, uint8 [N, H, W, 3], as a marked PNG in their own size; None for none."""
+    """Return a contact sheet of pictures, uint8 [N, H, W, 3], as a marked PNG in their own size;
+    None for none."""
     if not len(images):
         return None
     images = images[:MOST_SHOWN]
@@ -27,26 +28,31 @@ def images_png(images: np.ndarray) -> bytes | None:
     rows = -(-count // columns)
     sheet = np.full((rows * columns, height, width, 3), 255, np.uint8)
     sheet[:count] = images
-    sheet = sheet.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    sheet = sheet.reshape(
+        rows, columns, height, width, 3
+    ).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
     return encode_png(Picture(sheet), {})
 
 
 def images_html(stages: Sequence[np.ndarray], lines: Sequence[str]) -> str:
-    """Return a contact sheet of the pictures of each stage, uint8 [N, H, W, 3], and `lines` below them, as HTML."""
+    """Return a contact sheet of the pictures of each stage, uint8 [N, H, W, 3], and `lines` below
+    them, as HTML."""
     below = [*lines, *_more(len(stages[-1]), "image")]
-    return "".join(map(_sheet_html, stages)) + "".join(f"<div>{html.escape(line)}</div>" for line in below)
+    return "".join(map(_sheet_html, stages)) + "".join(f"<div>{html.escape(line)}</div>"
+                                                       for line in below)
 
 
 def _sheet_html(images: np.ndarray) -> str:
-    """Return a contact sheet whose pixels are sharp, and all have the same whole number of the page's pixels."""
+    """Return a contact sheet whose pixels are sharp, and all have the same whole number of the
+    page's pixels."""
     png = images_png(images)
     if png is None:
         return ""
     _, height, width, _ = images.shape
     shown = -(-ENLARGED // width) * width * min(len(images), COLUMNS)
     alt = f"{counted(len(images), 'upscaled picture')} of {width}x{height}"
-    return (f'<img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{shown}" alt="{alt}" '
-            'style="image-rendering: pixelated; max-width: 100%">')
+    return (f'<img src="data:image/png;base64,{base64.b64encode(png).decode()}" width="{shown}" '
+            f'alt="{alt}" style="image-rendering: pixelated; max-width: 100%">')
 
 
 def texts_html(texts: Sequence[str], line: str) -> str:

@@ -19,11 +19,13 @@ LOG = logging.getLogger(__name__)
 bytewise = partial(NativeModel, precision="int8")
 
 
-def automatic(model: EncoderDecoder, end_token: int | None, warn: Callable[..., None] = LOG.warning) -> StepModel:
-    """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else the plain step.
+def automatic(model: EncoderDecoder, end_token: int | None,
+              warn: Callable[..., None] = LOG.warning) -> StepModel:
+    """Take compiled code on a CPU, the Triton kernel on a GPU if it decodes with the network, else
+    the plain step.
 
-    On a CPU, that is "native-int8", whose tokens are the same on every processor and in browsers. `warn` is told why a
-    slower engine serves.
+    On a CPU, that is "native-int8", whose tokens are the same on every processor and in browsers.
+    `warn` is told why a slower engine serves.
     """
     if model.signal.device.type == "cpu":
         try:
@@ -34,12 +36,15 @@ def automatic(model: EncoderDecoder, end_token: int | None, warn: Callable[..., 
         reason = refusal(model)
         if reason is None:
             return triton(model, end_token, warn=warn)
-        warn("decoding with the engine plain on the GPU, since triton does not decode with this network: %s", reason)
+        warn("decoding with the engine plain on the GPU, since triton does not decode with this "
+             "network: %s", reason)
     return StepModel(model, end_token)
 
 
-def compiled(model: EncoderDecoder, end_token: int | None, warn: Callable[..., None] = LOG.warning) -> StepModel:
-    """Take compiled code with bytes, or with float32, and a warning says why, if bytes do not support the network."""
+def compiled(model: EncoderDecoder, end_token: int | None,
+             warn: Callable[..., None] = LOG.warning) -> StepModel:
+    """Take compiled code with bytes, or with float32, and a warning says why, if bytes do not
+    support the network."""
     try:
         return bytewise(model, end_token)
     except NativeUnavailable as error:
@@ -49,9 +54,11 @@ def compiled(model: EncoderDecoder, end_token: int | None, warn: Callable[..., N
 
 
 def triton(
-    model: EncoderDecoder, end_token: int | None, half: bool = False, warn: Callable[..., None] = LOG.warning,
+    model: EncoderDecoder, end_token: int | None, half: bool = False,
+    warn: Callable[..., None] = LOG.warning,
 ) -> StepModel:
-    """Take the Triton kernel; the plain step, and a warning says why, if the kernel does not work here."""
+    """Take the Triton kernel; the plain step, and a warning says why, if the kernel does not work
+    here."""
     try:
         from superres.gpu.model import TritonModel  # Triton is imported where it is asked for only
 
@@ -77,8 +84,10 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
 """Engines by the name that users give."""
 
 
-def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Wrap `model`, in evaluation mode and on its device, for the decoder; `engine` is a name in ENGINES.
+def step_model(model: EncoderDecoder, end_token: int | None = None,
+               engine: str = "auto") -> StepModel:
+    """Wrap `model`, in evaluation mode and on its device, for the decoder; `engine` is a name in
+    ENGINES.
 
     Raises ConfigError if the engine is unknown, or not available for this model or machine.
     """

@@ -1,4 +1,5 @@
-"""Whether the GPU or the CPU decodes, where a user leaves both the device and the engine open: measured once."""
+"""Whether the GPU or the CPU decodes, where a user leaves both the device and the engine open:
+measured once."""
 
 from __future__ import annotations
 
@@ -41,15 +42,18 @@ CPU = torch.device("cpu")
 
 def fastest_device(
     model: EncoderDecoder, end_token: int | None, revision: str, gpu: torch.device,
-    measure: Callable[[EncoderDecoder, int | None, torch.device], tuple[list[float], bool]] | None = None,
+    measure: Callable[[EncoderDecoder, int | None, torch.device],
+                      tuple[list[float], bool]] | None = None,
 ) -> torch.device:
-    """Return the `gpu`, or the CPU, and a warning says so, if decoding on it is faster by a measurement.
+    """Return the `gpu`, or the CPU, and a warning says so, if decoding on it is faster by a
+    measurement.
 
-    The measurement takes some seconds. It is kept in the user's cache for the network's `revision`, this machine and
-    this release; `measure` is `seconds_per_token`, but for tests.
+    The measurement takes some seconds. It is kept in the user's cache for the network's `revision`,
+    this machine and this release; `measure` is `seconds_per_token`, but for tests.
     """
     settings = {"revision": revision, "version": __version__, **machine(gpu)}
-    path = cache_folder() / f"device-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}.json"
+    path = (cache_folder()
+            / f"device-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}.json")
     try:
         if (seconds := _kept(path)) is None:
             with Progress("measuring whether the GPU or the CPU decodes faster"):
@@ -62,15 +66,17 @@ def fastest_device(
         return CPU
     if gpu_pays(seconds):
         return gpu
-    LOG.warning("decoding on the CPU, which is faster here: %.3g ms a token alone and %.3g ms in a full batch, on the "
-                "GPU %.3g and %.3g ms; --device cuda decodes on the GPU", *(1e3 * value for value in seconds))
+    LOG.warning("decoding on the CPU, which is faster here: %.3g ms a token alone and %.3g ms in a "
+                "full batch, on the GPU %.3g and %.3g ms; --device cuda decodes on the GPU",
+                *(1e3 * value for value in seconds))
     return CPU
 
 
 def _kept(path: Path) -> list[float] | None:
     """Return the four seconds in a file; None if it is missing or damaged."""
     with suppress(ConfigError):
-        known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the seconds"), ConfigError, "remove it")
+        known = read_json(path, functools.partial(reader_of(dict[str, Any]), "the seconds"),
+                          ConfigError, "remove it")
         seconds: list[float] = reader_of(list[float])("seconds", known.get("seconds"))
         return seconds if len(seconds) == 4 and min(seconds) > 0 else None
     return None
@@ -84,10 +90,11 @@ def _keep(path: Path, document: dict[str, Any]) -> None:
 
 
 def gpu_pays(seconds: list[float]) -> bool:
-    """Return whether the GPU decodes, by the seconds per token of a row alone and in a full batch: CPU's, then GPU's.
+    """Return whether the GPU decodes, by the seconds per token of a row alone and in a full batch:
+    CPU's, then GPU's.
 
-    What will be decoded is not known when a checkpoint is loaded. So the GPU decodes if it gains as much in one of the
-    two cases as it loses in the other, or more.
+    What will be decoded is not known when a checkpoint is loaded. So the GPU decodes if it gains as
+    much in one of the two cases as it loses in the other, or more.
     """
     alone, together, gpu_alone, gpu_together = seconds
     return gpu_alone * gpu_together <= alone * together
@@ -96,10 +103,12 @@ def gpu_pays(seconds: list[float]) -> bool:
 def seconds_per_token(
     model: EncoderDecoder, end_token: int | None, gpu: torch.device,
 ) -> tuple[list[float], bool]:
-    """Return the seconds per token of a row alone and in a full batch, on CPU and GPU, and whether to keep them.
+    """Return the seconds per token of a row alone and in a full batch, on CPU and GPU, and whether
+    to keep them.
 
-    They are those of the block size that is the fastest if four of five proposals pass. They are not kept if the kernel
-    did not work, which may have passing reasons, or if both devices are so close that other work may have decided.
+    They are those of the block size that is the fastest if four of five proposals pass. They are
+    not kept if the kernel did not work, which may have passing reasons, or if both devices are so
+    close that other work may have decided.
     """
     found, works, config = list[float](), True, model.config
     length = config.source_length if end_token is None else min(SENTENCE, config.source_length)
@@ -109,7 +118,8 @@ def seconds_per_token(
         works &= device == CPU or engine.engine != "plain" or refusal(model) is not None
         largest = check_options(DecodeConfig(), engine.prediction_heads)
         for rows in (1, FULL[device.type]):
-            source = (7 * torch.arange(rows * length, device=device) % (config.vocabulary - 4) + 4).view(rows, length)
+            source = (7 * torch.arange(rows * length, device=device) % (config.vocabulary - 4)
+                      + 4).view(rows, length)
             costs = measured_costs(engine, source, DecodeConfig(), largest)
             size, tokens = fastest_size(costs)
             found.append(costs[size - 1] / tokens / rows)

@@ -34,7 +34,8 @@ class FeedQueue(Generic[T]):
             self._changed.notify_all()
 
     def put(self, item: T) -> bool:
-        """Add an item as soon as there is space; return False, without adding it, if the queue is closed."""
+        """Add an item as soon as there is space; return False, without adding it, if the queue is
+        closed."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.items) < self.most or self._closed)
             if not self._closed:

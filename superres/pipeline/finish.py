@@ -1,13 +1,16 @@
-"""Finishing pictures after decoding: a mean of several, then an unsharp mask, within the sums of the input's cells.
+"""Finishing pictures after decoding: a mean of several, then an unsharp mask, within the sums of
+the input's cells.
 
-"mean" averages the exact pictures of the input and of the mirrored input, which is mirrored back; "sharp" averages
-three samples at temperature 0.7. What the pictures agree on stays, and what each invented alone fades. Where several
-networks draw, the mean is that of the pictures which the last network enlarges; where one draws, that of its outputs.
-The unsharp mask brings back the contrast that averages lose.
+"mean" averages the exact pictures of the input and of the mirrored input, which is mirrored back;
+"sharp" averages three samples at temperature 0.7. What the pictures agree on stays, and what each
+invented alone fades. Where several networks draw, the mean is that of the pictures which the last
+network enlarges; where one draws, that of its outputs. The unsharp mask brings back the contrast
+that averages lose.
 
 Both are projected onto the pictures whose cells have exactly the sums of the input's enlargement
-(`superres.tasks.consistency.projected`), so a finished picture reduces to exactly its input. All arithmetic is on
-whole numbers: the same drawn pictures give the same finished ones on every machine.
+(`superres.tasks.consistency.projected`), so a finished picture reduces to exactly its input. All
+arithmetic is on whole numbers: the same drawn pictures give the same finished ones on every
+machine.
 """
 
 from __future__ import annotations
@@ -39,11 +42,13 @@ GAUSS = (1, 18, 221, 991, 1634, 991, 221, 18, 1)
 """Gaussian weights of standard deviation 1 pixel, whose sum is 4096, a power of two."""
 
 Combine = Callable[[Pixels, Pixels], Pixels]
-"""Makes of pictures, uint8 [K, H, W, 3], with their source, uint8 [h, w, 3], one picture, uint8 [H, W, 3]."""
+"""Makes of pictures, uint8 [K, H, W, 3], with their source, uint8 [h, w, 3], one picture, uint8 [H,
+W, 3]."""
 
 
 class Stages(Protocol):
-    """The networks that draw pictures, one after another: a `superres.pipeline.upscaler.Upscaler`."""
+    """The networks that draw pictures, one after another: a
+    `superres.pipeline.upscaler.Upscaler`."""
 
     @property
     def first(self) -> Stages | None:
@@ -68,21 +73,25 @@ class Stages(Protocol):
         """Return the decoder of a stream."""
 
     def staged(
-        self, feed: Feed[Any], options: DecodeConfig, rows: int, small: Callable[[Feed[Any]], StreamDecoder] | None,
+        self, feed: Feed[Any], options: DecodeConfig, rows: int,
+        small: Callable[[Feed[Any]], StreamDecoder] | None,
     ) -> StreamDecoder:
-        """Return the decoder of a stream with another one, made by `small`, of the stages before the last one."""
+        """Return the decoder of a stream with another one, made by `small`, of the stages before
+        the last one."""
 
     def record(self, options: DecodeConfig, finish: str) -> dict[str, Any]:
         """Return how pictures are made, as their files hold it."""
 
 
 def drawing_options(options: DecodeConfig, finish: str) -> DecodeConfig:
-    """Return the settings by which the pictures that are averaged are drawn, for those of the exact pictures."""
+    """Return the settings by which the pictures that are averaged are drawn, for those of the exact
+    pictures."""
     return options if finish == "mean" else dataclasses.replace(options, temperature=TEMPERATURE)
 
 
 def drawings_of(item: Any, finish: str) -> list[Drawing]:  # noqa: ANN401 -- of a feed
-    """Return what is drawn for an item, a `superres.pipeline.upscaler.Face`, of which the mean is taken."""
+    """Return what is drawn for an item, a `superres.pipeline.upscaler.Face`, of which the mean is
+    taken."""
     if finish == "mean":
         mirrored = np.ascontiguousarray(item.source[:, ::-1])
         return [Drawing(item, 1, item.source, item.key), Drawing(item, 2, mirrored, item.key)]
@@ -91,7 +100,8 @@ def drawings_of(item: Any, finish: str) -> list[Drawing]:  # noqa: ANN401 -- of 
 
 
 def mean_of(pictures: Pixels, source: Pixels, finish: str) -> Pixels:
-    """Return the mean of the pictures of `drawings_of`, uint8 [K, H, W, 3], projected onto the cells of the source."""
+    """Return the mean of the pictures of `drawings_of`, uint8 [K, H, W, 3], projected onto the
+    cells of the source."""
     values = pictures.astype(np.int64)
     if finish == "mean":
         values[1] = values[1, :, ::-1].copy()
@@ -100,50 +110,59 @@ def mean_of(pictures: Pixels, source: Pixels, finish: str) -> Pixels:
 
 
 def sharpened(picture: Pixels, source: Pixels) -> Pixels:
-    """Return a picture, uint8 [H, W, 3], under an unsharp mask of amount 1, projected onto the cells of the source."""
+    """Return a picture, uint8 [H, W, 3], under an unsharp mask of amount 1, projected onto the
+    cells of the source."""
     values = picture.astype(np.int64)
     unit = sum(GAUSS) ** 2
-    sharp, = projected((2 * unit * values - _blurred(_blurred(values, 0), 1))[None], unit, source[None])
+    sharp, = projected((2 * unit * values - _blurred(_blurred(values, 0), 1))[None], unit,
+                       source[None])
     return np.asarray(sharp)
 
 
 def _blurred(values: Int64, axis: int) -> Int64:
-    """Return sums [H, W, C] weighted by `GAUSS` along an axis, at whose ends the picture is reflected."""
+    """Return sums [H, W, C] weighted by `GAUSS` along an axis, at whose ends the picture is
+    reflected."""
     margin, size = len(GAUSS) // 2, values.shape[axis]
     around = [(margin, margin) if number == axis else (0, 0) for number in range(values.ndim)]
     padded = np.pad(values, around, "symmetric")
-    return np.asarray(sum(weight * padded.take(range(place, place + size), axis) for place, weight in enumerate(GAUSS)))
+    return np.asarray(sum(weight * padded.take(range(place, place + size), axis) for place,
+                          weight in enumerate(GAUSS)))
 
 
 class FinishingDecoder(GatheringDecoder):
-    """A `StreamDecoder` that yields what `combine` makes of the pictures of each item, of type `FinishedResult`."""
+    """A `StreamDecoder` that yields what `combine` makes of the pictures of each item, of type
+    `FinishedResult`."""
 
     def __init__(
-        self, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder], task: FaceTask, combine: Combine,
-        finish: str | None = None,
+        self, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder], task: FaceTask,
+        combine: Combine, finish: str | None = None,
     ) -> None:
         """Prepare; see `GatheringDecoder`.
 
-        The pictures, at the target size of `task`, are those of `drawings_of` for `finish`, or one of the item itself.
+        The pictures, at the target size of `task`, are those of `drawings_of` for `finish`, or one
+        of the item itself.
         """
         self.task, self.combine, self.finish = task, combine, finish
         self.count = 1 if finish is None else DRAWN[finish]
         super().__init__(feed, decoder)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
-        return [Drawing(item, 1, item.source, item.key)] if self.finish is None else drawings_of(item, self.finish)
+        return ([Drawing(item, 1, item.source, item.key)] if self.finish is None
+                else drawings_of(item, self.finish))
 
     def combined(self, results: Sequence[Result[Drawing]]) -> FinishedResult:
         item = results[0].item.item
         pictures = self.task.decode(torch.stack([one.tokens for one in results]).numpy())
         tokens = torch.from_numpy(self.combine(pictures, item.source).reshape(-1).astype(np.int64))
-        return FinishedResult(item, tokens, results[0].trace, sum(one.seconds for one in results), results)
+        return FinishedResult(item, tokens, results[0].trace, sum(one.seconds for one in results),
+                              results)
 
 
 class SizesDecoder:
     """A `StreamDecoder` of items of several sizes, each size in turns with a decoder of its own."""
 
-    def __init__(self, feed: Feed[Any], decoder: Callable[[Feed[Any], int], StreamDecoder], rows: int) -> None:
+    def __init__(self, feed: Feed[Any], decoder: Callable[[Feed[Any], int], StreamDecoder],
+                 rows: int) -> None:
         """Prepare; nothing is taken from the feed yet.
 
         Args:
@@ -180,7 +199,8 @@ class SizesDecoder:
         self._waiting.extend(items or ())
 
     def _next(self, limit: int, wait: bool) -> Sequence[Any] | None:
-        """Provide items of the side of this turn; those of other sides wait for a turn of their own."""
+        """Provide items of the side of this turn; those of other sides wait for a turn of their
+        own."""
         while True:
             if not any(len(item.source) == self._side for item in self._waiting):
                 self._take(limit, wait)
@@ -202,7 +222,8 @@ def finishing_decoder(
     def averaged(inputs: Feed[Any]) -> StreamDecoder:
         assert first is not None  # noqa: S101 -- only a cascade calls this
         own = drawing_options(upscaler.options_of_first(options), finish)
-        return FinishingDecoder(inputs, lambda drawn: first.refilled(drawn, own, rows), first.face_task, mean, finish)
+        return FinishingDecoder(inputs, lambda drawn: first.refilled(drawn, own, rows),
+                                first.face_task, mean, finish)
 
     def decoder(inputs: Feed[Any], side: int) -> StreamDecoder:
         if first is not None and side != upscaler.network_task.source:
@@ -211,7 +232,8 @@ def finishing_decoder(
                 lambda pictures, source: sharpened(pictures[0], source))
         own = drawing_options(options, finish)
         return FinishingDecoder(inputs, lambda drawn: upscaler.refilled(drawn, own, rows), task,
-                                lambda pictures, source: sharpened(mean(pictures, source), source), finish)
+                                lambda pictures, source: sharpened(mean(pictures, source), source),
+                                finish)
 
     return SizesDecoder(feed, decoder, rows)
 
@@ -220,30 +242,38 @@ def finished(
     upscaler: Stages, given: PhotoSources, faces: Sequence[Any], options: DecodeConfig, finish: str,
     progress: Callable[[int, int], None] | None,
 ) -> Upscaled:
-    """Return what a call of the upscaler with `finish` returns, for its inputs of one size, at least one."""
+    """Return what a call of the upscaler with `finish` returns, for its inputs of one size, at
+    least one."""
     decoder = finishing_decoder(upscaler, feed_of(faces), options, len(faces), finish)
-    made, total, started = dict[int, FinishedResult](), upscaler.tokens_per_image, time.perf_counter()
+    made, total, started = (dict[int, FinishedResult](), upscaler.tokens_per_image,
+                            time.perf_counter())
     for done in decoder.run():
         made.update((id(one.item), cast(FinishedResult, one)) for one in done)
         if progress is not None:
             progress((len(made) * total + decoder.tokens_under_way) // len(faces), total)
     results, seconds = [made[id(face)] for face in faces], time.perf_counter() - started
     last = [one.drawn[0] for one in results]
-    means = [one.earlier for one in last if isinstance(one, StageResult) and one.earlier is not None]
+    means = [one.earlier for one in last if isinstance(one, StageResult) and one.earlier
+             is not None]
     stage = upscaler.first if means and upscaler.first is not None else upscaler
     averaged = [_drawn(stage, of_number, given) for of_number in zip(
         *(cast(FinishedResult, one).drawn for one in means or results), strict=True)]
     tokens = [torch.stack([one.tokens for one in some]).numpy() for some in (results, last)]
     images, drawn = map(upscaler.face_task.decode, tokens)
     return Upscaled(
-        images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs, given.notes,
-        averaged[0] if means else None, upscaler.record(options, finish), drawn=drawn, averaged=averaged)
+        images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs,
+        given.notes, averaged[0] if means else None, upscaler.record(options, finish), drawn=drawn,
+        averaged=averaged)
 
 
 def _drawn(upscaler: Stages, results: Sequence[Result[Any]], given: PhotoSources) -> Upscaled:
-    """Return the pictures that were averaged, one per input, as a result of the stages that drew them."""
-    before = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier is not None]
-    earlier = _drawn(upscaler.first, before, given) if before and upscaler.first is not None else None
+    """Return the pictures that were averaged, one per input, as a result of the stages that drew
+    them."""
+    before = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier
+              is not None]
+    earlier = (_drawn(upscaler.first, before, given) if before and upscaler.first is not None
+               else None)
     images = upscaler.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
     return Upscaled(images, [one.trace for one in results], sum(one.seconds for one in results),
-                    np.stack([one.item.source for one in results]), given.crops, given.inputs, earlier=earlier)
+                    np.stack([one.item.source for one in results]), given.crops, given.inputs,
+                    earlier=earlier)

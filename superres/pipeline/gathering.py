@@ -14,7 +14,8 @@ from superres.tasks.pictures import Pixels
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """One of the pictures of an item of a feed, by its number from 1: a `superres.pipeline.upscaler.Face`."""
+    """One of the pictures of an item of a feed, by its number from 1: a
+    `superres.pipeline.upscaler.Face`."""
 
     item: Any
     number: int
@@ -23,7 +24,8 @@ class Drawing:
 
 
 class GatheringDecoder:
-    """A `StreamDecoder` that draws `count` pictures of each item of a feed, and yields what `combined` makes of them.
+    """A `StreamDecoder` that draws `count` pictures of each item of a feed, and yields what
+    `combined` makes of them.
 
     Both are objects with the attributes of `superres.pipeline.upscaler.Face`.
     """
@@ -31,10 +33,12 @@ class GatheringDecoder:
     count: int
 
     def __init__(self, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder]) -> None:
-        """Prepare; nothing is taken from the feed yet. `decoder` makes the decoder of the pictures."""
+        """Prepare; nothing is taken from the feed yet. `decoder` makes the decoder of the
+        pictures."""
         self._given = feed
         self._waiting = deque[Drawing]()  # what the decoder has not taken yet
-        self._drawn = dict[int, list[Result[Drawing]]]()  # results by the identity of their item, until all are there
+        # results by the identity of their item, until all are there
+        self._drawn = dict[int, list[Result[Drawing]]]()
         self.decoder = decoder(self._drawings)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
@@ -53,7 +57,8 @@ class GatheringDecoder:
 
     @property
     def tokens_under_way(self) -> int:
-        drawn = (trace.tokens for results in self._drawn.values() for one in results for trace in stage_traces(one))
+        drawn = (trace.tokens for results in self._drawn.values() for one in results
+                 for trace in stage_traces(one))
         return (self.decoder.tokens_under_way + sum(drawn)) // self.count
 
     def run(self) -> Iterator[list[Result[Any]]]:
@@ -66,7 +71,8 @@ class GatheringDecoder:
 
     def _taken(self, key: int) -> Result[Any]:
         result = self.combined(sorted(self._drawn[key], key=lambda one: one.item.number))
-        del self._drawn[key]  # only now, since an item whose pictures cannot be combined is still under way
+        # only now, since an item whose pictures cannot be combined is still under way
+        del self._drawn[key]
         return result
 
     def _drawings(self, limit: int, wait: bool) -> Sequence[Drawing] | None:

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.translator import Translated, Translator
 
-TOGETHER = 16  # batches of lines that are sorted by length together, and written before further lines begin
+# batches of lines that are sorted by length together, and written before further lines begin
+TOGETHER = 16
 
 
 def input_lines(texts: Sequence[str], place: str | None) -> list[str]:
-    """Return the lines to translate: `texts`, or those of the file at `place`, or (None or "-") of standard input.
+    """Return the lines to translate: `texts`, or those of the file at `place`, or (None or "-") of
+    standard input.
 
-    Raises ConfigError if both are given, InvalidInputError if the file or standard input is empty, not UTF-8 or cannot
-    be read, and PlaceError if a URL cannot be read at present.
+    Raises ConfigError if both are given, InvalidInputError if the file or standard input is empty,
+    not UTF-8 or cannot be read, and PlaceError if a URL cannot be read at present.
     """
-    require(not texts or place is None, f"give either text or --input {public(place or '')}, not both")
+    require(not texts or place is None, f"give either text or --input {public(place or '')}, not "
+            "both")
     if texts:
         return [line for text in texts for line in text.split("\n")]
     if place is None or place == "-":
@@ -41,17 +44,20 @@ def input_lines(texts: Sequence[str], place: str | None) -> list[str]:
     if is_url(place):
         check_url(place)
     with fetched(place) as file:
-        return decode_lines(Path(file).read_bytes(), public(place)) if is_url(place) else read_lines(file)
+        return decode_lines(Path(file).read_bytes(),
+                            public(place)) if is_url(place) else read_lines(file)
 
 
 def check_output(output: str | None, place: str | None) -> None:
-    """Create the output's folder; raise an error if the output would replace the input or cannot be written."""
+    """Create the output's folder; raise an error if the output would replace the input or cannot be
+    written."""
     if output is None:
         return
     if is_url(output):
         check_url(output, writing=True)
     elif os.path.isdir(output):
-        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
+        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another "
+                          "--output")
     else:
         prepare_folder(Path(output).parent)
     require(place is None or _real(output) != _real(place),
@@ -66,9 +72,9 @@ def _real(place: str) -> str:
 class TranslationSummary:
     """What `superres translate` reports at its end, as sums over all lines.
 
-    Lines have numbers from 1 on. `cut` are numbers of lines, `unusual` those of lines by the reason why they may be
-    translated wrongly, and `failed` the reasons why lines were not translated. `tokens` are those accepted in blocks (0
-    with beam search).
+    Lines have numbers from 1 on. `cut` are numbers of lines, `unusual` those of lines by the reason
+    why they may be translated wrongly, and `failed` the reasons why lines were not translated.
+    `tokens` are those accepted in blocks (0 with beam search).
     """
 
     lines: int = 0
@@ -86,7 +92,8 @@ class TranslationSummary:
         for number, reason in zip(numbers, result.unusual, strict=False):
             if reason:
                 self.unusual.setdefault(reason, []).append(number)
-        self.failed.update((number, reason) for number, reason in zip(numbers, result.failed, strict=False) if reason)
+        self.failed.update((number, reason) for number,
+                           reason in zip(numbers, result.failed, strict=False) if reason)
         traces = [trace for traces in result.traces for trace in traces]
         self.tokens += sum(sum(trace.accepted) for trace in traces)
         self.iterations += sum(trace.iterations for trace in traces)
@@ -96,23 +103,27 @@ class TranslationSummary:
         """Return notes on the lines that failed, whose translation was cut, or may be wrong."""
         found = [f"line {number}: {reason}" for number, reason in self.failed.items()]
         if self.cut:
-            found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew too long for their "
-                         f"source: {_some_lines(self.cut)}")
-        return found + [f"{reason}, so {len(numbers)} of {self.lines} translations may be wrong: {_some_lines(numbers)}"
+            found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew "
+                         f"too long for their source: {_some_lines(self.cut)}")
+        return found + [f"{reason}, so {len(numbers)} of {self.lines} translations may be wrong: "
+                        f"{_some_lines(numbers)}"
                         for reason, numbers in self.unusual.items()]
 
     def __str__(self) -> str:
-        size = f", mean accepted block size {self.tokens / self.iterations:.2f}" if self.iterations else ""
+        size = (f", mean accepted block size {self.tokens / self.iterations:.2f}" if self.iterations
+                else "")
         return f"{self.lines} lines in {self.seconds:.1f} s{size}"
 
 
 def translate_lines(
-    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig | None, batch_size: int,
+    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig | None,
+    batch_size: int,
 ) -> Iterator[Translated]:
-    """Translate `lines`, show the progress, and yield the results of some lines at a time, in order.
+    """Translate `lines`, show the progress, and yield the results of some lines at a time, in
+    order.
 
-    A line with a word that is too long for the model stays empty; see `TranslationSummary.failed`. Raises ConfigError
-    if the checkpoint does not support `options`.
+    A line with a word that is too long for the model stays empty; see `TranslationSummary.failed`.
+    Raises ConfigError if the checkpoint does not support `options`.
     """
     with Progress("translating", len(lines), "lines") as progress:
         def show(done: int, segments: int) -> None:
@@ -137,11 +148,13 @@ def notes(result: Translated) -> list[str]:
 
 @contextmanager
 def line_writer(output: str | None) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Yield a function that writes one line per text: to standard output at once, or to the file `output`.
+    """Yield a function that writes one line per text: to standard output at once, or to the file
+    `output`.
 
-    The file is complete, or as it was before: it takes its name at the end of the block. If the block does not end
-    well, what is written so far is kept beside the file, as <output>.partial, and a message says so. Raises OutputError
-    if the output cannot be written; what was to become a URL's content is then kept in a file, which the error names.
+    The file is complete, or as it was before: it takes its name at the end of the block. If the
+    block does not end well, what is written so far is kept beside the file, as <output>.partial,
+    and a message says so. Raises OutputError if the output cannot be written; what was to become a
+    URL's content is then kept in a file, which the error names.
     """
     lines = 0
 
@@ -158,14 +171,16 @@ def line_writer(output: str | None) -> Iterator[Callable[[Sequence[str]], None]]
         yield writing(write_output)
         return
     try:
-        with _file_for_url(output) if is_url(output) else scratch_file(Path(output).parent, Path(output)) as file:
+        with _file_for_url(output) if is_url(output) else scratch_file(Path(output).parent,
+                                                                       Path(output)) as file:
             try:
                 yield writing(file.write)
             except BaseException as error:
                 _keep(file, output, lines, isinstance(error, KeyboardInterrupt))
                 raise
     except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
+        raise OutputError(f"cannot write {output}: {error.strerror}; choose another "
+                          "--output") from error
 
 
 def _keep(file: IO[bytes], output: str, lines: int, is_interrupted: bool) -> None:
@@ -183,7 +198,8 @@ def _keep(file: IO[bytes], output: str, lines: int, is_interrupted: bool) -> Non
 
 @contextmanager
 def _file_for_url(url: str) -> Iterator[IO[bytes]]:
-    """Yield a file that is moved to `url` at the end of the block; it stays if it holds something and cannot be."""
+    """Yield a file that is moved to `url` at the end of the block; it stays if it holds something
+    and cannot be."""
     descriptor, path = tempfile.mkstemp(prefix="superres-", suffix=".txt")
     try:
         with open(descriptor, "wb") as file:
@@ -203,13 +219,15 @@ def _joined(texts: Sequence[str]) -> bytes:
 
 
 def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
-    """Return the tokens that each step of a line's translation accepted; `traces` has one trace per segment."""
+    """Return the tokens that each step of a line's translation accepted; `traces` has one trace per
+    segment."""
     return [tokens[:count].tolist() for trace in traces
             for tokens, count in zip(trace.proposed, trace.accepted, strict=True)]
 
 
 def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]:
-    """Return the steps of a line's segments with the tokens that each accepted, as in section 7.4 of the paper."""
+    """Return the steps of a line's segments with the tokens that each accepted, as in section 7.4
+    of the paper."""
     steps = enumerate(accepted_tokens(traces), 1)
     return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
             f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in steps]

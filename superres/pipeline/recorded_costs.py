@@ -18,7 +18,8 @@ COSTS = "costs.json"
 
 
 def read_costs(folder: Path) -> CostTable:
-    """Return the records in a checkpoint's folder; none without the file, a CheckpointError if it is damaged."""
+    """Return the records in a checkpoint's folder; none without the file, a CheckpointError if it
+    is damaged."""
     path = folder / COSTS
     if not os.path.lexists(path):
         return {}
@@ -29,7 +30,8 @@ def read_costs(folder: Path) -> CostTable:
 
 
 def save_costs(folder: Path, engine: str, variant: str, record: CostRecord) -> None:
-    """Set the record of an engine and variant in a checkpoint's folder; its other records are unchanged.
+    """Set the record of an engine and variant in a checkpoint's folder; its other records are
+    unchanged.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -44,23 +46,29 @@ def save_costs(folder: Path, engine: str, variant: str, record: CostRecord) -> N
     try:
         write_atomically(folder / COSTS, ("{\n" + ",\n".join(engines) + "\n}\n").encode())
     except OSError as error:
-        raise OutputError(f"cannot write {folder / COSTS}: {error.strerror}; choose another folder") from error
+        raise OutputError(f"cannot write {folder / COSTS}: {error.strerror}; choose another "
+                          "folder") from error
 
 
 def _record_text(variant: str, record: CostRecord) -> str:
     """Return the JSON of a record, with one line per number of rows."""
     about = record.to_dict()
-    batches = [f"   {json.dumps(rows)}: {json.dumps(costs)}" for rows, costs in about.pop("batches").items()]
-    return f'  {json.dumps(variant)}: {json.dumps(about)[:-1]}, "batches": {{\n' + ",\n".join(batches) + "\n  }}"
+    batches = [f"   {json.dumps(rows)}: {json.dumps(costs)}" for rows,
+               costs in about.pop("batches").items()]
+    return (f'  {json.dumps(variant)}: {json.dumps(about)[:-1]}, "batches": '
+            f'{{\n' + ",\n".join(batches) + "\n  }}")
 
 
 def record_for(table: CostTable, engine: str, variant: str) -> CostRecord | None:
-    """Return the record of an engine and variant, or the most similar one; None if nothing similar is recorded.
+    """Return the record of an engine and variant, or the most similar one; None if nothing similar
+    is recorded.
 
-    A variant without a record has that of a neighbour, and a compiled engine without one that of the other compiled
-    engine. Steps of torch and of a GPU are not similar to them: a wide step of these hardly takes more time.
+    A variant without a record has that of a neighbour, and a compiled engine without one that of
+    the other compiled engine. Steps of torch and of a GPU are not similar to them: a wide step of
+    these hardly takes more time.
     """
-    compiled = [name for name in COMPILED.values() if name != engine] if engine in COMPILED.values() else []
+    compiled = ([name for name in COMPILED.values() if name != engine]
+                if engine in COMPILED.values() else [])
     for name in (engine, *compiled):
         for kind in (variant, *NEIGHBOURS.get(variant, ())):
             if (record := table.get(name, {}).get(kind)) is not None:
@@ -69,6 +77,7 @@ def record_for(table: CostTable, engine: str, variant: str) -> CostRecord | None
 
 
 def use_costs(model: StepModel, table: CostTable) -> None:
-    """Let `model` decode by the record of its engine in a checkpoint's table, or by its general costs."""
+    """Let `model` decode by the record of its engine in a checkpoint's table, or by its general
+    costs."""
     if (record := record_for(table, model.engine, model.variant)) is not None:
         model.costs = record

@@ -1,9 +1,9 @@
 """Own proposers, criteria and engines, which need no change of the package.
 
-They are used like the built-in ones, by their names, in Python and in the commands of this process. A package makes its
-own known to all processes, the command line and the web demo, by an entry point in the group "superres.proposers",
-"superres.criteria" or "superres.engines", whose name is that of the setting and whose object is the class. The package
-is imported when that name is chosen.
+They are used like the built-in ones, by their names, in Python and in the commands of this process.
+A package makes its own known to all processes, the command line and the web demo, by an entry point
+in the group "superres.proposers", "superres.criteria" or "superres.engines", whose name is that of
+the setting and whose object is the class. The package is imported when that name is chosen.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ KindT = TypeVar("KindT", bound=type)
 def register_proposer(name: str) -> Callable[[type[Proposer]], type[Proposer]]:
     """Return a decorator that adds a class derived from `Proposer` as the proposer `name`.
 
-    The class defines `propose`, which may be wrong: exact acceptance gives the verifier's own tokens for any proposals.
-    A class of the same name that was registered before is replaced, so a notebook's cell can run again.
+    The class defines `propose`, which may be wrong: exact acceptance gives the verifier's own
+    tokens for any proposals. A class of the same name that was registered before is replaced, so a
+    notebook's cell can run again.
 
     Raises:
-        ConfigError: the name is not of letters, digits, hyphens and underscores, or that of a built-in; or the class
-            does not derive from `Proposer`.
+        ConfigError: the name is not of letters, digits, hyphens and underscores, or that of a
+            built-in; or the class does not derive from `Proposer`.
     """
     return _registering(PROPOSERS, name)
 
 
 def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]]:
-    """Return a decorator that adds a class derived from `Criterion` as the acceptance criterion `name`.
+    """Return a decorator that adds a class derived from `Criterion` as the acceptance criterion
+    `name`.
 
     The class defines `accept`. Unless it is exact, outputs are not those of greedy decoding.
 
@@ -49,7 +51,8 @@ def register_criterion(name: str) -> Callable[[type[Criterion]], type[Criterion]
 def register_engine(name: str) -> Callable[[type[StepModel]], type[StepModel]]:
     """Return a decorator that adds a class derived from `StepModel` as the engine `name`.
 
-    The class computes the decoding step: its method `session` returns a `superres.interfaces.Session`.
+    The class computes the decoding step: its method `session` returns a
+    `superres.interfaces.Session`.
 
     Raises:
         ConfigError: as for `register_proposer`.

@@ -1,4 +1,5 @@
-"""The proposers of a loaded checkpoint; draft models and n-gram counts that decoding options name are loaded once."""
+"""The proposers of a loaded checkpoint; draft models and n-gram counts that decoding options name
+are loaded once."""
 
 from __future__ import annotations
 
@@ -18,17 +19,19 @@ from superres.interfaces import ScoringModel
 from superres.pipeline.engines import step_model
 from superres.pipeline.recorded_costs import read_costs, use_costs
 
-NGRAMS = "ngrams.safetensors"  # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
+# file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
+NGRAMS = "ngrams.safetensors"
 
-DRAFT = "-draft"  # suffix of the folder of a checkpoint's draft model, the default of the option `draft`
+# suffix of the folder of a checkpoint's draft model, the default of the option `draft`
+DRAFT = "-draft"
 
 
 @dataclass(eq=False)
 class Proposers:
     """Makes the proposers for one network on one device.
 
-    `engine` computes draft models, and `limited` limits them to consistent outputs. `folder` is that of the network's
-    checkpoint, and `files` are the contents of its task's files by name.
+    `engine` computes draft models, and `limited` limits them to consistent outputs. `folder` is
+    that of the network's checkpoint, and `files` are the contents of its task's files by name.
     """
 
     network: ModelConfig
@@ -41,7 +44,8 @@ class Proposers:
     _loaded: dict[str, Proposer] = field(default_factory=dict)
 
     def get(self, options: DecodeConfig) -> Proposer | None:
-        """Return the proposer that `options` name, None if it needs no resource; raise an error if that is unusable."""
+        """Return the proposer that `options` name, None if it needs no resource; raise an error if
+        that is unusable."""
         resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
         if resource is None:
             return None
@@ -56,16 +60,19 @@ class Proposers:
         return loaded
 
     def has(self, options: DecodeConfig) -> bool:
-        """Return whether `options` name the resource of their proposer, or there is one near the checkpoint."""
+        """Return whether `options` name the resource of their proposer, or there is one near the
+        checkpoint."""
         resource = PROPOSERS[options.proposer].resource
         return resource is None or bool(getattr(options, resource) or self._default(resource))
 
     def _default(self, resource: str) -> str | None:
-        """Return the path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""
+        """Return the path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there
+        is none."""
         if self.folder is None:
             return None
         folder = self.folder.resolve()
-        found = {"draft": folder.with_name(folder.name + DRAFT), "ngrams": folder / NGRAMS}[resource]
+        found = {"draft": folder.with_name(folder.name + DRAFT),
+                 "ngrams": folder / NGRAMS}[resource]
         return str(found) if found.exists() else None
 
     def _draft(self, name: str) -> DraftProposer:
@@ -73,11 +80,12 @@ class Proposers:
         network = read_network(folder)
         for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
             mine, theirs = getattr(network, what), getattr(self.network, what)
-            require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier {theirs}; choose a draft "
-                                    "that was trained for it")
+            require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier "
+                    f"{theirs}; choose a draft that was trained for it")
         for file, content in read_task_files(folder, network.task).items():
-            require(content == self.files.get(file, content), f"the {file} of the draft model {name} differs from the "
-                    "verifier's, so its tokens have other meanings; choose a draft that was trained with the same file")
+            require(content == self.files.get(file, content), f"the {file} of the draft model "
+                    f"{name} differs from the verifier's, so its tokens have other meanings; "
+                    "choose a draft that was trained with the same file")
         model = load_checkpoint(folder).to(self.device).requires_grad_(False)
         # A draft decodes step by step, which no kernel of whole rows does.
         engine = "plain" if self.device.type == "cuda" else self.engine
@@ -89,6 +97,7 @@ class Proposers:
         proposer = NgramProposer(NgramTable.read(Path(name)))
         counted, channels = proposer.table, self.network.channels
         require((counted.vocabulary, counted.channels) == (self.network.vocabulary, channels),
-                f"the n-grams in {name} have {counted.vocabulary} tokens in {counted.channels} channels, but the model "
-                f"has {self.network.vocabulary} in {channels}; count them for this model")
+                f"the n-grams in {name} have {counted.vocabulary} tokens in {counted.channels} "
+                f"channels, but the model has {self.network.vocabulary} in {channels}; count them "
+                "for this model")
         return proposer

@@ -32,27 +32,32 @@ from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
 
 SHARES = 3
-"""If several groups of segments are translated at once, every thread gets at least so many of them, so that all end at
-about the same time."""
+"""If several groups of segments are translated at once, every thread gets at least so many of them,
+so that all end at about the same time."""
 
 LONGEST_STREAM = 4
-"""Batches in one of several streams that are decoded at once, at most: an interrupted translation waits for them."""
+"""Batches in one of several streams that are decoded at once, at most: an interrupted translation
+waits for them."""
 
 
 @dataclass(frozen=True)
 class Translated:
-    """Result of translating lines, possibly of an unfinished translation; a notebook shows the texts.
+    """Result of translating lines, possibly of an unfinished translation; a notebook shows the
+    texts.
 
-    The lists have an entry per line. `model_calls`, of which each processes a batch, and `seconds` are for all lines.
+    The lists have an entry per line. `model_calls`, of which each processes a batch, and `seconds`
+    are for all lines.
 
     Attributes:
         texts: translations, "" for an empty line.
         traces: acceptance traces of the line's segments; empty after beam search.
-        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended the translation.
+        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended
+            the translation.
         tokens: number of generated tokens, including end tokens.
         parts: number of segments, the line's sentences or parts of them; 0 for an empty line.
-        unusual: why the translation may be wrong, as far as the checkpoint can tell: the line is unlike the text that
-            the network learned, or its length is unlike that of its translation; "" if nothing speaks against it.
+        unusual: why the translation may be wrong, as far as the checkpoint can tell: the line is
+            unlike the text that the network learned, or its length is unlike that of its
+            translation; "" if nothing speaks against it.
         failed: why the line was not translated; "" if it was.
     """
 
@@ -68,13 +73,15 @@ class Translated:
     failed: list[str] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
-        about = f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, {counted(self.model_calls, 'model call')}"
+        about = (f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, "
+                 f"{counted(self.model_calls, 'model call')}")
         return texts_html(self.texts, about)
 
 
 @dataclass(eq=False)
 class _Segment:
-    """A sentence of a line, or a part of one that is too long: text, source tokens, translation as in `Translated`."""
+    """A sentence of a line, or a part of one that is too long: text, source tokens, translation as
+    in `Translated`."""
 
     line: int
     original: str
@@ -87,15 +94,18 @@ class _Segment:
     tokens: int = 0
 
     def doubt(self, is_complete: bool) -> str:
-        """Return why the translation, which may be incomplete, may be wrong; see `Translated.unusual`."""
-        return self.unusual or (translation.length_doubt(self.original, self.text) if is_complete else "")
+        """Return why the translation, which may be incomplete, may be wrong; see
+        `Translated.unusual`."""
+        return self.unusual or (translation.length_doubt(self.original, self.text) if is_complete
+                                else "")
 
 
 class Translator(Pipeline):
     """Translates lines of text with a checkpoint.
 
-    `codec` converts text to tokens and back. `languages` are the source and the target language, such as ("en", "de").
-    `shortlists` hold what the checkpoint knows of its training text, or are None.
+    `codec` converts text to tokens and back. `languages` are the source and the target language,
+    such as ("en", "de"). `shortlists` hold what the checkpoint knows of its training text, or are
+    None.
     """
 
     task = translation.name
@@ -107,11 +117,13 @@ class Translator(Pipeline):
         default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
         shortlists: Shortlists | None = None,
     ) -> None:
-        """See `Pipeline`; CheckpointError is also raised if the network's vocabulary differs from the codec's."""
+        """See `Pipeline`; CheckpointError is also raised if the network's vocabulary differs from
+        the codec's."""
         super().__init__(model, name, revision, device, default, engine)
         if codec.size != model.config.vocabulary:
             raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
-                                  f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong together")
+                                  f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong "
+                                  "together")
         source, target = model.config.languages
         self.codec, self.languages = codec, (source, target)
         self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
@@ -123,7 +135,8 @@ class Translator(Pipeline):
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         path = folder / SHORTLIST
         return {"codec": translation.Codec.read(folder, model.config.source_length),
-                "shortlists": Shortlists.read(path, model.config.vocabulary) if path.exists() else None}
+                "shortlists": Shortlists.read(path, model.config.vocabulary) if path.exists()
+                else None}
 
     def __call__(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
@@ -132,25 +145,27 @@ class Translator(Pipeline):
     ) -> Translated:
         """Translate lines; sentences of similar length are decoded together.
 
-        An empty line stays empty. A line is split into its sentences, and a sentence that is too long for the model
-        between words; these segments are translated separately.
+        An empty line stays empty. A line is split into its sentences, and a sentence that is too
+        long for the model between words; these segments are translated separately.
 
         Args:
             lines: lines of text.
             options: settings of blockwise decoding or beam search; `default` if None.
-            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The segments of a line
-                have different noise.
+            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The
+                segments of a line have different noise.
             batch_size: largest number of segments decoded together.
-            width: step width of blockwise decoding; see `superres.decoding.batching.RefilledDecoder`.
+            width: step width of blockwise decoding; see
+                `superres.decoding.batching.RefilledDecoder`.
             progress: called repeatedly with (finished segments, all segments).
 
         Raises:
-            InvalidInputError: a word is too long for the model, or there is not one valid key per line.
+            InvalidInputError: a word is too long for the model, or there is not one valid key per
+                line.
             ConfigError: the checkpoint or text does not support `options`.
         """
         require_lines(lines)
-        [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys, batch_size=batch_size, width=width,
-                                    progress=progress)
+        [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys,
+                                    batch_size=batch_size, width=width, progress=progress)
         return result
 
     def in_portions(
@@ -158,10 +173,11 @@ class Translator(Pipeline):
         keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
         progress: Callable[[int, int], None] | None = None, skip_failed: bool = False,
     ) -> Iterator[Translated]:
-        """Translate `size` lines at a time, and yield their results in order; other arguments as for a call.
+        """Translate `size` lines at a time, and yield their results in order; other arguments as
+        for a call.
 
-        All lines are cut into segments first, so an input that cannot be used is refused before the first result. With
-        `skip_failed`, such a line stays empty, and `Translated.failed` says why.
+        All lines are cut into segments first, so an input that cannot be used is refused before the
+        first result. With `skip_failed`, such a line stays empty, and `Translated.failed` says why.
         """
         require_lines(lines)
         options = self.default_of_width(width) if options is None else options
@@ -185,9 +201,11 @@ class Translator(Pipeline):
             started = time.perf_counter()
 
     def _all_translated(
-        self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
+        self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int,
+        width: int | None,
     ) -> Iterator[tuple[int, int]]:
-        """Translate segments, several groups of them at the same time on an engine that gains by it.
+        """Translate segments, several groups of them at the same time on an engine that gains by
+        it.
 
         Yields the number of segments that are newly complete, and the number of new model calls.
         """
@@ -216,18 +234,21 @@ class Translator(Pipeline):
                 pool.shutdown(cancel_futures=True)
 
     def _translated(
-        self, model: StepModel, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int,
-        width: int | None,
+        self, model: StepModel, segments: list[_Segment], options: DecodeConfig | BeamConfig,
+        rows: int, width: int | None,
     ) -> Iterator[tuple[int, int]]:
-        """Translate segments with `model`: in beam search as one batch, otherwise a complete row takes the next one."""
+        """Translate segments with `model`: in beam search as one batch, otherwise a complete row
+        takes the next one."""
         if isinstance(options, BeamConfig):
             source, padding = self._source(segments)
-            calls = self._record_beams(segments, beam_search(model, source, options, padding=padding))
+            calls = self._record_beams(segments,
+                                       beam_search(model, source, options, padding=padding))
             yield len(segments), calls
             return
         longest = max(len(segment.source) for segment in segments)
-        decoder = self._decoder(model, feed_of(segments[::-1]), partial(self._source, length=longest), options, rows,
-                                group=rows, width=width)
+        decoder = self._decoder(model, feed_of(segments[::-1]),
+                                partial(self._source, length=longest), options, rows, group=rows,
+                                width=width)
         calls = 0
         for finished in decoder.run():
             self._record_blocks(finished)
@@ -238,19 +259,21 @@ class Translator(Pipeline):
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
         keys: Sequence[int] | None = None, interval: float = 0.125,
     ) -> Iterator[Translated]:
-        """Translate lines in one batch, and yield intermediate results; closing the iterator stops the translation.
+        """Translate lines in one batch, and yield intermediate results; closing the iterator stops
+        the translation.
 
-        Arguments and errors are as for a call. There are at least `interval` seconds of decoding between two results;
-        0 yields after every step.
+        Arguments and errors are as for a call. There are at least `interval` seconds of decoding
+        between two results; 0 yields after every step.
 
         Yields:
-            Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
-            excludes the time that the caller takes between two results.
+            Intermediate results (in beam search, the best hypotheses so far), and last the complete
+            result. `seconds` excludes the time that the caller takes between two results.
         """
         require_lines(lines)
         options = self.default if options is None else options
         self.check(options)
-        segments = self._segments(self._cut(lines)[0], noise_keys(keys, len(lines), torch.device("cpu")))
+        segments = self._segments(self._cut(lines)[0],
+                                  noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
             yield _joined(len(lines), [], 0, 0.0)
             return
@@ -258,13 +281,15 @@ class Translator(Pipeline):
             yield _joined(len(lines), segments, calls, seconds, is_complete)
 
     def _steps(self, segments: list[_Segment], options: DecodeConfig | BeamConfig) -> Steps[int]:
-        """Translate a batch; reading a result records it in `segments`, and returns the number of model calls."""
+        """Translate a batch; reading a result records it in `segments`, and returns the number of
+        model calls."""
         if isinstance(options, BeamConfig):
             source, padding = self._source(segments)
             for loop in beam_steps(self.scoring, source, options, padding=padding):
                 yield loop.done(), lambda: self._record_beams(segments, loop.result())  # noqa: B023 -- called at once
             return
-        decoder = self._decoder(self.scoring, feed_of(segments), self._source, options, len(segments), batch=True)
+        decoder = self._decoder(self.scoring, feed_of(segments), self._source, options,
+                                len(segments), batch=True)
         for is_complete, results in batch_steps(decoder):
             yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
 
@@ -274,13 +299,16 @@ class Translator(Pipeline):
             return
         self.block_size(options)
         criteria = choices_for("accept", translation.name)
-        require(options.accept in criteria, f"{options.accept} compares grey levels, but text has none; "
-                f"choose one of {', '.join(criteria)}")
+        require(options.accept in criteria, f"{options.accept} compares grey levels, but text has "
+                f"none; choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1, "text has no colour channels; give one temperature")
-        require(options.later_temperature is None, "text is decoded in one stage; leave out later_temperature")
+        require(options.later_temperature is None, "text is decoded in one stage; leave out "
+                "later_temperature")
 
-    def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]], list[str]]:
-        """Return the segments of each line as text, none for an empty line, and why it cannot be cut, "" if it can."""
+    def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]],
+                                                                             list[str]]:
+        """Return the segments of each line as text, none for an empty line, and why it cannot be
+        cut, "" if it can."""
         cut, failed = list[list[str]](), [""] * len(lines)
         for number, line in enumerate(lines, 1):
             try:
@@ -293,7 +321,8 @@ class Translator(Pipeline):
         return cut, failed
 
     def _segments(self, cut: list[list[str]], keys: Tensor) -> list[_Segment]:
-        """Return the segments of lines that are `cut`, whose noise has the `keys`, int64 [lines]."""
+        """Return the segments of lines that are `cut`, whose noise has the `keys`, int64
+        [lines]."""
         segments = list[_Segment]()
         for number, (texts, key) in enumerate(zip(cut, keys, strict=True)):
             own = [int(key)] * len(texts)  # as of part 0
@@ -301,32 +330,38 @@ class Translator(Pipeline):
                 own = part_keys(key.expand(len(texts)), torch.arange(len(texts))).tolist()
             for text, source, one in zip(texts, self.codec.split(texts), own, strict=True):
                 unusual = self.codec.doubt(text)
-                if not unusual and self.shortlists is not None and self.shortlists.is_unusual(source):
+                if (not unusual and self.shortlists is not None
+                    and self.shortlists.is_unusual(source)):
                     unusual = self.shortlists.known
                 segments.append(_Segment(number, text, source, one, unusual))
         return segments
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
         """Return source tokens [N, S] and padding of N segments, S at least `length`."""
-        source = torch.from_numpy(translation.pad([segment.source for segment in segments], length)).to(self.device)
+        source = torch.from_numpy(translation.pad([segment.source for segment in segments],
+                                                  length)).to(self.device)
         padding = source == translation.PADDING
         return source, padding if bool(padding.any()) else None
 
     def _record(self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor) -> None:
         """Record translations: tokens [N, T], of which `lengths` [N] are valid."""
-        longest = torch.tensor([self.model_config.longest_target(len(segment.source)) for segment in segments])
+        longest = torch.tensor([self.model_config.longest_target(len(segment.source))
+                                for segment in segments])
         full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
         texts = self.codec.decode(tokens.cpu().numpy())
-        for segment, *translated in zip(segments, texts, full.tolist(), lengths.tolist(), strict=True):
+        for segment, *translated in zip(segments, texts, full.tolist(), lengths.tolist(),
+                                        strict=True):
             segment.text, segment.cut, segment.tokens = translated
 
     def _record_blocks(self, results: Sequence[Result[_Segment]]) -> int:
-        """Record the results of blockwise decoding, and return the number of model calls of the slowest."""
+        """Record the results of blockwise decoding, and return the number of model calls of the
+        slowest."""
         if results:
             for one in results:
                 one.item.trace = one.trace
             lengths = torch.tensor([one.trace.tokens for one in results])
-            self._record([one.item for one in results], torch.stack([one.tokens for one in results]), lengths)
+            self._record([one.item for one in results],
+                         torch.stack([one.tokens for one in results]), lengths)
         return max((one.trace.model_calls for one in results), default=0)
 
     def _record_beams(self, segments: list[_Segment], found: Beams) -> int:
@@ -337,14 +372,17 @@ class Translator(Pipeline):
 
 def require_lines(lines: object) -> None:
     """Raise InvalidInputError unless `lines` are a list of texts; a single text is none."""
-    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str) for one in lines):
-        raise InvalidInputError(f"lines must be a list of texts such as ['A dog runs.'], not {shown(lines)}")
+    if isinstance(lines, str) or not isinstance(lines, Sequence) or not all(isinstance(one, str)
+                                                                            for one in lines):
+        raise InvalidInputError("lines must be a list of texts such as ['A dog runs.'], not "
+                                f"{shown(lines)}")
 
 
 def _groups(
     segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, batch_size: int, at_once: int,
 ) -> list[list[_Segment]]:
-    """Split segments by length into batches, or into longer streams whose sources engines pad to the same length.
+    """Split segments by length into batches, or into longer streams whose sources engines pad to
+    the same length.
 
     If several streams are decoded at once, they are short, and the longest segments come first.
     """
@@ -354,7 +392,8 @@ def _groups(
     padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.source) / SOURCE_MULTIPLE))
     most = len(ordered)
     if at_once > 1:
-        most = max(batch_size, min(LONGEST_STREAM * batch_size, math.ceil(len(ordered) / (SHARES * at_once))))
+        most = max(batch_size,
+                   min(LONGEST_STREAM * batch_size, math.ceil(len(ordered) / (SHARES * at_once))))
     return [part for _, stream in padded for part in _parts_of(list(stream), most)][::-1]
 
 
@@ -376,5 +415,6 @@ def _joined(
         [any(part.cut for part in parts) for parts in by_line],
         [sum(part.tokens for part in parts) for parts in by_line],
         [len(parts) for parts in by_line], calls, seconds, is_complete,
-        [next(filter(None, (part.doubt(is_complete) for part in parts)), "") for parts in by_line], [""] * lines,
+        [next(filter(None, (part.doubt(is_complete) for part in parts)), "") for parts in by_line],
+        [""] * lines,
     )

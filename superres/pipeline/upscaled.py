@@ -25,30 +25,37 @@ from superres.tasks.faces import enlarge
 from superres.tasks.image_files import DrawnImage
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
-"""Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their files."""
+"""Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their
+files."""
 
 
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images of every stage.
+    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images of
+    every stage.
 
     Attributes:
         images: uint8 [N, target, target, 3], RGB; 0 where no token is decoded yet.
         traces: acceptance trace of each image.
         seconds: wall-clock seconds of the whole batch.
         sources: the pictures that the model saw, uint8 [N, source, source, 3].
-        crops: the square of its picture that each source is reduced from; empty if an array of inputs was given.
-        inputs: number of each image's picture, from 0; a photo with several faces gives several images.
+        crops: the square of its picture that each source is reduced from; empty if an array of
+            inputs was given.
+        inputs: number of each image's picture, from 0; a photo with several faces gives several
+            images.
         notes: one line per photo: which squares are used, and how little the model sees of them.
         earlier: result of the stage before, in a cascade.
         record: checkpoint and decoding settings, which files of the images hold.
-        samples: number of each image among the samples of its input, from 1; empty if one sample of each was drawn.
-        scorer: the upscaler, which judges the images when that is first asked for; a pickled result has none, nor has a
-            finished one.
-        drawn: of finished images, those that the last network drew, to which `traces` belong, before they were averaged
-            (without an earlier stage) and sharpened; uint8 [N, target, target, 3]. None for images as they were drawn.
-        averaged: the pictures that finished images are the mean of, as they were drawn: those of each input, and then
-            those of the mirrored inputs, or of further samples. The first one is also `earlier`, in a cascade.
+        samples: number of each image among the samples of its input, from 1; empty if one sample of
+            each was drawn.
+        scorer: the upscaler, which judges the images when that is first asked for; a pickled result
+            has none, nor has a finished one.
+        drawn: of finished images, those that the last network drew, to which `traces` belong,
+            before they were averaged (without an earlier stage) and sharpened; uint8 [N, target,
+            target, 3]. None for images as they were drawn.
+        averaged: the pictures that finished images are the mean of, as they were drawn: those of
+            each input, and then those of the mirrored inputs, or of further samples. The first one
+            is also `earlier`, in a cascade.
     """
 
     images: np.ndarray
@@ -67,7 +74,8 @@ class Upscaled:
 
     @property
     def stages(self) -> list[Upscaled]:
-        """The results of all stages of a cascade, the first stage first; otherwise this result alone."""
+        """The results of all stages of a cascade, the first stage first; otherwise this result
+        alone."""
         return [*([] if self.earlier is None else self.earlier.stages), self]
 
     @property
@@ -92,14 +100,15 @@ class Upscaled:
     @cached_property
     def _judged(self) -> Judged:
         require(self.scorer is not None and self.is_complete,
-                "p1 judges complete results, as an upscaler draws them; judge them before they are pickled, "
-                "and without finish")
+                "p1 judges complete results, as an upscaler draws them; judge them before they are "
+                "pickled, and without finish")
         inputs = cast(np.ndarray, self.sources)
         return judge(cast(Stages, self.scorer), [inputs, *(stage.images for stage in self.stages)])
 
     @property
     def bits_per_dim(self) -> np.ndarray:
-        """Bits per token of each image under p1, summed over all stages, float64 [N]: see `pipeline.judging.judge`.
+        """Bits per token of each image under p1, summed over all stages, float64 [N]: see
+        `pipeline.judging.judge`.
 
         The first read of this or of `uncertainty` takes about twice the time of decoding.
         """
@@ -107,7 +116,8 @@ class Upscaled:
 
     @property
     def uncertainty(self) -> np.ndarray:
-        """How unsure p1 is of each pixel, in grey levels, float32 [N, target, target]: see `pipeline.judging.judge`."""
+        """How unsure p1 is of each pixel, in grey levels, float32 [N, target, target]: see
+        `pipeline.judging.judge`."""
         return self._judged.uncertainty
 
     @property
@@ -117,7 +127,8 @@ class Upscaled:
 
     @property
     def reliable(self) -> np.ndarray | None:
-        """The mask of the pixels that one can rely on, bool [N, target, target]; None without a calibration of it.
+        """The mask of the pixels that one can rely on, bool [N, target, target]; None without a
+        calibration of it.
 
         `reliability` says what that means; `superres calibrate` finds it for a checkpoint.
         """
@@ -141,9 +152,11 @@ class Upscaled:
         return part
 
     def by_likelihood(self, count: int) -> Upscaled:
-        """Return the same images, of which each `count` neighbours are samples of an input, the likeliest one first."""
+        """Return the same images, of which each `count` neighbours are samples of an input, the
+        likeliest one first."""
         order = self.bits_per_dim.reshape(-1, count).argsort(axis=1, kind="stable")
-        return self.of_rows((order + np.arange(0, len(self.images), count)[:, None]).ravel().tolist())
+        return self.of_rows((order + np.arange(0, len(self.images), count)[:,
+                                                                           None]).ravel().tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the network, which is large."""
@@ -154,20 +167,23 @@ class Upscaled:
         return [stage.traces[row] for stage in self.stages]
 
     def all_traces(self, row: int) -> list[RowTrace]:
-        """Return the acceptance traces of all decodes that image `row` needed; of a finished one, more than stages."""
+        """Return the acceptance traces of all decodes that image `row` needed; of a finished one,
+        more than stages."""
         if not self.averaged:
             return self.stage_traces(row)
         last = [] if self.earlier is None else [self.traces[row]]
         return [*(trace for one in self.averaged for trace in one.stage_traces(row)), *last]
 
     def ends(self, row: int) -> np.ndarray:
-        """Return the number of tokens of all stages after each step of image `row`, int64 [steps]."""
+        """Return the number of tokens of all stages after each step of image `row`, int64
+        [steps]."""
         counts = [count for trace in self.stage_traces(row) for count in trace.accepted]
         ends: np.ndarray = np.cumsum(counts, dtype=np.int64)
         return ends
 
     def after(self, row: int, step: int) -> np.ndarray:
-        """Return image `row` after a step, uint8 [target, target, 3]: each stage's tokens over the picture before."""
+        """Return image `row` after a step, uint8 [target, target, 3]: each stage's tokens over the
+        picture before."""
         ends = self.ends(row)
         picture: np.ndarray = cast(np.ndarray, self.sources)[row]
         left = int(ends[min(step, len(ends)) - 1]) if step else 0
@@ -184,24 +200,26 @@ class Upscaled:
 
     @property
     def pictures(self) -> list[DrawnImage]:
-        """The images as Pillow images; files that they and their copies are saved to say that a model drew them."""
+        """The images as Pillow images; files that they and their copies are saved to say that a
+        model drew them."""
         return [DrawnImage.of(image, self.record) for image in self.images]
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the images as files with `record` and the mark, and return their paths.
 
         Args:
-            path: file whose ending is that of a format without loss: .png, .webp, .tif or .tiff. If there are several
-                images, its name gets -1, -2 and so on.
+            path: file whose ending is that of a format without loss: .png, .webp, .tif or .tiff. If
+                there are several images, its name gets -1, -2 and so on.
 
         Raises:
             ConfigError: the ending is not that of a lossless format.
             OutputError: a file cannot be written.
         """
-        require(isinstance(path, str | os.PathLike), f"path must be that of a file, not {shown(path)}")
+        require(isinstance(path, str | os.PathLike), "path must be that of a file, not "
+                f"{shown(path)}")
         path, several = Path(path), len(self.images) != 1
-        require(path.suffix.lower() in LOSSLESS, f"{path.name} must end in {', '.join(LOSSLESS)}; other formats would "
-                                                 "change pixels, or cannot say that a model drew them")
+        require(path.suffix.lower() in LOSSLESS, f"{path.name} must end in {', '.join(LOSSLESS)}; "
+                "other formats would change pixels, or cannot say that a model drew them")
         paths = [path.with_stem(f"{path.stem}-{number}") if several else path
                  for number in range(1, len(self.images) + 1)]
         for file, picture in zip(paths, self.pictures, strict=True):
@@ -213,7 +231,8 @@ class Upscaled:
     @property
     def _lines(self) -> list[str]:
         sizes = [f"{mean_accepted_block_size(stage.traces):.2f}" for stage in self.stages]
-        summary = f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {' and '.join(sizes)} tokens per step"
+        summary = (f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, "
+                   f"{' and '.join(sizes)} tokens per step")
         if self.averaged:
             summary += f", finished from {len(self.averaged)} pictures each"
         return [summary, *self.notes]

@@ -33,30 +33,36 @@ from superres.system.machine import free_bytes
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
 from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
 
-USEFUL_ROWS = {"cpu": 16, "cuda": 1024}  # batch size beyond which a device hardly gets faster, by kind of device
+# batch size beyond which a device hardly gets faster, by kind of device
+USEFUL_ROWS = {"cpu": 16, "cuda": 1024}
 
 
 class Face(NamedTuple):
-    """An image to upscale: its pixels, uint8 [source, source, 3], and the key of its sampling noise."""
+    """An image to upscale: its pixels, uint8 [source, source, 3], and the key of its sampling
+    noise."""
 
     source: np.ndarray
     key: int
 
 
 Pictures: TypeAlias = PictureLike | Iterable[PictureLike]
-"""One picture (a path, a Pillow image or uint8 [H, W, 3]), several, or an array uint8 [N, H, W, 3]."""
+"""One picture (a path, a Pillow image or uint8 [H, W, 3]), several, or an array uint8 [N, H, W,
+3]."""
 
 
 class Upscaler(Pipeline):
-    """Upscales faces with a checkpoint, from the side `face_task.source` to the side `face_task.target`.
+    """Upscales faces with a checkpoint, from the side `face_task.source` to the side
+    `face_task.target`.
 
-    A cascade is the upscaler of its last stage, with the upscaler of the stages before as `first`. Decoding settings
-    apply to every stage; a stage with fewer prediction heads proposes as many tokens as it can.
+    A cascade is the upscaler of its last stage, with the upscaler of the stages before as `first`.
+    Decoding settings apply to every stage; a stage with fewer prediction heads proposes as many
+    tokens as it can.
 
     Attributes:
         first: draws the inputs of this upscaler's network, in a cascade.
         last: the last stage alone, in a cascade.
-        reliability: which uncertainty a reliable pixel has at most; None unless `superres calibrate` has found it.
+        reliability: which uncertainty a reliable pixel has at most; None unless `superres
+            calibrate` has found it.
     """
 
     task = FaceTask.name
@@ -72,7 +78,8 @@ class Upscaler(Pipeline):
         """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         upscaler, *following = (
-            super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder) or [folder])
+            super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder)
+            or [folder])
         for stage in following:
             upscaler = stage.after(upscaler, folder.resolve().name)
         reliability = read_reliability(folder)
@@ -88,10 +95,12 @@ class Upscaler(Pipeline):
             "default": self.default, "reliability": self.reliability}
 
     def after(self, first: Upscaler, name: str) -> Upscaler:
-        """Return the cascade `name` of `first` and of this upscaler, with which it shares the network."""
+        """Return the cascade `name` of `first` and of this upscaler, with which it shares the
+        network."""
         if first.face_task.target != self.face_task.source:
-            raise CheckpointError(f"the stages of {name} do not fit: {(first.last or first).name} draws "
-                                  f"{first.face_task.target_size}, {self.name} enlarges {self.face_task.source_size}")
+            raise CheckpointError(f"the stages of {name} do not fit: {(first.last or first).name} "
+                                  f"draws {first.face_task.target_size}, {self.name} enlarges "
+                                  f"{self.face_task.source_size}")
         cascade = copy.copy(self)
         vars(cascade).pop("limits", None)  # those of a cascade are narrower
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
@@ -102,8 +111,8 @@ class Upscaler(Pipeline):
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         if model.config.vocabulary < INTENSITIES:
-            raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, but pictures have "
-                                  f"{INTENSITIES}; choose another")
+            raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, "
+                                  f"but pictures have {INTENSITIES}; choose another")
         try:
             FaceTask.of(model.config)
         except ConfigError as error:
@@ -125,7 +134,8 @@ class Upscaler(Pipeline):
         return FaceTask(first.source, own.target, (*first.between, own.source))
 
     def at_size(self, side: int) -> Upscaler:
-        """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if none has."""
+        """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if
+        none has."""
         require_whole("size", side)
         sides, upscaler = list[int](), self
         while True:
@@ -133,12 +143,13 @@ class Upscaler(Pipeline):
             if upscaler.face_task.target == side:
                 return upscaler
             if upscaler.first is None:
-                raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} pixels, not {side}; "
-                                  "choose another --size or --checkpoint")
+                raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} "
+                                  f"pixels, not {side}; choose another --size or --checkpoint")
             upscaler = upscaler.first
 
     def from_size(self, side: int) -> Upscaler:
-        """Return the upscaler of the stages from the one whose inputs have `side` pixels; ConfigError if none has."""
+        """Return the upscaler of the stages from the one whose inputs have `side` pixels;
+        ConfigError if none has."""
         require_whole("start", side)
         self.face_task.from_size(side)  # refuses other sides
         if self.first is None or self.last is None or side == self.face_task.source:
@@ -159,11 +170,13 @@ class Upscaler(Pipeline):
     @property
     def tokens_per_image(self) -> int:
         """Number of tokens that all stages decode for an image."""
-        return self.model_config.target_length + (0 if self.first is None else self.first.tokens_per_image)
+        return self.model_config.target_length + (0 if self.first is None
+                                                  else self.first.tokens_per_image)
 
     @cached_property
     def limits(self) -> Limits:
-        """Limits on intensities under which a picture reduces to exactly its source, and to that of a cascade."""
+        """Limits on intensities under which a picture reduces to exactly its source, and to that of
+        a cascade."""
         first = None if self.first is None else self.first.face_task
         return Limits.of(self.network_task.limits(self.model_config.vocabulary, first), self.device)
 
@@ -172,33 +185,44 @@ class Upscaler(Pipeline):
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1, keep: str | None = None,
-        finish: str = FINISHES[0], progress: Callable[[int, int], None] | None = None,
+        keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1,
+        keep: str | None = None, finish: str = FINISHES[0],
+        progress: Callable[[int, int], None] | None = None,
     ) -> Upscaled:
         """Upscale a picture or a batch.
 
-        A picture of the size of the model's input is upscaled as it is. A larger one is cropped and reduced first.
+        A picture of the size of the model's input is upscaled as it is. A larger one is cropped and
+        reduced first.
 
         Args:
-            sources: a path, a Pillow image, uint8 [H, W, 3], several of them, or an array uint8 [N, H, W, 3]; RGB, at
-                least as large as the model's input.
-            options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
-                which `superres tune` saves, or else `superres.pipeline.pipeline.fastest_exact`.
-            crop: the squares of a photo that are upscaled: "face" for every face that is found, or the centre if there
-                is none; "centre"; or "X,Y,SIZE[,TURN]", pixels from the top left corner and degrees. See
-                `superres.tasks.photos.choose_crops`.
-            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the result if None.
-            width: step width, at least the block size; see `superres.decoding.batching.RefilledDecoder`.
-            samples: pictures per image; several need a temperature above 0, and have the noise of the command's samples
-                of the image (`superres.tasks.faces.image_key`), which takes the place of `keys`.
-            keep: "likeliest" returns only the sample of each image with the smallest `Upscaled.bits_per_dim`.
-            finish: "mean" averages the exact pictures of the input and of its mirrored copy, "sharp" three samples at
-                temperature 0.7; both then sharpen. See `superres.pipeline.finish`.
-            progress: called repeatedly with (decoded tokens of the slowest image, with `finish` the mean; their total).
+            sources: a path, a Pillow image, uint8 [H, W, 3], several of them, or an array uint8 [N,
+                H, W, 3]; RGB, at least as large as the model's input.
+            options: block size, acceptance and sampling. If None, the checkpoint's default for the
+                kind of device, which `superres tune` saves, or else
+                `superres.pipeline.pipeline.fastest_exact`.
+            crop: the squares of a photo that are upscaled: "face" for every face that is found, or
+                the centre if there is none; "centre"; or "X,Y,SIZE[,TURN]", pixels from the top
+                left corner and degrees. See `superres.tasks.photos.choose_crops`.
+            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
+                result if None.
+            width: step width, at least the block size; see
+                `superres.decoding.batching.RefilledDecoder`.
+            samples: pictures per image; several need a temperature above 0, and have the noise of
+                the command's samples of the image (`superres.tasks.faces.image_key`), which takes
+                the place of `keys`.
+            keep: "likeliest" returns only the sample of each image with the smallest
+                `Upscaled.bits_per_dim`.
+            finish: "mean" averages the exact pictures of the input and of its mirrored copy,
+                "sharp" three samples at temperature 0.7; both then sharpen. See
+                `superres.pipeline.finish`.
+            progress: called repeatedly with (decoded tokens of the slowest image, with `finish` the
+                mean; their total).
 
         Raises:
-            InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
-            ConfigError: the checkpoint does not support `options`, the crop is unknown, or samples would be equal.
+            InvalidInputError: a picture cannot be read or used, or there is not one valid key per
+                image.
+            ConfigError: the checkpoint does not support `options`, the crop is unknown, or samples
+                would be equal.
         """
         options = self.default_of_width(width) if options is None else options
         check_callable("progress", progress)
@@ -207,19 +231,24 @@ class Upscaler(Pipeline):
         check_samples(options, samples, finish)
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
-            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
+            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0,
+                            given.images)
         if finish != FINISHES[0]:
-            require((keys, width) == (None, None), f"finish {finish} takes no keys and no width; leave them out")
+            require((keys, width) == (None, None), f"finish {finish} takes no keys and no width; "
+                    "leave them out")
             return finished(self, given, faces, options, finish, progress)
         if samples == 1:
             return self._batch(given, faces, options, width, progress)
-        require(keys is None, "samples have noise of their own; leave out keys, or draw one sample per key")
+        require(keys is None, "samples have noise of their own; leave out keys, or draw one sample "
+                "per key")
         numbers = [number for _ in faces for number in range(1, samples + 1)]
         faces = [Face(face.source, image_key(face.source, number)) for face in faces
                  for number in range(1, samples + 1)]
-        drawn = dataclasses.replace(self._batch(given.repeat(samples), faces, options, width, progress),
+        drawn = dataclasses.replace(self._batch(given.repeat(samples), faces, options, width,
+                                                progress),
                                     samples=numbers)
-        return drawn if keep is None else drawn.by_likelihood(samples).of_rows(range(0, len(numbers), samples))
+        return drawn if keep is None else drawn.by_likelihood(samples).of_rows(
+            range(0, len(numbers), samples))
 
     def _batch(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
@@ -229,7 +258,8 @@ class Upscaler(Pipeline):
         earlier, total = None, self.tokens_per_image
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
             of_first = None if progress is None else lambda done, _: progress(done, total)
-            earlier = self.first._batch(given, faces, self.options_of_first(options), width, of_first)
+            earlier = self.first._batch(given, faces, self.options_of_first(options), width,
+                                        of_first)
             faces = self._enlarging(faces, earlier)
         started, before = time.perf_counter(), total - self.model_config.target_length
         for _, results in self._steps(faces, options, width):
@@ -239,10 +269,12 @@ class Upscaler(Pipeline):
 
     def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
         """Return the inputs of the last stage."""
-        return list(map(Face, earlier.images, stage_keys([face.key for face in faces], self.stages - 1)))
+        return list(map(Face, earlier.images,
+                        stage_keys([face.key for face in faces], self.stages - 1)))
 
     def options_of_first(self, options: DecodeConfig) -> DecodeConfig:
-        """Return the settings of the first stage: its own default for the default, or `options` within its heads."""
+        """Return the settings of the first stage: its own default for the default, or `options`
+        within its heads."""
         first = self.first
         if first is None or options == self.default:
             return options if first is None else first.default
@@ -257,12 +289,12 @@ class Upscaler(Pipeline):
     ) -> Iterator[Upscaled]:
         """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
-        Arguments and errors are as for a call; there must be a picture. There are at least `interval` seconds of
-        decoding between two results.
+        Arguments and errors are as for a call; there must be a picture. There are at least
+        `interval` seconds of decoding between two results.
 
         Yields:
-            Intermediate results, and last the complete result, which equals that of a call. `seconds` excludes the time
-            that the caller takes between two results.
+            Intermediate results, and last the complete result, which equals that of a call.
+            `seconds` excludes the time that the caller takes between two results.
         """
         options = self.default if options is None else options
         given, faces = self._prepare(sources, crop, options, keys)
@@ -273,7 +305,8 @@ class Upscaler(Pipeline):
     def _frames(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, interval: float,
     ) -> Iterator[Upscaled]:
-        """Yield intermediate results of all stages; those of an earlier stage are `Upscaled.earlier`."""
+        """Yield intermediate results of all stages; those of an earlier stage are
+        `Upscaled.earlier`."""
         earlier = None
         if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
             for frame in self.first._frames(given, faces, self.options_of_first(options), interval):
@@ -284,29 +317,33 @@ class Upscaler(Pipeline):
             yield self._upscaled(results, seconds, given, options, earlier)
 
     def refilled(
-        self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1, judged: bool = False,
-        finish: str = FINISHES[0],
+        self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1,
+        judged: bool = False, finish: str = FINISHES[0],
     ) -> StreamDecoder:
-        """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
+        """Upscale a stream of images, `rows` at a time; the next image takes the place of a
+        complete one in the batch.
 
-        An image's result does not depend on the other images in the batch. `feed` provides objects with the attributes
-        of `Face`, and `face_task.decode` converts the decoder's tokens to images. The stages of a cascade take turns,
-        and it also takes images of the size of a later stage's input. Of several `samples` per image, the likeliest
-        one is kept; with them, or if `judged`, the results are of type `superres.pipeline.judging.JudgedResult`.
-        `options` and `finish` are as for a call; raises ConfigError if the checkpoint does not support them.
+        An image's result does not depend on the other images in the batch. `feed` provides objects
+        with the attributes of `Face`, and `face_task.decode` converts the decoder's tokens to
+        images. The stages of a cascade take turns, and it also takes images of the size of a later
+        stage's input. Of several `samples` per image, the likeliest one is kept; with them, or if
+        `judged`, the results are of type `superres.pipeline.judging.JudgedResult`. `options` and
+        `finish` are as for a call; raises ConfigError if the checkpoint does not support them.
         """
         options = self.default if options is None else options
         if finish != FINISHES[0]:
             return finishing_decoder(self, feed, options, rows, finish)
         if samples > 1 or judged:
-            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows), samples)
+            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows),
+                                  samples)
         return self.staged(feed, options, rows)
 
     def staged(
         self, feed: Feed[Any], options: DecodeConfig, rows: int,
         small: Callable[[Feed[Any]], StreamDecoder] | None = None,
     ) -> StreamDecoder:
-        """Return the decoder of `refilled`; `small` makes that of the inputs of a cascade's last stage, if given."""
+        """Return the decoder of `refilled`; `small` makes that of the inputs of a cascade's last
+        stage, if given."""
         own, first = self.of_last(options), self.first
 
         def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
@@ -314,25 +351,31 @@ class Upscaler(Pipeline):
 
         if first is None:
             return decoder(feed)
-        drawn = small or (lambda inputs: first.refilled(inputs, self.options_of_first(options), rows))
+        drawn = small or (lambda inputs: first.refilled(inputs, self.options_of_first(options),
+                                                        rows))
         return CascadeDecoder(feed, drawn, decoder, first.face_task, rows, self.stages - 1)
 
-    def _steps(self, faces: list[Face], options: DecodeConfig, width: int | None = None) -> Steps[list[Result[Face]]]:
-        """Upscale a batch by the last stage: a stream that ends, whose images all begin together."""
+    def _steps(self, faces: list[Face], options: DecodeConfig,
+               width: int | None = None) -> Steps[list[Result[Face]]]:
+        """Upscale a batch by the last stage: a stream that ends, whose images all begin
+        together."""
         options = self.of_last(options)
-        decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options, len(faces),
-                                batch=True, width=width)
+        decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options,
+                                len(faces), batch=True, width=width)
         return batch_steps(decoder)
 
     def _sources(self, faces: Sequence[Face]) -> Source:
         return self.source_tokens(np.stack([face.source for face in faces])), None
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
-        """Return the batch size that is useful on this device and needs at most half of its free memory."""
+        """Return the batch size that is useful on this device and needs at most half of its free
+        memory."""
         options = self.default if options is None else options
         size = self.row_bytes(self.of_last(options))
         rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
-        return rows if self.first is None else min(rows, self.first.fitting_rows(self.options_of_first(options)))
+        return rows if self.first is None else min(
+            rows, self.first.fitting_rows(self.options_of_first(options))
+        )
 
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
@@ -345,38 +388,45 @@ class Upscaler(Pipeline):
             encode(sources)  # refuses other types
         else:
             given = read_sources(sources, self.face_task, crop)
-        return given, list(map(Face, given.images, noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
+        return given, list(map(Face, given.images,
+                               noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
 
     def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
-        """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise InvalidInputError."""
+        """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise
+        InvalidInputError."""
         return torch.from_numpy(self.network_task.encode(sources)).to(self.device)
 
-    def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
-        """Return the bits per token of the target, its code length under p1, for each target image, float64 [N].
+    def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray,
+                     batch_size: int = 8) -> np.ndarray:
+        """Return the bits per token of the target, its code length under p1, for each target image,
+        float64 [N].
 
-        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores `batch_size` together.
-        The code is that of p1 without limits. With limits (`DecodeConfig.consistent`), a target that does not reduce to
-        exactly its source has probability 0, and true pictures seldom do.
+        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
+        `batch_size` together. The code is that of p1 without limits. With limits
+        (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has
+        probability 0, and true pictures seldom do.
 
-        A cascade codes the reduced target first, by its first stages, and then the target given the reduced one, by
-        its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over the tokens of the target. This code
-        can be decoded, so its length is an upper bound of -log2 p(target | source). That probability sums over all
-        pictures between the stages: without limits, the last stage may draw the target from others than the reduced
-        one, too.
+        A cascade codes the reduced target first, by its first stages, and then the target given the
+        reduced one, by its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over
+        the tokens of the target. This code can be decoded, so its length is an upper bound of -log2
+        p(target | source). That probability sums over all pictures between the stages: without
+        limits, the last stage may draw the target from others than the reduced one, too.
         """
         shapes = self.face_task.source_shape, self.face_task.target_shape
         for images, shape in zip((sources, targets), shapes, strict=True):
             encode(images)  # refuses other types
             if images.shape != (len(sources), *shape):
-                raise InvalidInputError(f"images of the shape {list(images.shape)} are not {[len(sources), *shape]}; "
-                                        "give as many inputs as targets, at the checkpoint's sizes")
+                raise InvalidInputError(f"images of the shape {list(images.shape)} are not "
+                                        f"{[len(sources), *shape]}; give as many inputs as "
+                                        "targets, at the checkpoint's sizes")
         require_whole("batch-size", batch_size)
         pictures, upscaler = [targets], self
         while upscaler.first is not None:
             pictures.insert(0, upscaler.network_task.both_sizes(pictures[0])[1])
             upscaler = upscaler.first
         tokens = self.model_config.target_length
-        return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy() * (pair[1].shape[1] / tokens)
+        return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
+                              * (pair[1].shape[1] / tokens)
                               for model, pair in coded_stages(self, [sources, *pictures])))
 
     def record(self, options: DecodeConfig, finish: str = FINISHES[0]) -> dict[str, Any]:
@@ -385,14 +435,16 @@ class Upscaler(Pipeline):
         return how if finish == FINISHES[0] else {**how, "finish": finish}
 
     def _upscaled(
-        self, results: list[Result[Face]], seconds: float, given: PhotoSources, options: DecodeConfig,
-        earlier: Upscaled | None,
+        self, results: list[Result[Face]], seconds: float, given: PhotoSources,
+        options: DecodeConfig, earlier: Upscaled | None,
     ) -> Upscaled:
         """Return the result of a batch; no `results` if no image has begun in the last stage."""
         count = len(given.images)
-        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy()) if results else (
-            np.zeros((count, *self.face_task.target_shape), np.uint8))
-        traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64)) for _ in range(count)]
+        images = self.face_task.decode(
+            torch.stack([one.tokens for one in results]).numpy()) if results else (
+                np.zeros((count, *self.face_task.target_shape), np.uint8))
+        traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64))
+                                                    for _ in range(count)]
         seconds += 0.0 if earlier is None else earlier.seconds
-        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs, given.notes, earlier,
-                        self.record(options), scorer=self)
+        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs,
+                        given.notes, earlier, self.record(options), scorer=self)

@@ -1,11 +1,14 @@
-"""Confidence sequences: intervals of a preference that stay valid while the owner watches votes come in.
+"""Confidence sequences: intervals of a preference that stay valid while the owner watches votes
+come in.
 
-An interval for a fixed number of votes covers less often than it says if the owner looks again and again, and stops
-when the answer suits. A confidence sequence covers the preference at all times at once. Each rater gives one value, the
-mean of the rater's votes, since the votes of a rater are correlated. The pictures are those of the study. `values` are
-such means in the order in which they became known, in [0, 1], float64 [n], and `level` is a confidence level.
+An interval for a fixed number of votes covers less often than it says if the owner looks again and
+again, and stops when the answer suits. A confidence sequence covers the preference at all times at
+once. Each rater gives one value, the mean of the rater's votes, since the votes of a rater are
+correlated. The pictures are those of the study. `values` are such means in the order in which they
+became known, in [0, 1], float64 [n], and `level` is a confidence level.
 
-Source: Waudby-Smith and Ramdas (2024), "Estimating means of bounded random variables by betting", JRSS B 86:1-27.
+Source: Waudby-Smith and Ramdas (2024), "Estimating means of bounded random variables by betting",
+    JRSS B 86:1-27.
 The library confseq has the method too, but is published as C++ source that needs Boost to install.
 """
 
@@ -34,11 +37,13 @@ FORECASTS = 200
 
 
 def log_capital(values: Floats, means: Floats, level: float = LEVEL) -> Floats:
-    """Return the logarithm of the hedged capital against each of m means after each value (source, theorem 3), [m, n].
+    """Return the logarithm of the hedged capital against each of m means after each value (source,
+    theorem 3), [m, n].
 
-    One gambler bets that the values are above the mean, another that they are below it; each starts with half of the
-    capital. If the mean is right, the capital ever reaches 1 / (1 - level) with probability at most 1 - level. The bets
-    are the predictable plug-in of the source: each depends on earlier values only.
+    One gambler bets that the values are above the mean, another that they are below it; each starts
+    with half of the capital. If the mean is right, the capital ever reaches 1 / (1 - level) with
+    probability at most 1 - level. The bets are the predictable plug-in of the source: each depends
+    on earlier values only.
     """
     counts = np.arange(1, len(values) + 1)
     running = (0.5 + np.cumsum(values)) / (counts + 1)
@@ -49,12 +54,14 @@ def log_capital(values: Floats, means: Floats, level: float = LEVEL) -> Floats:
     with np.errstate(divide="ignore"):
         above = np.minimum(bets, TRUNCATION / means[:, None])
         below = np.minimum(bets, TRUNCATION / (1 - means[:, None]))
-    best: Floats = np.maximum(np.log1p(above * gains).cumsum(axis=1), np.log1p(-below * gains).cumsum(axis=1))
+    best: Floats = np.maximum(np.log1p(above * gains).cumsum(axis=1),
+                              np.log1p(-below * gains).cumsum(axis=1))
     return best + math.log(0.5)
 
 
 def anytime_interval(values: Floats, level: float = LEVEL) -> Interval:
-    """Return the interval of the confidence sequence after all `values`, to the nearest 0.001 outwards."""
+    """Return the interval of the confidence sequence after all `values`, to the nearest 0.001
+    outwards."""
     inside = np.flatnonzero(log_capital(values, MEANS, level)[:, -1] < -math.log(1 - level))
     if not len(inside):  # values that drift can contradict every mean
         return float(values.mean()), float(values.mean())
@@ -62,12 +69,14 @@ def anytime_interval(values: Floats, level: float = LEVEL) -> Interval:
 
 
 def excludes_even(values: Floats, level: float = LEVEL) -> npt.NDArray[np.bool_]:
-    """Return whether the confidence sequence excludes an even preference after each of the values, bool [n]."""
+    """Return whether the confidence sequence excludes an even preference after each of the values,
+    bool [n]."""
     return np.asarray(log_capital(values, np.array([EVEN]), level)[0] >= -math.log(1 - level))
 
 
 def more_raters(values: Floats, rng: np.random.Generator, level: float = LEVEL) -> int | None:
-    """Forecast how many more raters settle the preference: the median of simulations that draw them from `values`.
+    """Forecast how many more raters settle the preference: the median of simulations that draw them
+    from `values`.
 
     The result is None if it is over `MAX_MORE_RATERS`.
     """
@@ -80,9 +89,11 @@ def more_raters(values: Floats, rng: np.random.Generator, level: float = LEVEL) 
 
 
 def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
-    """Return the share of the votes for the leader that would have to go the other way to unsettle a settled result.
+    """Return the share of the votes for the leader that would have to go the other way to unsettle
+    a settled result.
 
-    The turned votes are spread evenly: every rater's preference for the leader shrinks by the same share.
+    The turned votes are spread evenly: every rater's preference for the leader shrinks by the same
+    share.
     """
     towards = values if values.mean() > EVEN else 1 - values
     low, high = 0.0, 1.0
@@ -96,12 +107,15 @@ def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
     return high
 
 
-def rater_values(records: Sequence[Record], trials: int, values: dict[str, float]) -> dict[str, Floats]:
-    """Return the means of finished raters' votes by comparison, float64 [raters], in the order in which they finished.
+def rater_values(records: Sequence[Record], trials: int, values: dict[str, float]) -> dict[str,
+                                                                                           Floats]:
+    """Return the means of finished raters' votes by comparison, float64 [raters], in the order in
+    which they finished.
 
-    A rater has finished after `trials` main votes, or after an hour without a vote, by the times of the study's votes.
-    Later votes do not change the value, so that the sequence only ever grows. `records` are main votes of a study, and
-    `values` are the values of a vote by its chosen picture.
+    A rater has finished after `trials` main votes, or after an hour without a vote, by the times of
+    the study's votes. Later votes do not change the value, so that the sequence only ever grows.
+    `records` are main votes of a study, and `values` are the values of a vote by its chosen
+    picture.
     """
     ordered = sorted(records, key=lambda record: (record["voted"], record["position"]))
     by_rater: dict[str, list[Record]] = defaultdict(list)
@@ -109,7 +123,8 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
         by_rater[record["rater"]].append(record)
     ends: list[tuple[float, str, int]] = []  # when a rater finished, and after how many votes
     for rater, votes in by_rater.items():
-        *times, now = (elapsed_ms(ordered[0]["voted"], record["voted"]) for record in [*votes, ordered[-1]])
+        *times, now = (elapsed_ms(ordered[0]["voted"], record["voted"]) for record in [*votes,
+                                                                                       ordered[-1]])
         for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
             if count == trials or after - time >= IDLE_MS:
                 ends.append((time if count == trials else time + IDLE_MS, rater, count))

@@ -1,8 +1,10 @@
-"""Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the study's seed.
+"""Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the
+study's seed.
 
-With three or more methods, a vote on two methods whose order is clear tells nothing new, and neither does one more vote
-on two methods that are as good as equal. Each vote therefore goes to the comparison with the largest mutual information
-between the vote and the order of its two methods (Lindley 1956, Ann. Math. Stat. 27:986-1005), chosen greedily.
+With three or more methods, a vote on two methods whose order is clear tells nothing new, and
+neither does one more vote on two methods that are as good as equal. Each vote therefore goes to the
+comparison with the largest mutual information between the vote and the order of its two methods
+(Lindley 1956, Ann. Math. Stat. 27:986-1005), chosen greedily.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ REPEAT_GAP = 5
 """Minimum number of trials between a pair and its repeat, if the study is long enough."""
 
 OPEN_MINUTES = 15
-"""Minutes for which a pair on display counts as voted on, so that concurrent raters get different pairs."""
+"""Minutes for which a pair on display counts as voted on, so that concurrent raters get different
+pairs."""
 
 PRECISION = 1.0
-"""Precision of the prior on log strengths: before the first votes, all comparisons are equally uncertain."""
+"""Precision of the prior on log strengths: before the first votes, all comparisons are equally
+uncertain."""
 
 NORMAL: Floats = stats.norm.ppf((np.arange(200) + 0.5) / 200)
 """Quantiles that stand for the normal distribution."""
@@ -39,10 +43,13 @@ def trial_rng(study: Study, pseudonym: str, position: int, *more: int) -> np.ran
     return np.random.default_rng((study.settings.seed, int(pseudonym[:15], 16), position, *more))
 
 
-def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.Generator) -> list[str]:
-    """Return the kinds of a rater's trials in order, given the number of pairs `available` in the study by kind.
+def schedule(settings: StudySettings, available: dict[str, int],
+             rng: np.random.Generator) -> list[str]:
+    """Return the kinds of a rater's trials in order, given the number of pairs `available` in the
+    study by kind.
 
-    Practice trials come first. Gold trials are spread over the main trials, repeats over their second half.
+    Practice trials come first. Gold trials are spread over the main trials, repeats over their
+    second half.
     """
     main = min(settings.trials, available.get(MAIN, 0))
     mixed = [MAIN] * main + [GOLD] * min(settings.gold, available.get(GOLD, 0))
@@ -64,11 +71,13 @@ def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.
     return result
 
 
-def allocate(comparisons: Sequence[Comparison], votes: Floats, available: int, trials: int) -> list[int]:
+def allocate(comparisons: Sequence[Comparison], votes: Floats, available: int,
+             trials: int) -> list[int]:
     """Return the number of pairs of each of C comparisons that a rater sees.
 
-    `votes` are those of earlier raters for a, for neither and for b, float64 [C, 3]. The numbers are at least 1, at
-    most the pairs `available` in each comparison, and their sum is `trials`, which is at least C and at most all pairs.
+    `votes` are those of earlier raters for a, for neither and for b, float64 [C, 3]. The numbers
+    are at least 1, at most the pairs `available` in each comparison, and their sum is `trials`,
+    which is at least C and at most all pairs.
     """
     names = sorted({name for c in comparisons for name in (c.method_a, c.method_b)})
     pairs = np.array([[names.index(c.method_a), names.index(c.method_b)] for c in comparisons])
@@ -92,7 +101,8 @@ def allocate(comparisons: Sequence[Comparison], votes: Floats, available: int, t
 
 
 def _order_information(margins: Floats, variances: Floats) -> Floats:
-    """Return the mutual information, in nats, between a vote and the sign of its normal margin in log strength, [C]."""
+    """Return the mutual information, in nats, between a vote and the sign of its normal margin in
+    log strength, [C]."""
     def entropy(chances: Floats) -> Floats:
         return np.asarray(special.entr(chances) + special.entr(1 - chances))
 
@@ -112,8 +122,10 @@ def count_pairs(connection: Connection, study: Study) -> dict[str, int]:
     return {name: count for name, count in connection.execute(query)}
 
 
-def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> tuple[int, str]:
-    """Return the id of a pair for a rater's trial, and the picture on the left ("a" or "b"; a single one is "a").
+def assign(connection: Connection, study: Study, rater: Row[Any], position: int,
+           kind: str) -> tuple[int, str]:
+    """Return the id of a pair for a rater's trial, and the picture on the left ("a" or "b"; a
+    single one is "a").
 
     The rater must not have seen all pairs of `kind`.
     """
@@ -121,7 +133,8 @@ def assign(connection: Connection, study: Study, rater: Row[Any], position: int,
     if kind == REPEAT:
         chosen, left = _repeat(connection, rater, position, rng)
         return chosen, "a" if study.settings.judge else left
-    comparison = _planned_comparison(connection, study, rater) if kind == MAIN and study.is_adaptive else None
+    comparison = _planned_comparison(connection, study,
+                                     rater) if kind == MAIN and study.is_adaptive else None
     chosen = _least_voted_pair(connection, study, rater.id, kind, rng, comparison)
     return chosen, "a" if study.settings.judge or rng.integers(2) else "b"
 
@@ -129,8 +142,9 @@ def assign(connection: Connection, study: Study, rater: Row[Any], position: int,
 def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -> str:
     """Return the comparison of the rater's next main pair.
 
-    The plan depends only on votes from before the rater enrolled, never on the rater's own. So the mean of the rater's
-    votes in each comparison is an unbiased estimate of its preference, however many votes the plan gives it.
+    The plan depends only on votes from before the rater enrolled, never on the rater's own. So the
+    mean of the rater's votes in each comparison is an unbiased estimate of its preference, however
+    many votes the plan gives it.
     """
     pair, trial, vote = schema.pair, schema.trial, schema.vote
     names = [comparison.name for comparison in study.comparisons]
@@ -145,20 +159,25 @@ def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -
     shares = allocate(study.comparisons, votes, available, study.settings.trials)
     rng = trial_rng(study, rater.pseudonym, 0, 1)
     rest = [number for number, share in enumerate(shares) for _ in range(share - 1)]
-    order = [*rng.permutation(len(names)), *rng.permutation(rest)]  # first each once, for raters who leave early
-    shown = connection.scalar(select(func.count()).where(trial.c.rater_id == rater.id, trial.c.kind == MAIN)) or 0
+    # first each once, for raters who leave early
+    order = [*rng.permutation(len(names)), *rng.permutation(rest)]
+    shown = connection.scalar(select(func.count()).where(trial.c.rater_id == rater.id,
+                                                         trial.c.kind == MAIN)) or 0
     return names[int(order[shown])]
 
 
 def _least_voted_pair(
-    connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator, comparison: str | None,
+    connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator,
+    comparison: str | None,
 ) -> int:
     """Return the unseen pair with the fewest votes, of one comparison if it is given.
 
-    Among pairs with equally many votes, those of the images that the rater has seen least often come first.
+    Among pairs with equally many votes, those of the images that the rater has seen least often
+    come first.
     """
     pair, trial, vote = schema.pair, schema.trial, schema.vote
-    # The join starts from the study's pairs, so that other studies in the store do not slow it down.
+    # The join starts from the study's pairs, so that other studies in the store do not slow it
+    # down.
     counts = or_(vote.c.id.is_not(None), trial.c.issued > utc_now(-timedelta(minutes=OPEN_MINUTES)))
     wanted = [pair.c.study_id == study.id, pair.c.kind == kind]
     if comparison is not None:
@@ -167,10 +186,12 @@ def _least_voted_pair(
         pair.outerjoin(trial, and_(trial.c.pair_id == pair.c.id, trial.c.kind == kind))
         .outerjoin(vote, vote.c.trial_id == trial.c.id)
     ).where(*wanted).group_by(pair.c.id, pair.c.image).order_by(pair.c.id)
-    seen = connection.execute(select(pair.c.id, pair.c.image).join(trial, trial.c.pair_id == pair.c.id)
+    seen = connection.execute(select(pair.c.id, pair.c.image).join(trial,
+                                                                   trial.c.pair_id == pair.c.id)
                               .where(trial.c.rater_id == rater_id)).all()
     seen_pairs, seen_images = {row.id for row in seen}, [row.image for row in seen]
-    ranked = [((votes, seen_images.count(image)), key) for key, image, votes in connection.execute(query)
+    ranked = [((votes, seen_images.count(image)), key) for key, image,
+              votes in connection.execute(query)
               if key not in seen_pairs]
     if not ranked and comparison is not None:  # the clock was set back, and the plan changed
         return _least_voted_pair(connection, study, rater_id, kind, rng, None)
@@ -179,10 +200,13 @@ def _least_voted_pair(
     return tied[rng.integers(len(tied))]
 
 
-def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.random.Generator) -> tuple[int, str]:
-    """Return one of the rater's main pairs with the sides swapped: not yet repeated, and not too recent if possible."""
+def _repeat(connection: Connection, rater: Row[Any], position: int,
+            rng: np.random.Generator) -> tuple[int, str]:
+    """Return one of the rater's main pairs with the sides swapped: not yet repeated, and not too
+    recent if possible."""
     trial = schema.trial
-    shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id).order_by(trial.c.position)).all()
+    shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id).order_by(
+        trial.c.position)).all()
     repeated = {row.pair_id for row in shown if row.kind == REPEAT}
     left = [row for row in shown if row.kind == MAIN and row.pair_id not in repeated]
     pool = [row for row in left if row.position < position - REPEAT_GAP] or left

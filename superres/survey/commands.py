@@ -1,4 +1,5 @@
-"""The command lines that the survey's messages name. Each of them runs as printed in a POSIX shell."""
+"""The command lines that the survey's messages name. Each of them runs as printed in a POSIX
+shell."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ STORE_VARIABLE = "SUPERRES_SURVEY_STORE"
 
 
 def command_line(action: str, *words: str, store: str) -> str:
-    """Return the command line `superres survey ACTION WORDS`, with --store if the store needs it."""
+    """Return the command line `superres survey ACTION WORDS`, with --store if the store needs
+    it."""
     line = shlex.join(["superres", "survey", action, *words])
     if store == DEFAULT_STORE and STORE_VARIABLE not in os.environ:
         return line
-    if ":***@" in store:  # a password, which no message prints; in the variable it stays out of the shell's history
+    # a password, which no message prints; in the variable it stays out of the shell's history
+    if ":***@" in store:
         return f'{line} --store "${STORE_VARIABLE}"'
     return f"{line} --store {shlex.quote(store)}"

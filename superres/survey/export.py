@@ -25,16 +25,19 @@ FORMAT = 3
 
 _START = r"""(?:[^\S\t\r\n]|['"])*[=+\-@\uff1d\uff0b\uff0d\uff20]"""
 FORMULA = re.compile(rf"(?:^|[;\t\r\n])(?={_START})|^(?='*[\t\r\n])")
-"""The place before what a spreadsheet would take for a formula: at the start of a text, and after each character that
-separates cells or rows elsewhere. An apostrophe is put there in CSV files, also where there is one already."""
+"""The place before what a spreadsheet would take for a formula: at the start of a text, and after
+each character that separates cells or rows elsewhere. An apostrophe is put there in CSV files, also
+where there is one already."""
 MARKED = re.compile(rf"(^|[;\t\r\n])'(?={_START})|^'(?='*[\t\r\n])")
 """Such a place with its apostrophe."""
 
 
 def csv_text(value: object) -> object:
-    """Return a value for a cell of a CSV file: no text begins like a formula, and numbers stay as they are.
+    """Return a value for a cell of a CSV file: no text begins like a formula, and numbers stay as
+    they are.
 
-    That holds for the parts of a text, too, where a spreadsheet separates cells by semicolons or tabs.
+    That holds for the parts of a text, too, where a spreadsheet separates cells by semicolons or
+    tabs.
     """
     return FORMULA.sub(r"\g<0>'", value) if isinstance(value, str) else value
 
@@ -45,10 +48,12 @@ def plain_text(cell: str) -> str:
 
 
 def export_study(store: Store, study: Study, path: Path, layout: str = "votes") -> list[Path]:
-    """Write a study's votes to `path`, one row per vote, in the format that its ending names, and return the files.
+    """Write a study's votes to `path`, one row per vote, in the format that its ending names, and
+    return the files.
 
-    With the `layout` "votes", `<stem>.study.json` and `<stem>.columns.md` are written beside the file; "arena" has
-    counted votes of raters who are not excluded only, in the columns that Arena-Rank reads.
+    With the `layout` "votes", `<stem>.study.json` and `<stem>.columns.md` are written beside the
+    file; "arena" has counted votes of raters who are not excluded only, in the columns that
+    Arena-Rank reads.
 
     Raises:
         ConfigError: the layout or the ending is unknown, or the format's library is not installed.
@@ -56,16 +61,19 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
     """
     require_choice("--layout", layout, ["votes", "arena"])
     require(layout == "votes" or not study.settings.judge,
-            f"the study {study.name!r} has single pictures, and the arena layout is of pairs; leave out --layout")
+            f"the study {study.name!r} has single pictures, and the arena layout is of pairs; "
+            "leave out --layout")
     file_format = path.suffix.lstrip(".")
-    require(file_format in FORMATS, f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
+    require(file_format in FORMATS, f"{path} must end in .{', .'.join(FORMATS)}, which names its "
+            "format")
     if layout == "arena":
         columns = dict.fromkeys(("model_a", "model_b", "winner"), str)
         write_result(path, _encode(_arena_rows(store, study), file_format, columns))
         return [path]
     exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
-    rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name] for name in COLUMNS}
+    rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name]
+             for name in COLUMNS}
             for record in records]
     kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
     document = {"format": FORMAT, **study.record(), "votes": len(rows),
@@ -74,13 +82,15 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
     table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
-    dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, ordered by rater and "
-                  f"position. An empty cell has no value. In CSV files, an apostrophe stands before what would be a "
-                  f"formula at the start of a text, or after a semicolon or tab.\n\n"
+    dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, "
+                  "ordered by rater and position. An empty cell has no value. In CSV files, an "
+                  "apostrophe stands before what would be a formula at the start of a text, or "
+                  "after a semicolon or tab.\n\n"
                   f"{markdown_table(['column', 'type', 'meaning'], table)}\n")
     files = {study_file(path): (json.dumps(document, indent=1) + "\n").encode(),
              path.with_name(f"{path.stem}.columns.md"): dictionary.encode(),
-             path: _encode(rows, file_format, kinds)}  # last, so that a file of votes always has the other two files
+             # last, so that a file of votes always has the other two files
+             path: _encode(rows, file_format, kinds)}
     for file, data in files.items():
         write_result(file, data)
     return [path, *list(files)[:2]]
@@ -118,10 +128,12 @@ def _encode(rows: Sequence[Record], file_format: str, kinds: Mapping[str, type])
 
 
 def arrow() -> tuple[Any, Any]:
-    """Return the modules pyarrow and pyarrow.parquet; raise ConfigError if they are not installed."""
+    """Return the modules pyarrow and pyarrow.parquet; raise ConfigError if they are not
+    installed."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError("parquet needs pyarrow; install superres[parquet], or choose csv or jsonl") from None
+        raise ConfigError("parquet needs pyarrow; install superres[parquet], or choose csv or "
+                          "jsonl") from None
     return pyarrow, parquet

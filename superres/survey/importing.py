@@ -45,7 +45,8 @@ from superres.survey.voting import MAX_RESPONSE_MS, STRICT, Ballot, Panel
 from superres.system.json_files import parse_json, read_file
 
 MAX_STUDY_BYTES, MAX_VOTES_BYTES, MAX_VOTES, MAX_CELL_BYTES = 2**24, 2**28, 1_000_000, 2**16
-"""Largest size of the file of settings, of the file of votes, and of one of its texts; and largest number of votes."""
+"""Largest size of the file of settings, of the file of votes, and of one of its texts; and largest
+number of votes."""
 
 ROUNDING_MS = 0.001
 
@@ -159,17 +160,18 @@ class Document(BaseModel):
 def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     """Store an exported study atomically; it can be reported and exported again, but not served.
 
-    `path` is the file with the votes, beside `<stem>.study.json`; its suffix determines the format. Without a `name`,
-    the study keeps its own.
+    `path` is the file with the votes, beside `<stem>.study.json`; its suffix determines the format.
+    Without a `name`, the study keeps its own.
 
     Raises:
-        InvalidInputError: a file is missing, damaged or of a newer format, a field is not valid, or two contradict each
-            other.
+        InvalidInputError: a file is missing, damaged or of a newer format, a field is not valid, or
+            two contradict each other.
         ConfigError: the name is taken.
     """
     file_format = path.suffix.lstrip(".")
     if file_format not in FORMATS:
-        raise InvalidInputError(f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
+        raise InvalidInputError(f"{path} must end in .{', .'.join(FORMATS)}, which names its "
+                                "format")
     document, settings = _read_document(study_file(path))
     data = _read(path, MAX_VOTES_BYTES)
     try:
@@ -180,13 +182,15 @@ def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     title = name if name is not None else document.study
     with store.writing() as connection:
         key = store.add_study(
-            connection, title, settings, [Comparison(**entry.model_dump()) for entry in document.comparisons],
-            document.methods, created=document.created, has_pictures=False)
+            connection, title, settings,
+            [Comparison(**entry.model_dump()) for entry in document.comparisons], document.methods,
+            created=document.created, has_pictures=False)
         _add_votes(connection, key, [row.model_dump() for row in rows])
         _add_exclusions(connection, key, document.exclusions)
         for withdrawal in document.withdrawals:
-            add_row(connection, schema.rater, study_id=key, pseudonym=f"withdrawn {new_token()}", consent_version="",
-                    consented="", session_hash=None, withdrawn=withdrawal.recorded, erased=withdrawal.votes)
+            add_row(connection, schema.rater, study_id=key, pseudonym=f"withdrawn {new_token()}",
+                    consent_version="", consented="", session_hash=None,
+                    withdrawn=withdrawal.recorded, erased=withdrawal.votes)
     return store.study(title)
 
 
@@ -199,11 +203,13 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _refusal(path: Path, error: Exception) -> InvalidInputError:
-    return InvalidInputError(f"{path} is not an export, or damaged: {plain(str(error))}; export the study again")
+    return InvalidInputError(f"{path} is not an export, or damaged: {plain(str(error))}; export "
+                             "the study again")
 
 
 def _validated(model: type[ModelT], value: object, where: str = "", texts: bool = False) -> ModelT:
-    """Return `value` as an instance of `model`; raise ValueError, whose message is one line, if it is none.
+    """Return `value` as an instance of `model`; raise ValueError, whose message is one line, if it
+    is none.
 
     `where` stands before the message. With `texts`, the values of numbers are texts.
     """
@@ -212,7 +218,8 @@ def _validated(model: type[ModelT], value: object, where: str = "", texts: bool 
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(plain(str(part)) for part in first["loc"])
-        found = "" if first["type"] in ("missing", "value_error") else f", not {shown(first['input'])}"
+        found = ("" if first["type"] in ("missing", "value_error") else ", not "
+                 f"{shown(first['input'])}")
         message = f"{where}{field or 'value'}: {first['msg'].removeprefix('Value error, ')}{found}"
         raise ValueError(message) from None
 
@@ -223,23 +230,29 @@ def _read_document(path: Path) -> tuple[Document, StudySettings]:
         value = parse_json(content)
         newer = value.get("format") if isinstance(value, dict) else None
         if type(newer) is int and newer > FORMAT:
-            raise InvalidInputError(f"{path} has format {newer}, newer than this program's {FORMAT}; install a newer "
-                                    "superres")
+            raise InvalidInputError(f"{path} has format {newer}, newer than this program's "
+                                    f"{FORMAT}; install a newer superres")
         json.dumps(value, ensure_ascii=False).encode()  # a ValueError for surrogates
         document = _validated(Document, value)
-        values = {"judge": False, **document.settings} if document.format == 1 else document.settings
-        lacking = [field.name for field in dataclasses.fields(StudySettings) if field.name not in values]
+        values = ({"judge": False, **document.settings} if document.format == 1
+                  else document.settings)
+        lacking = [field.name for field in dataclasses.fields(StudySettings) if field.name
+                   not in values]
         _require(not lacking, f"settings lack {', '.join(lacking)}")
         settings = StudySettings.from_dict(values)
         names = [entry.name for entry in document.comparisons]
         _require(len(set(names)) == len(names), "two comparisons have the same name")
         for entry in document.comparisons:
-            _require(entry.name not in (GOLD, PRACTICE), f"a comparison has the name of {entry.name} pairs")
+            _require(entry.name not in (GOLD, PRACTICE), "a comparison has the name of "
+                     f"{entry.name} pairs")
             _require(settings.judge == (not entry.method_b), f"the comparison {entry.name!r} has "
-                     f"{'one method' if not entry.method_b else 'two methods'}, which the setting judge contradicts")
+                     f"{'one method' if not entry.method_b else 'two methods'}, which the setting "
+                     "judge contradicts")
             for method in filter(None, (entry.method_a, entry.method_b)):
-                _require(method in document.methods, f"the method {method!r} of a comparison is not in methods")
-            _require(entry.method_a != entry.method_b, f"the method {method!r} is compared with itself")
+                _require(method in document.methods, f"the method {method!r} of a comparison is "
+                         "not in methods")
+            _require(entry.method_a != entry.method_b, f"the method {method!r} is compared with "
+                     "itself")
         numbers = [rule.number for rule in document.exclusions]
         _require(len(set(numbers)) == len(numbers), "two exclusions have the same number")
     except (ValueError, RecursionError, ConfigError) as error:
@@ -268,7 +281,8 @@ def _json_rows(data: bytes) -> Iterator[Any]:
 
 def _csv_rows(data: bytes) -> Iterator[Any]:
     try:
-        header, *lines = [line for line in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        header, *lines = [line for line in csv.reader(io.StringIO(data.decode("utf-8-sig"),
+                                                                  newline=""), strict=True)
                           if line] or [[]]
     except csv.Error as error:
         raise ValueError(first_line(error)) from None
@@ -276,7 +290,8 @@ def _csv_rows(data: bytes) -> Iterator[Any]:
     texts = {name for name, (kind, _) in COLUMNS.items() if kind is str}
     for number, line in enumerate(lines, 1):
         _require(len(line) == len(header), f"row {number} has {len(line)} cells, not {len(header)}")
-        yield {name: plain_text(cell) if name in texts else cell for name, cell in zip(header, line, strict=True)}
+        yield {name: plain_text(cell) if name in texts else cell for name,
+               cell in zip(header, line, strict=True)}
 
 
 def _parquet_rows(data: bytes) -> Iterator[Any]:
@@ -289,23 +304,29 @@ def _parquet_rows(data: bytes) -> Iterator[Any]:
     try:
         columns = parquet.ParquetFile(io.BytesIO(data)).schema_arrow
         for column in columns:
-            _require(is_text(column.type) or types.is_integer(column.type) or types.is_floating(column.type),
+            _require(is_text(column.type) or types.is_integer(column.type)
+                     or types.is_floating(column.type),
                      f"the column {column.name!r} has the type {column.type}")
-        # A small file can repeat a long text a million times: texts stay in dictionaries until their length is known.
+        # A small file can repeat a long text a million times: texts stay in dictionaries until
+        # their length is known.
         texts = [column.name for column in columns if is_text(column.type)]
-        for batch in parquet.ParquetFile(io.BytesIO(data), read_dictionary=texts).iter_batches(1000):
+        for batch in parquet.ParquetFile(io.BytesIO(data),
+                                         read_dictionary=texts).iter_batches(1000):
             for column in batch.columns:
                 if types.is_dictionary(column.type):
                     longest = compute.max(compute.binary_length(column.dictionary)).as_py() or 0
-                    _require(longest <= MAX_CELL_BYTES, f"a text is longer than {MAX_CELL_BYTES} bytes")
+                    _require(longest <= MAX_CELL_BYTES, f"a text is longer than {MAX_CELL_BYTES} "
+                             "bytes")
             yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, OverflowError, MemoryError,
+            UnicodeDecodeError) as error:
         raise ValueError(first_line(error)) from None
 
 
 def _check_rows(rows: Sequence[Row], document: Document, settings: StudySettings) -> None:
     """Raise ValueError if two fields of the votes or of the study contradict each other."""
-    _require(document.votes == len(rows), f"it has {len(rows)} votes, and {document.votes} were exported")
+    _require(document.votes == len(rows), f"it has {len(rows)} votes, and {document.votes} were "
+             "exported")
     methods = {entry.name: {(entry.method_a, entry.method_b)} for entry in document.comparisons}
     obvious = {(judgement, "") for judgement in JUDGEMENTS} if settings.judge else {(RIGHT, WRONG)}
     methods.update(dict.fromkeys((GOLD, PRACTICE), obvious))
@@ -317,23 +338,29 @@ def _check_rows(rows: Sequence[Row], document: Document, settings: StudySettings
         positions[row.rater].append(row.position)
     for rater, found in positions.items():
         _require(sorted(found) == list(range(1, len(found) + 1)),
-                 f"the votes of the rater {rater} have not the positions 1 to {len(found)}, each once")
+                 f"the votes of the rater {rater} have not the positions 1 to {len(found)}, each "
+                 "once")
     records = [row.model_dump() for row in sorted(rows, key=lambda row: (row.rater, row.position))]
     sides = {(row.rater, row.pair): row.left for row in rows if row.kind == MAIN}
     swapped = {"a": "a"} if settings.judge else {"a": "b", "b": "a"}
-    excluded = excluded_raters(records, [Exclusion(**rule.model_dump()) for rule in document.exclusions])
+    excluded = excluded_raters(records,
+                               [Exclusion(**rule.model_dump()) for rule in document.exclusions])
     for number, row in enumerate(rows, 1):
-        _require(row.kind != REPEAT or sides.get((row.rater, row.pair)) == swapped.get(row.left, ""),
-                 f"row {number}: the repeat of the pair {row.pair} has no vote before with the sides swapped")
+        _require(row.kind != REPEAT or sides.get((row.rater, row.pair)) == swapped.get(row.left,
+                                                                                       ""),
+                 f"row {number}: the repeat of the pair {row.pair} has no vote before with the "
+                 "sides swapped")
         _require(row.excluded == int(row.rater in excluded),
-                 f"row {number}: excluded is {row.excluded}, which the study's exclusions contradict")
+                 f"row {number}: excluded is {row.excluded}, which the study's exclusions "
+                 "contradict")
 
 
 def _contradictions(
     row: Row, methods: dict[str, set[tuple[str, str]]], settings: StudySettings,
     facts: dict[tuple[object, ...], object],
 ) -> list[str]:
-    """Return what a vote contradicts, in words; `facts` are those of earlier votes, to which the vote's are added."""
+    """Return what a vote contradicts, in words; `facts` are those of earlier votes, to which the
+    vote's are added."""
     kind = MAIN if row.kind == REPEAT else row.kind
     width, height = settings.minimum_viewport
     own = [("rater", (row.rater,), (row.consented, row.consent_version, row.panel)),
@@ -341,18 +368,21 @@ def _contradictions(
            ("vote on this pair by the rater", (row.rater, row.pair, row.kind), row.position)]
     if kind == MAIN:
         own += [(f"picture of {method}", (method, row.image), sha256)
-                for method, sha256 in ((row.method_a, row.sha256_a), (row.method_b, row.sha256_b)) if method]
+                for method, sha256 in ((row.method_a, row.sha256_a), (row.method_b, row.sha256_b))
+                if method]
     method = getattr(row, f"method_{row.chosen}", "")
     return [complaint for is_wrong, complaint in (
         *((facts.setdefault((what, *key), fact) != fact,
-           f"it says something else of the same {what} than an earlier row") for what, key, fact in own),
+           f"it says something else of the same {what} than an earlier row") for what, key,
+          fact in own),
         (row.comparison != kind if kind != MAIN else row.comparison in (GOLD, PRACTICE),
          f"the comparison {row.comparison!r} is none of {row.kind} pairs"),
         ((row.method_a, row.method_b) not in methods.get(row.comparison, ()),
-         f"the study has no comparison {row.comparison!r} of {row.method_a!r} with {row.method_b!r}"),
+         f"the study has no comparison {row.comparison!r} of {row.method_a!r} with "
+         f"{row.method_b!r}"),
         ((row.chosen, row.chosen_method) != (answer_of(row.choice, row.left), method),
-         f"chosen {row.chosen!r} and chosen_method {row.chosen_method!r} contradict choice {row.choice!r} and left "
-         f"{row.left!r}"),
+         f"chosen {row.chosen!r} and chosen_method {row.chosen_method!r} contradict choice "
+         f"{row.choice!r} and left {row.left!r}"),
         (row.choice not in settings.choices, f"the study does not offer the choice {row.choice!r}"),
         ((row.method_b == "") != (row.sha256_b == "") or (row.left == "b" and not row.method_b),
          "a single picture has no method_b and sha256_b, and is on the left"),
@@ -380,25 +410,34 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
     columns = [c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms")]
     for row in rows:
         image = row["image"]
-        a, b = (insert_once(schema.picture, method, image, sha256, method=method, image=image, sha256=sha256, png=None)
+        a, b = (insert_once(schema.picture, method, image, sha256, method=method, image=image,
+                            sha256=sha256, png=None)
                 if method else None
-                for method, sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab"))
-        pair = insert_once(schema.pair, row["pair"], number=row["pair"], comparison=row["comparison"], image=image,
-                           kind=MAIN if row["kind"] == REPEAT else row["kind"], picture_a=a, picture_b=b)
-        rater = insert_once(schema.rater, row["rater"], pseudonym=row["rater"], consented=row["consented"],
-                            consent_version=row["consent_version"], session_hash=None, panel=row["panel"] or None)
-        trial = add_row(connection, schema.trial, rater_id=rater, pair_id=pair, position=row["position"],
-                        kind=row["kind"], left_side=row["left"], token_hash=None, issued=row["issued"])
+                for method,
+                sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab"))
+        pair = insert_once(schema.pair, row["pair"], number=row["pair"],
+                           comparison=row["comparison"], image=image,
+                           kind=MAIN if row["kind"] == REPEAT else row["kind"], picture_a=a,
+                           picture_b=b)
+        rater = insert_once(schema.rater, row["rater"], pseudonym=row["rater"],
+                            consented=row["consented"], consent_version=row["consent_version"],
+                            session_hash=None, panel=row["panel"] or None)
+        trial = add_row(connection, schema.trial, rater_id=rater, pair_id=pair,
+                        position=row["position"], kind=row["kind"], left_side=row["left"],
+                        token_hash=None, issued=row["issued"])
         add_row(connection, schema.vote, trial_id=trial, response_ms=row["page_ms"],
                 **{name: row[name] for name in columns})
 
 
 def _add_exclusions(connection: Connection, study: int, exclusions: Sequence[RuleEntry]) -> None:
-    """Add rules under their own numbers; a revocation of a revoked rule gets a number after all rules."""
+    """Add rules under their own numbers; a revocation of a revoked rule gets a number after all
+    rules."""
     highest = max((exclusion.number for exclusion in exclusions), default=0)
     for exclusion in exclusions:
-        values = {"study_id": study, "rule": exclusion.rule, "reason": exclusion.reason, "recorded": exclusion.recorded}
+        values = {"study_id": study, "rule": exclusion.rule, "reason": exclusion.reason,
+                  "recorded": exclusion.recorded}
         add_row(connection, schema.exclusion, **values, number=exclusion.number, revokes=None)
         if exclusion.revoked:
             highest += 1
-            add_row(connection, schema.exclusion, **values, number=highest, revokes=exclusion.number)
+            add_row(connection, schema.exclusion, **values, number=highest,
+                    revokes=exclusion.number)

@@ -1,7 +1,8 @@
 """Statistics of judged pictures: how many pictures of each method are torn, unequal and good.
 
-A study of single pictures asks few raters, often two, about many pictures. So the intervals are about other pictures
-judged by the same raters. A picture's value for an answer is the share of its raters who gave it.
+A study of single pictures asks few raters, often two, about many pictures. So the intervals are
+about other pictures judged by the same raters. A picture's value for an answer is the share of its
+raters who gave it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Values = dict[str, float]
 
 
 def values_of(records: Sequence[Record], answer: str) -> Values:
-    """Return the value of each image's picture for an answer, given the votes on the pictures of one method."""
+    """Return the value of each image's picture for an answer, given the votes on the pictures of
+    one method."""
     votes: dict[str, list[bool]] = defaultdict(list)
     for record in records:
         votes[record["image"]].append(record["chosen"] == answer)
@@ -35,21 +37,24 @@ def values_of(records: Sequence[Record], answer: str) -> Values:
 
 
 def answer_shares(records: Sequence[Record], level: float = LEVEL) -> dict[str, dict[str, Any]]:
-    """Return the "share" of each answer, averaged over the pictures of one method, and its "interval".
+    """Return the "share" of each answer, averaged over the pictures of one method, and its
+    "interval".
 
-    The interval is Wilson's for the number of pictures, however many raters judged each. That is too wide where raters
-    disagree, and never too narrow.
+    The interval is Wilson's for the number of pictures, however many raters judged each. That is
+    too wide where raters disagree, and never too narrow.
     """
     found = {}
     for answer in JUDGEMENTS:
         values = values_of(records, answer)
         total = sum(values.values())
-        found[answer] = {"share": total / len(values), "interval": wilson(total, len(values), level)}
+        found[answer] = {"share": total / len(values),
+                         "interval": wilson(total, len(values), level)}
     return found
 
 
 def by_rater(records: Sequence[Record], level: float = LEVEL) -> list[dict[str, Any]]:
-    """Return each rater's "shares" of the answers, as `answer_shares`, and the "pictures" that the rater judged."""
+    """Return each rater's "shares" of the answers, as `answer_shares`, and the "pictures" that the
+    rater judged."""
     raters: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         raters[record["rater"]].append(record)
@@ -60,8 +65,8 @@ def by_rater(records: Sequence[Record], level: float = LEVEL) -> list[dict[str, 
 def paired_interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
     """Return the interval of a mean of paired differences of shares, each in [-1, 1].
 
-    It is Wald's after two more pairs, one of which differs by +1 or -1 (Agresti and Min 2005, Statistics in Medicine
-    24:729-740). So it has a width if all differences are 0.
+    It is Wald's after two more pairs, one of which differs by +1 or -1 (Agresti and Min 2005,
+    Statistics in Medicine 24:729-740). So it has a width if all differences are 0.
     """
     count = len(differences) + 2
     mean = math.fsum(differences) / count
@@ -70,31 +75,38 @@ def paired_interval(differences: Sequence[float], level: float = LEVEL) -> Inter
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
-def method_differences(records: Sequence[Record], methods: Sequence[str], level: float = LEVEL) -> list[dict[str, Any]]:
-    """Return how the shares of each two methods differ on the images of which both have judged pictures.
+def method_differences(records: Sequence[Record], methods: Sequence[str],
+                       level: float = LEVEL) -> list[dict[str, Any]]:
+    """Return how the shares of each two methods differ on the images of which both have judged
+    pictures.
 
-    A result has "method_a", "method_b", the number of "images", and in "answers" the mean "difference" a - b and its
-    "interval", by answer.
+    A result has "method_a", "method_b", the number of "images", and in "answers" the mean
+    "difference" a - b and its "interval", by answer.
     """
-    own = {method: [record for record in records if record["method_a"] == method] for method in methods}
+    own = {method: [record for record in records if record["method_a"] == method]
+           for method in methods}
     found = []
     for a, b in itertools.combinations(methods, 2):
         answers, images = {}, 0
         for answer in JUDGEMENTS:
             first, second = values_of(own[a], answer), values_of(own[b], answer)
-            changes = [first[image] - second[image] for image in sorted(first.keys() & second.keys())]
+            changes = [first[image] - second[image]
+                       for image in sorted(first.keys() & second.keys())]
             images = len(changes)
             if changes:
-                answers[answer] = {"difference": fmean(changes), "interval": paired_interval(changes, level)}
+                answers[answer] = {"difference": fmean(changes),
+                                   "interval": paired_interval(changes, level)}
         if images:
             found.append({"method_a": a, "method_b": b, "images": images, "answers": answers})
     return found
 
 
 def same_answers(records: Sequence[Record]) -> float | None:
-    """Return the share of equal answers among all two votes on one picture; None if no picture has two votes."""
+    """Return the share of equal answers among all two votes on one picture; None if no picture has
+    two votes."""
     votes: dict[int, list[str]] = defaultdict(list)
     for record in records:
         votes[record["pair"]].append(record["chosen"])
-    equal = [one == other for own in votes.values() for one, other in itertools.combinations(own, 2)]
+    equal = [one == other for own in votes.values() for one,
+             other in itertools.combinations(own, 2)]
     return fmean(equal) if equal else None

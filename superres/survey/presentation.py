@@ -1,4 +1,5 @@
-"""Present a study's report in plain words (what it has found, what weakens it, what to do), tables and a plot."""
+"""Present a study's report in plain words (what it has found, what weakens it, what to do), tables
+and a plot."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ WIDE = 0.2
 UNRELIABLE = 0.01
 """P-value below which the votes favour one side."""
 CAREFUL = 0.7
-"""Share of repeats with the same choice that careful raters reach unless the pictures look alike."""
+"""Share of repeats with the same choice that careful raters reach unless the pictures look
+alike."""
 
 RATER_RULES = (
     ("same-side>0.9", "votes", 8, "chose the same side in over 90 of 100 votes"),
@@ -37,22 +39,25 @@ RATER_RULES = (
     ("median-ms<500", "votes", 1, "took under half a second for most votes"),
     ("gold<0.8", "gold_votes", 2, "missed more than one in five of the obvious pairs"),
 )
-"""Exclusion rule, the count and its minimum from which a rater can be judged by it, and what such raters did."""
+"""Exclusion rule, the count and its minimum from which a rater can be judged by it, and what such
+raters did."""
 
 ANYTIME_NOTE = (
-    "The first sentence, raters' mean and the any-time interval use one value per finished rater. The any-time "
-    "interval (betting confidence sequence) is for the pictures of this study and stays valid however often you look, "
-    "so you may stop as soon as it excludes 50. The other intervals hold for one look at a number of votes that was "
-    "fixed before. "
+    "The first sentence, raters' mean and the any-time interval use one value per finished rater. "
+    "The any-time interval (betting confidence sequence) is for the pictures of this study and "
+    "stays valid however often you look, so you may stop as soon as it excludes 50. The other "
+    "intervals hold for one look at a number of votes that was fixed before. "
 )
 INTERVALS_NOTE = (
-    "Use the two-way interval: it treats raters and images as random samples. Wilson's interval assumes independent "
-    "votes, as the paper's bootstrap does, and is too narrow if raters or images differ. \"Can't tell\" counts as half "
-    "a vote for each side; the column decided, Wilson's interval and the binomial test leave it out."
+    "Use the two-way interval: it treats raters and images as random samples. Wilson's interval "
+    "assumes independent votes, as the paper's bootstrap does, and is too narrow if raters or "
+    "images differ. \"Can't tell\" counts as half a vote for each side; the column decided, "
+    "Wilson's interval and the binomial test leave it out."
 )
 
 PLOTTED_INTERVALS = (
-    ("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("anytime", "any time (these pictures)", 0.22, 1.5, "C2"),
+    ("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"),
+    ("anytime", "any time (these pictures)", 0.22, 1.5, "C2"),
 )
 """Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
 
@@ -60,12 +65,13 @@ PLOTTED_INTERVALS = (
 def findings(report: Report, store: str) -> dict[str, Any]:
     """Return the findings of a report, whose study is in `store`.
 
-    They are "sentences", one per comparison, or one per judged method and one on agreement; and "warnings", each with
-    "what" is the matter, what to "do", and the "command" that does it, or "".
+    They are "sentences", one per comparison, or one per judged method and one on agreement; and
+    "warnings", each with "what" is the matter, what to "do", and the "command" that does it, or "".
     """
     result, warnings = report["result"], []
     for rule, count, least, text in RATER_RULES:
-        raters = [rater for rater in report["raters"] if rater["excluded_by"] is None and rater[count] >= least
+        raters = [rater for rater in report["raters"] if rater["excluded_by"] is None
+                  and rater[count] >= least
                   and applies(rule, rater["rater"], rater)]
         if raters:
             warnings.append(as_warning(
@@ -73,13 +79,16 @@ def findings(report: Report, store: str) -> dict[str, Any]:
                 "To leave such raters out, and see the result with and without them:",
                 command_line("exclude", report["study"], rule, "--reason", text, store=store)))
     if report["settings"]["judge"]:
-        return {"sentences": judged.sentences(report), "warnings": [*warnings, *judged.about_votes(result)]}
+        return {"sentences": judged.sentences(report),
+                "warnings": [*warnings, *judged.about_votes(result)]}
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
-    return {"sentences": sentences, "warnings": [*warnings, *_about_votes(result, report["settings"]["allow_unsure"])]}
+    return {"sentences": sentences,
+            "warnings": [*warnings, *_about_votes(result, report["settings"]["allow_unsure"])]}
 
 
 def sentence(comparison: dict[str, Any], level: float) -> str:
-    """Return the answer of a comparison: how many prefer what, its interval, and what would settle or reverse it."""
+    """Return the answer of a comparison: how many prefer what, its interval, and what would settle
+    or reverse it."""
     a, b, known = comparison["method_a"], comparison["method_b"], comparison.get("anytime")
     if known is None:
         votes = comparison["votes"]
@@ -94,52 +103,64 @@ def sentence(comparison: dict[str, Any], level: float) -> str:
         start = f"{a} and {b} are chosen in 50 of 100 votes each"
     else:
         start = f"{a} is preferred to {b} in {hundredths(share)} of 100 votes"
-    return (f"{start}, on average over {counted(known['raters'], 'rater')}, between {hundredths(low)} and "
-            f"{hundredths(high)} ({100 * level:g}% confidence); {_rest(known)}")
+    return (f"{start}, on average over {counted(known['raters'], 'rater')}, between "
+            f"{hundredths(low)} and {hundredths(high)} ({100 * level:g}% confidence); "
+            f"{_rest(known)}")
 
 
 def _rest(known: dict[str, Any]) -> str:
-    """Return the end of a sentence: whether the answer is settled, and how far it is from changing."""
+    """Return the end of a sentence: whether the answer is settled, and how far it is from
+    changing."""
     flip, unsettle = known["votes_to_flip"], known["votes_to_unsettle"]
     if known["settled"]:
-        return "this is settled." + (f" {counted(unsettle, 'vote')} the other way would unsettle it, and "
-                                     f"{max(flip, unsettle):,} would turn it round." if unsettle and flip else "")
+        return "this is settled." + (f" {counted(unsettle, 'vote')} the other way would unsettle "
+                                     f"it, and {max(flip, unsettle):,} would turn it "
+                                     "round." if unsettle and flip else "")
     if known["raters"] < FEW_RATERS:
         text = f"too early to say, with {counted(known['raters'], 'finished rater')}."
     elif known["more_raters"] is None and known["interval"][1] - known["interval"][0] > WIDE:
         text = "about even so far; look again after more raters."
     elif known["more_raters"] is None:
-        text = f"over {MAX_MORE_RATERS:,} more raters would be needed to settle it: take the two as equal."
+        text = (f"over {MAX_MORE_RATERS:,} more raters would be needed to settle it: take the two "
+                "as equal.")
     else:
-        text = f"{counted(known['more_raters'], 'more rater')} would settle it, if they vote like those so far."
+        text = (f"{counted(known['more_raters'], 'more rater')} would settle it, if they vote like "
+                "those so far.")
     return text + (f" {counted(flip, 'vote')} the other way would turn it round." if flip else "")
 
 
 def _about_votes(result: dict[str, Any], unsure: bool) -> list[dict[str, str]]:
-    """Return warnings about all votes together; `unsure` says whether "can't tell" was an answer."""
+    """Return warnings about all votes together; `unsure` says whether "can't tell" was an
+    answer."""
     found = []
     sides, repeats = result["sides"], result["repeats"]
     if sides and sides["p_binomial"] is not None and sides["p_binomial"] < UNRELIABLE:
         side = "left" if sides["share"] > EVEN else "right"
         share = max(sides["share"], 1 - sides["share"])
         found.append(as_warning(
-            f"The {side} picture was chosen in {hundredths(share)} of 100 votes (on phones, left is above right).",
-            "No answer is favoured by this, since sides are drawn at random, but it hides differences: ask for an "
-            "answer that does not depend on the order, or collect more votes."))
+            f"The {side} picture was chosen in {hundredths(share)} of 100 votes (on phones, left "
+            "is above right).",
+            "No answer is favoured by this, since sides are drawn at random, but it hides "
+            "differences: ask for an answer that does not depend on the order, or collect more "
+            "votes."))
     if repeats and repeats["interval"][1] < CAREFUL:
         found.append(as_warning(
-            f"Pairs that raters saw twice got the same answer in {hundredths(repeats['share'])} of 100 cases; guessing "
-            f"among {'three answers gives 33' if unsure else 'two answers gives 50'}.",
-            "The difference may be too small to see, or the question unclear: show the pictures larger (--scale), or "
-            "make a new study with a plainer question."))
+            f"Pairs that raters saw twice got the same answer in {hundredths(repeats['share'])} of "
+            "100 cases; guessing among "
+            f"{'three answers gives 33' if unsure else 'two answers gives 50'}.",
+            "The difference may be too small to see, or the question unclear: show the pictures "
+            "larger (--scale), or make a new study with a plainer question."))
     counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]
     if counts and min(counts) < FEW_RATERS:
         found.append(as_warning(f"Only {counted(min(counts), 'rater')} finished.",
-                                f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
+                                f"Ask at least {FEW_RATERS} people, better 20: few raters say "
+                                "little about others."))
     if counts and (open_raters := result["raters"] - max(counts)) > 0:
         found.append(as_warning(
-            f"{counted(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
-            "Wait: they count when they finish, or an hour after their last vote. The figures below have all votes."))
+            f"{counted(open_raters, 'rater')} did not finish: the first sentence leaves them out "
+            "so far.",
+            "Wait: they count when they finish, or an hour after their last vote. The figures "
+            "below have all votes."))
     return found
 
 
@@ -157,23 +178,28 @@ def sections(report: Report) -> list[dict[str, Any]]:
         note += f" The preference over camera is the fool rate ({fooled})."
     found = [_preferences("Preference for method a", report, result, note)]
     if report["without_exclusions"]:
-        found.append(_preferences("Preference without exclusions", report, report["without_exclusions"], ""))
+        found.append(_preferences("Preference without exclusions", report,
+                                  report["without_exclusions"], ""))
     found += [_tests(result), _rater_quality(result)]
     if result["strengths"]:
-        rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, {s['interval'][1]:+.2f})"]
+        rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, "
+                 f"{s['interval'][1]:+.2f})"]
                 for s in result["strengths"]]
         ties = result["tie_parameter"]
-        text = ("Davidson's model, which without ties is Bradley and Terry's. The mean over methods is 0. Of raters "
-                "who can tell, a share of 1 / (1 + exp(B - A)) prefers A to B. The intervals resample raters."
+        text = ("Davidson's model, which without ties is Bradley and Terry's. The mean over "
+                "methods is 0. Of raters who can tell, a share of 1 / (1 + exp(B - A)) prefers A "
+                "to B. The intervals resample raters."
                 + (f" Tie parameter: {ties:.2f}." if ties else ""))
-        found.append(section("Strengths", ["method", "log strength", level_text(report["level"])], rows, text))
+        found.append(section("Strengths", ["method", "log strength", level_text(report["level"])],
+                             rows, text))
     return [*found, *_exclusions(report)]
 
 
 def _exclusions(report: Report) -> list[dict[str, Any]]:
-    rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
-             str(len(e["raters"]))] for e in report["exclusions"]]
-    return [section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows)] if rows else []
+    rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"],
+             e["recorded"], str(len(e["raters"]))] for e in report["exclusions"]]
+    return ([section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows)]
+            if rows else [])
 
 
 def _preferences(heading: str, report: Report, analysis: Report, note: str) -> dict[str, Any]:
@@ -186,31 +212,38 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
             percent(c.get("preference_decided")), interval_text(intervals.get("wilson")),
             str(c["votes"]), str(c["raters"]), str(known.get("raters", 0)), str(c["images"])])
     level = level_text(report["level"])
-    header = ["a vs b", "% for a", f"two-way {level}", "raters' mean", f"any-time {level}", "decided", "Wilson",
-              "votes", "raters", "finished", "images"]
+    header = ["a vs b", "% for a", f"two-way {level}", "raters' mean", f"any-time {level}",
+              "decided", "Wilson", "votes", "raters", "finished", "images"]
     return section(heading, header, rows, note)
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
-    rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"] if c.get("withheld"))
+    rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"]
+                                       if c.get("withheld"))
     for c in analysis["comparisons"]:
         times = c.get("response_ms")
         rows.append([
-            c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
-            *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation", "agreement")),
-            str(c["unsure"]), number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000, 1)])
+            c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")),
+            number_text(c.get("design_effect"), 1),
+            *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation",
+                                                     "agreement")), str(c["unsure"]),
+            number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000,
+                                                                1)])
     return section("Details", ["a vs b", "p two-way", "p binomial",
-                               "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
-                               "tie parameter", "median s"], rows,
-                    "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
-                    "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
-                    "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}." for text in withheld))
+                               "design effect", "rater correlation", "image correlation", "alpha",
+                               "can't tell", "tie parameter", "median s"], rows,
+                   "The design effect is the two-way variance relative to independent votes. Alpha "
+                   "is Krippendorff's (nominal). The tie parameter is Davidson's: votes \"can't "
+                   "tell\" per geometric mean of the votes "
+                   "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}."
+                                                for text in withheld))
 
 
 def _rater_quality(analysis: Report) -> dict[str, Any]:
     rows = [[name, percent(share["share"]), interval_text(share["interval"]), str(share["count"]),
              p_text(share.get("p_binomial"))] if share else [name, "-", "-", "0", "-"]
-            for name, share in (("left side chosen", analysis["sides"]), ("gold answered correctly", analysis["gold"]),
+            for name, share in (("left side chosen", analysis["sides"]),
+                                ("gold answered correctly", analysis["gold"]),
                                 ("repeats with the same choice", analysis["repeats"]))]
     note = (f"Krippendorff's alpha over all pairs: {number_text(analysis['agreement'], 3)}."
             + times_text(analysis["response_ms"]))
@@ -218,9 +251,10 @@ def _rater_quality(analysis: Report) -> dict[str, Any]:
 
 
 def report_text(report: Report) -> str:
-    """Return a report in some ten plain lines: the answers, how many voted, warnings, and what to do."""
-    lines = [f"{report['study']}: {report['settings']['question']}", *report["findings"]["sentences"],
-             counts_line(report)]
+    """Return a report in some ten plain lines: the answers, how many voted, warnings, and what to
+    do."""
+    lines = [f"{report['study']}: {report['settings']['question']}",
+             *report["findings"]["sentences"], counts_line(report)]
     for warning in report["findings"]["warnings"]:
         lines.append(f"! {warning['what']} {warning['do']}")
         lines += [f"    {warning['command']}"] if warning["command"] else []
@@ -234,7 +268,8 @@ def counts_line(report: Report) -> str:
     parts = [f"{counted(result['votes'], 'vote')} of {counted(result['raters'], 'rater')} on "
              f"{counted(result['images'], 'image')}",
              *([f"{counted(excluded, 'rater')} excluded"] if excluded else []),
-             *([f"{counted(withdrawn, 'rater')} withdrew, whose votes are erased"] if withdrawn else [])]
+             *([f"{counted(withdrawn, 'rater')} withdrew, whose votes are erased"] if withdrawn
+               else [])]
     return "; ".join(parts) + "."
 
 
@@ -243,7 +278,8 @@ def report_markdown(report: Report) -> str:
     found = report["findings"]
     head = [f"# {report['study']}", *found["sentences"],
             *(f"- **{warning['what']}** {warning['do']}"
-              + (f" `{warning['command']}`" if warning["command"] else "") for warning in found["warnings"]),
+              + (f" `{warning['command']}`" if warning["command"] else "")
+              for warning in found["warnings"]),
             counts_line(report), f"> {report['settings']['question']}"]
     body = [f"### {section['heading']}\n\n{markdown_table(section['header'], section['rows'])}"
             + (f"\n\n{section['note']}" if section["note"] else "") for section in sections(report)]
@@ -251,7 +287,8 @@ def report_markdown(report: Report) -> str:
 
 
 def report_plot(report: Report, narrow: bool = False) -> bytes:
-    """Return a PNG with each comparison's preference and intervals, 900 pixels wide; 420 if `narrow`, for a phone."""
+    """Return a PNG with each comparison's preference and intervals, 900 pixels wide; 420 if
+    `narrow`, for a phone."""
     from matplotlib.figure import Figure
 
     if report["settings"]["judge"]:
@@ -266,18 +303,22 @@ def report_plot(report: Report, narrow: bool = False) -> bytes:
             interval = (comparison["anytime"] or {}).get("interval") if kind == "anytime" \
                 else comparison["intervals"][kind]
             if interval:
-                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width, color=color)
+                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width,
+                          color=color)
         axes.plot(middle, place, marker="o", color="C0", markersize=7)
-        axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points",
+                      ha="center", fontsize=8)
     for _, label, _, width, color in PLOTTED_INTERVALS:
         axes.plot([], [], linewidth=width, color=color, label=label)
     axes.axvline(50, color="grey", linewidth=1, linestyle=":")
-    names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"] for c in reversed(comparisons)]
+    names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"]
+             for c in reversed(comparisons)]
     axes.set_yticks(range(len(comparisons)), names)
     axes.set_ylim(-0.6, len(comparisons) - 0.3)
     axes.set_xlabel(f"votes for the first method, % ({level_text(report['level'])}s)")
     if comparisons:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if narrow else 3, frameon=False, fontsize=8)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if narrow else 3,
+                    frameon=False, fontsize=8)
     else:
         axes.text(0.5, 0.5, "no votes yet", transform=axes.transAxes, ha="center")
     return figure_png(figure)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 WINDOW_SECONDS = 600.0
 """Seconds in which an empty token bucket refills completely."""
 PER_ADDRESS = 120
-"""Enrolments per client address in `WINDOW_SECONDS`, enough for a lecture hall behind one address."""
+"""Enrolments per client address in `WINDOW_SECONDS`, enough for a lecture hall behind one
+address."""
 TOTAL = 600
 """Enrolments of all clients in `WINDOW_SECONDS`."""
 
@@ -19,19 +20,22 @@ TOTAL = 600
 class EnrolmentLimit:
     """A token bucket per client address, and one for all enrolments. A limit of 0 means no limit.
 
-    `clock` is monotonic, in seconds. Addresses are held in memory only, and are removed after their buckets have
-    refilled.
+    `clock` is monotonic, in seconds. Addresses are held in memory only, and are removed after their
+    buckets have refilled.
     """
 
     def __init__(
-        self, per_address: int = PER_ADDRESS, total: int = TOTAL, clock: Callable[[], float] = time.monotonic,
+        self, per_address: int = PER_ADDRESS, total: int = TOTAL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._per_address, self._total, self._clock = per_address, total, clock
-        self._full_at: dict[str, float] = {}  # time at which the bucket is full, by client; "" is all clients
+        # time at which the bucket is full, by client; "" is all clients
+        self._full_at: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def take(self, address: str) -> int:
-        """Count an enrolment from `address` and return 0; or return the seconds until the enrolment is allowed."""
+        """Count an enrolment from `address` and return 0; or return the seconds until the enrolment
+        is allowed."""
         with self._lock:
             now = self._clock()
             limits = {"": self._total, _client(address): self._per_address}
@@ -40,12 +44,14 @@ class EnrolmentLimit:
             excess = max(filled.values(), default=now) - now - WINDOW_SECONDS
             if excess > 1e-6:  # more than rounding errors
                 return math.ceil(excess)
-            self._full_at = {client: full_at for client, full_at in self._full_at.items() if full_at > now} | filled
+            self._full_at = {client: full_at for client, full_at in self._full_at.items()
+                             if full_at > now} | filled
             return 0
 
 
 def _client(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address; an address of another kind is prefixed."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address; an address of another kind is
+    prefixed."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

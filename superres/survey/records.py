@@ -16,13 +16,18 @@ from superres.survey.study import GOLD, JUDGEMENTS, MAIN, REPEAT, SIDES, UNSURE,
 Record = dict[str, Any]
 
 COLUMNS: dict[str, tuple[type, str]] = {
-    "rater": (str, "pseudonym of the rater: HMAC-SHA-256 of the participant id, keyed by a secret of the study"),
+    "rater": (str, "pseudonym of the rater: HMAC-SHA-256 of the participant id, keyed by a secret "
+              "of the study"),
     "position": (int, "number of the trial in the rater's sequence, from 1"),
-    "kind": (str, "main (counted), gold (obvious pair), repeat (a main pair again, sides swapped) or practice"),
-    "comparison": (str, "name of the comparison, or gold or practice; of the method, if pictures are judged singly"),
-    "pair": (int, "number of the pair in the study, from 0; a repeat has the number of its main trial"),
+    "kind": (str, "main (counted), gold (obvious pair), repeat (a main pair again, sides swapped) "
+             "or practice"),
+    "comparison": (str, "name of the comparison, or gold or practice; of the method, if pictures "
+                   "are judged singly"),
+    "pair": (int, "number of the pair in the study, from 0; a repeat has the number of its main "
+             "trial"),
     "image": (str, "name of the image that both pictures show"),
-    "method_a": (str, "method of picture a, or of the single picture; in gold and practice trials the correct answer"),
+    "method_a": (str, "method of picture a, or of the single picture; in gold and practice trials "
+                 "the correct answer"),
     "method_b": (str, "method of picture b; camera is a photograph; or empty"),
     "sha256_a": (str, "SHA-256 of picture a's intensities (raster order, R G B)"),
     "sha256_b": (str, "SHA-256 of picture b's intensities, or empty"),
@@ -30,15 +35,19 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "choice": (str, "chosen side: left, right or unsure; or judgement: torn, unequal or good"),
     "chosen": (str, "chosen picture: a, b, or empty for unsure; or the judgement"),
     "chosen_method": (str, "method of the chosen picture, or empty"),
-    "response_ms": (float, "milliseconds from the pair's last display to its vote, both by the server's clock"),
-    "page_ms": (float, "milliseconds from the display of both pictures to the choice, as the browser reports them"),
+    "response_ms": (float, "milliseconds from the pair's last display to its vote, both by the "
+                    "server's clock"),
+    "page_ms": (float, "milliseconds from the display of both pictures to the choice, as the "
+                "browser reports them"),
     "display_px": (float, "width of a picture on the page, CSS pixels"),
     "pixel_ratio": (float, "device pixels per CSS pixel"),
     "viewport_width": (int, "width of the window, CSS pixels"),
     "viewport_height": (int, "height of the window, CSS pixels"),
     "input": (str, "key or pointer"),
-    "panel": (str, "the rater's study and submission at a panel, from the link (--panel-param), as JSON; or empty"),
-    "consent_version": (str, "first 12 digits of the SHA-256 of the consent text that the rater agreed to"),
+    "panel": (str, "the rater's study and submission at a panel, from the link (--panel-param), as "
+              "JSON; or empty"),
+    "consent_version": (str, "first 12 digits of the SHA-256 of the consent text that the rater "
+                        "agreed to"),
     "consented": (str, "time at which the rater first agreed, UTC, ISO 8601"),
     "issued": (str, "time at which the pair was last shown, UTC, ISO 8601"),
     "voted": (str, "time at which the vote was stored, UTC, ISO 8601"),
@@ -48,15 +57,17 @@ COLUMNS: dict[str, tuple[type, str]] = {
 
 
 def read_votes(store: Store, study: Study) -> list[Record]:
-    """Return a record per vote of the study, by rater and position, with all keys of `COLUMNS` but `excluded`."""
+    """Return a record per vote of the study, by rater and position, with all keys of `COLUMNS` but
+    `excluded`."""
     vote, trial, rater, pair = schema.vote, schema.trial, schema.rater, schema.pair
     a, b = schema.picture.alias("a"), schema.picture.alias("b")
     query = select(
         rater.c.pseudonym.label("rater"), trial.c.position, trial.c.kind, pair.c.comparison,
-        pair.c.number.label("pair"), pair.c.image, a.c.method.label("method_a"), b.c.method.label("method_b"),
-        a.c.sha256.label("sha256_a"), b.c.sha256.label("sha256_b"), trial.c.left_side.label("left"), vote.c.choice,
-        vote.c.response_ms.label("page_ms"), vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width,
-        vote.c.viewport_height, vote.c.input, rater.c.panel, rater.c.consent_version, rater.c.consented, trial.c.issued,
+        pair.c.number.label("pair"), pair.c.image, a.c.method.label("method_a"),
+        b.c.method.label("method_b"), a.c.sha256.label("sha256_a"), b.c.sha256.label("sha256_b"),
+        trial.c.left_side.label("left"), vote.c.choice, vote.c.response_ms.label("page_ms"),
+        vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width, vote.c.viewport_height,
+        vote.c.input, rater.c.panel, rater.c.consent_version, rater.c.consented, trial.c.issued,
         vote.c.voted,
     ).select_from(
         vote.join(trial, trial.c.id == vote.c.trial_id).join(rater, rater.c.id == trial.c.rater_id)
@@ -74,28 +85,33 @@ def read_votes(store: Store, study: Study) -> list[Record]:
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
 
 
-def find_rater(connection: Connection, study: Study, pseudonym: str, called: str | None = None) -> int:
+def find_rater(connection: Connection, study: Study, pseudonym: str,
+               called: str | None = None) -> int:
     """Return the key of a rater in the table of raters.
 
-    Raise ConfigError if the study has no rater of this pseudonym; the message has the name by which it was `called`.
+    Raise ConfigError if the study has no rater of this pseudonym; the message has the name by which
+    it was `called`.
     """
     rater = schema.rater
-    key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id, rater.c.pseudonym == pseudonym,
+    key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id,
+                                                     rater.c.pseudonym == pseudonym,
                                                      rater.c.withdrawn.is_(None)))
     if key is None:
-        raise ConfigError(f"the study {study.name!r} has no rater {called or pseudonym}; give a pseudonym of its "
-                          "export, or a participant id by --rater-id")
+        raise ConfigError(f"the study {study.name!r} has no rater {called or pseudonym}; give a "
+                          "pseudonym of its export, or a participant id by --rater-id")
     return int(key)
 
 
 def elapsed_ms(issued: str, voted: str) -> float:
-    """Return the milliseconds between two times in ISO 8601, else raise ValueError; 0 if the clock was set back."""
+    """Return the milliseconds between two times in ISO 8601, else raise ValueError; 0 if the clock
+    was set back."""
     start, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (issued, voted))
     return max((end - start) / timedelta(milliseconds=1), 0.0)
 
 
 def answer_of(choice: str, left: str) -> str:
-    """Return the picture ("a" or "b") on the chosen side, given the picture on the left; "" if the rater was unsure.
+    """Return the picture ("a" or "b") on the chosen side, given the picture on the left; "" if the
+    rater was unsure.
 
     A judgement of a single picture is its own answer.
     """
@@ -107,18 +123,22 @@ def answer_of(choice: str, left: str) -> str:
 
 
 def correct_answer(method_a: str) -> str:
-    """Return the correct answer of a gold or practice trial: picture a, or the judgement that is its method."""
+    """Return the correct answer of a gold or practice trial: picture a, or the judgement that is
+    its method."""
     return method_a if method_a in JUDGEMENTS else "a"
 
 
 def gold_answers(records: Sequence[Record]) -> list[bool]:
     """Return whether each vote on a gold pair is correct."""
-    return [record["chosen"] == correct_answer(record["method_a"]) for record in records if record["kind"] == GOLD]
+    return [record["chosen"] == correct_answer(record["method_a"]) for record in records
+            if record["kind"] == GOLD]
 
 
 def repeated_answers(records: Sequence[Record]) -> list[bool]:
-    """Return whether each vote on a repeat has the same answer as the rater's first vote on that pair."""
-    first = {(record["rater"], record["pair"]): record["chosen"] for record in records if record["kind"] == MAIN}
+    """Return whether each vote on a repeat has the same answer as the rater's first vote on that
+    pair."""
+    first = {(record["rater"], record["pair"]): record["chosen"] for record in records
+             if record["kind"] == MAIN}
     return [first[key] == record["chosen"] for record in records
             if record["kind"] == REPEAT and (key := (record["rater"], record["pair"])) in first]
 

@@ -1,4 +1,5 @@
-"""Compute the report of a study: the raters' preferences with confidence intervals, and rater quality."""
+"""Compute the report of a study: the raters' preferences with confidence intervals, and rater
+quality."""
 
 from __future__ import annotations
 
@@ -27,17 +28,21 @@ VALUES = {"a": 1.0, "": 0.5, "b": 0.0}
 def study_report(store: Store, study: Study, level: float | None = None) -> Report:
     """Return the deterministic report of a study's votes, serialisable as JSON.
 
-    If rules exclude raters, the report also has the result without exclusions. `level` is the confidence level of all
-    intervals, by default that of the paper for pairs and `superres.survey.judgements.LEVEL` for single pictures.
+    If rules exclude raters, the report also has the result without exclusions. `level` is the
+    confidence level of all intervals, by default that of the paper for pairs and
+    `superres.survey.judgements.LEVEL` for single pictures.
     """
     level = level or (judgements.LEVEL if study.settings.judge else LEVEL)
     records, exclusions = read_votes(store, study), read_exclusions(store, study)
     excluded = excluded_raters(records, exclusions)
     report = {
         **study.record(), "level": level,
-        "exclusions": [{**asdict(rule), "raters": [r for r, number in excluded.items() if number == rule.number]}
+        "exclusions": [{**asdict(rule),
+                        "raters": [r for r, number in excluded.items() if number == rule.number]}
                        for rule in exclusions],
-        "result": _analysis(study, [record for record in records if record["rater"] not in excluded], level),
+        "result": _analysis(study,
+                            [record for record in records if record["rater"] not in excluded],
+                            level),
         "without_exclusions": _analysis(study, records, level) if excluded else None,
         "raters": [{"rater": rater, **measures, "excluded_by": excluded.get(rater)}
                    for rater, measures in quality(records).items()],
@@ -47,15 +52,17 @@ def study_report(store: Store, study: Study, level: float | None = None) -> Repo
 
 
 def pilot_correlations(store: Store, study: Study) -> tuple[float, float]:
-    """Return the correlations of a rater's votes and of the votes on an image, averaged over a study's comparisons.
+    """Return the correlations of a rater's votes and of the votes on an image, averaged over a
+    study's comparisons.
 
     Raise ConfigError if the study has too few votes for an estimate.
     """
     comparisons = study_report(store, study)["result"]["comparisons"]
-    by_rater, by_image = ([c[f"{unit}_correlation"] for c in comparisons if c.get(f"{unit}_correlation") is not None]
+    by_rater, by_image = ([c[f"{unit}_correlation"] for c in comparisons
+                           if c.get(f"{unit}_correlation") is not None]
                           for unit in ("rater", "image"))
-    require(bool(by_rater and by_image), f"the study {study.name!r} has too few votes to estimate their correlations; "
-                                         "give --rater-correlation and --image-correlation")
+    require(bool(by_rater and by_image), f"the study {study.name!r} has too few votes to estimate "
+            "their correlations; give --rater-correlation and --image-correlation")
     # An estimate can be negative by chance.
     return min(max(fmean(by_rater), 0.0), 0.99), min(max(fmean(by_image), 0.0), 0.99)
 
@@ -69,31 +76,37 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     finished = anytime.rater_values(main, study.settings.trials, VALUES)
     left = left_choices(main)
     sides = _share(left, level)
-    raters, methods_a, methods_b = ([record[key] for record in main] for key in ("rater", "method_a", "method_b"))
+    raters, methods_a, methods_b = ([record[key] for record in main]
+                                    for key in ("rater", "method_a", "method_b"))
     reason = statistics.withheld(len(set(raters)))
     strengths, ties = (None, None) if reason else statistics.davidson(
-        raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main], np.random.default_rng((seed, 3)),
-        level)
+        raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
+        np.random.default_rng((seed, 3)), level)
     return {
         **common,
         "withheld": reason,
-        "comparisons": [_comparison(c, [record for record in main if record["comparison"] == c.name],
+        "comparisons": [_comparison(c,
+                                    [record for record in main if record["comparison"] == c.name],
                                     finished.get(c.name), seed, level) for c in study.comparisons],
-        "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left), len(left))},
+        "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left),
+                                                                                   len(left))},
         "strengths": strengths, "tie_parameter": ties,
     }
 
 
 def _judgements(study: Study, main: list[Record], level: float) -> Report:
-    """Return the report of a study of single pictures: each method's, and differences between methods."""
+    """Return the report of a study of single pictures: each method's, and differences between
+    methods."""
     methods = [comparison.method_a for comparison in study.comparisons]
     found = []
     for method in methods:
         own = [record for record in main if record["method_a"] == method]
-        shares = {"answers": judgements.answer_shares(own, level), "raters_alone": judgements.by_rater(own, level),
+        shares = {"answers": judgements.answer_shares(own, level),
+                  "raters_alone": judgements.by_rater(own, level),
                   "same_answers": judgements.same_answers(own)} if own else {}
         found.append({"method": method, **_size(own), **_answers(own), **shares})
-    return {"comparisons": [], "methods": found, "differences": judgements.method_differences(main, methods, level),
+    return {"comparisons": [], "methods": found,
+            "differences": judgements.method_differences(main, methods, level),
             "same_answers": judgements.same_answers(main)}
 
 
@@ -108,7 +121,8 @@ def _comparison(
     }
     if not records:
         return report
-    chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater", "image"))
+    chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater",
+                                                                              "image"))
     votes = Votes.of([VALUES[value] for value in chosen], raters, images)
     both, reason = statistics.two_way(votes, level), statistics.withheld(votes.counts[0])
     return {
@@ -131,7 +145,8 @@ def _comparison(
 
 
 def _anytime(finished: Floats, a: int, b: int, seed: int, level: float) -> Report:
-    """Return what holds however often the owner looks, given finished raters' values and the votes for a and b."""
+    """Return what holds however often the owner looks, given finished raters' values and the votes
+    for a and b."""
     mean, settled = float(finished.mean()), bool(anytime.excludes_even(finished, level)[-1])
     return {
         "raters": len(finished), "preference": mean, "interval": anytime.anytime_interval(finished, level),
@@ -160,7 +175,8 @@ def _share(hits: Sequence[bool], level: float) -> Report | None:
 
 
 def _answers(records: list[Record]) -> Report:
-    """Return Krippendorff's alpha over pairs, for choices of picture a, b or neither, and quantiles of the times."""
+    """Return Krippendorff's alpha over pairs, for choices of picture a, b or neither, and quantiles
+    of the times."""
     if not records:
         return {"agreement": None, "response_ms": None}
     pairs, choices = (np.unique([str(record[key]) for record in records], return_inverse=True)[1]

@@ -1,9 +1,10 @@
 """The pages of a study as FastAPI applications, served by themselves or mounted under any path.
 
-Raters vote on one page. A browser receives the page, its texts, opaque tokens and pictures of equal length; the names
-of methods stay on the server. A session token in a header, never a cookie, identifies the rater. A rater returns by
-this token, which the browser stores, or by a personal link with a key. The other page shows the report of the running
-study, and its export, to whoever has the owner's token.
+Raters vote on one page. A browser receives the page, its texts, opaque tokens and pictures of equal
+length; the names of methods stay on the server. A session token in a header, never a cookie,
+identifies the rater. A rater returns by this token, which the browser stores, or by a personal link
+with a key. The other page shows the report of the running study, and its export, to whoever has the
+owner's token.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from superres.system.output import scratch_folder
 MAX_BODY_BYTES = 16_384
 
 HEADERS = {
-    "cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "cache-control": "no-store", "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer", "content-security-policy": "default-src 'none'; script-src "
+    "'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'",
 }
 """Headers of every response."""
 
@@ -64,7 +66,8 @@ class Enrolment(BaseModel):
 
 
 def guard(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware that adds `HEADERS` to every response and refuses bodies over `MAX_BODY_BYTES`."""
+    """ASGI middleware that adds `HEADERS` to every response and refuses bodies over
+    `MAX_BODY_BYTES`."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,12 +94,14 @@ def guard(app: ASGIApp) -> ASGIApp:
 
 def page(name: str) -> Response:
     """Return the response with a file of `superres/survey/pages`."""
-    text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(
+        encoding="utf-8")
     return Response(text, media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
 
 
 def _guarded_app(index: str, *others: str) -> FastAPI:
-    """Return an application that serves a page and its files, and answers every error as JSON `{"error": one line}`."""
+    """Return an application that serves a page and its files, and answers every error as JSON
+    `{"error": one line}`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(guard)
 
@@ -109,11 +114,13 @@ def _guarded_app(index: str, *others: str) -> FastAPI:
     def unavailable(_: Request, error: StoreError) -> JSONResponse:
         # Raters do not see the location of the store; the message goes to the server's log.
         logging.getLogger("uvicorn.error").error("superres: %s", error)
-        return JSONResponse({"error": "the vote cannot be saved at the moment; please wait and try again"}, 503)
+        return JSONResponse({"error": "the vote cannot be saved at the moment; please wait and try "
+                             "again"}, 503)
 
     @app.exception_handler(RequestValidationError)
     def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        places = sorted({".".join(str(part) for part in issue["loc"][1:])[:60] or "body" for issue in error.errors()})
+        places = sorted({".".join(str(part) for part in issue["loc"][1:])[:60] or "body"
+                         for issue in error.errors()})
         return JSONResponse({"error": f"the request cannot be read: {', '.join(places)}"}, 422)
 
     @app.exception_handler(HTTPException)
@@ -123,7 +130,8 @@ def _guarded_app(index: str, *others: str) -> FastAPI:
         # Relative, as all links: a proxy may serve the pages under another path.
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         root = ("../" * (path.count("/") - 1) or "./").encode()
-        return Response(bytes(page("missing.html").body).replace(b"ROOT/", root), 404, media_type=MEDIA_TYPES["html"])
+        return Response(bytes(page("missing.html").body).replace(b"ROOT/", root), 404,
+                        media_type=MEDIA_TYPES["html"])
 
     app.get("/")(partial(page, index))
     for name in others:
@@ -131,12 +139,14 @@ def _guarded_app(index: str, *others: str) -> FastAPI:
     return app
 
 
-def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> FastAPI:
+def study_app(store: Store, study: Study, root_path: str = "",
+              limit: EnrolmentLimit | None = None) -> FastAPI:
     """Return the application of a study: the voting page, and the owner's page under `results/`.
 
-    `root_path` is the path of the requests that a proxy passes on, such as "/survey". A proxy that removes its path
-    from requests needs none, since all links are relative. `limit` is by default `EnrolmentLimit()`. The caller closes
-    the store. Raise StoreError if the study was imported without its pictures.
+    `root_path` is the path of the requests that a proxy passes on, such as "/survey". A proxy that
+    removes its path from requests needs none, since all links are relative. `limit` is by default
+    `EnrolmentLimit()`. The caller closes the store. Raise StoreError if the study was imported
+    without its pictures.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     root = root_path.strip("/") and f"/{root_path.strip('/')}"
@@ -152,18 +162,20 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     It serves the page at its root, and works under any path that ends in a slash.
     """
     if not study.has_pictures:
-        raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be reported, not served")
+        raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be "
+                         "reported, not served")
     app, settings = _guarded_app("survey.html", "survey.js", "survey.css"), study.settings
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
         _check_link(settings, request.query_params)  # which the page passes on
-        shown = ("title", "question", "consent", "consent_version", "judge", "allow_unsure", "minimum_viewport",
-                 "id_params", "panel_params")
+        shown = ("title", "question", "consent", "consent_version", "judge", "allow_unsure",
+                 "minimum_viewport", "id_params", "panel_params")
         return {
             **{name: getattr(settings, name) for name in shown},
-            # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may be reduced smoothly.
+            # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may
+            # be reduced smoothly.
             "scale": settings.scale if settings.interpolation == "nearest" else 1, "fill": settings.fill,
             # Name of the browser's stored session for this study.
             "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
@@ -172,10 +184,10 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
         seconds = enrolments.take(request.client.host if request.client else "")
         if seconds:
-            raise RefusedError(429, "many people are starting this survey at the moment; please try again in "
-                                    f"{seconds} s", seconds)
-        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session, enrolment.key,
-                                        enrolment.panel)
+            raise RefusedError(429, "many people are starting this survey at the moment; please "
+                               f"try again in {seconds} s", seconds)
+        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session,
+                                        enrolment.key, enrolment.panel)
         return {"session": session, "resumed": resumed}
 
     @app.get("/api/trial")
@@ -207,21 +219,23 @@ def _check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
 
 
 def results_app(store: Store, study: Study) -> FastAPI:
-    """Return the application that shows a study's current results to whoever has its owner's token."""
+    """Return the application that shows a study's current results to whoever has its owner's
+    token."""
     app = _guarded_app("results.html", "results.js", "survey.css")
 
     def check(owner: Owner = "") -> None:
         if not store.is_owner(study, owner):
-            raise RefusedError(401, "that is not the token of this study's owner; the command for a new one is in "
-                                    "the terminal that serves the survey")
+            raise RefusedError(401, "that is not the token of this study's owner; the command for "
+                               "a new one is in the terminal that serves the survey")
 
     api = APIRouter(prefix="/api", dependencies=[Depends(check)])
 
     @api.get("/report")
     def get_report() -> dict[str, Any]:
         report = study_report(store, study)
-        return {"study": study.name, "votes": report["result"]["votes"], "raters": report["result"]["raters"],
-                "question": study.settings.question, **report["findings"], "sections": sections(report)}
+        return {"study": study.name, "votes": report["result"]["votes"],
+                "raters": report["result"]["raters"], "question": study.settings.question,
+                **report["findings"], "sections": sections(report)}
 
     @api.get("/plot.png")
     def get_plot(narrow: bool = False) -> Response:
@@ -229,7 +243,8 @@ def results_app(store: Store, study: Study) -> FastAPI:
 
     @api.get("/report.md")
     def get_markdown() -> Response:
-        return Response(report_markdown(study_report(store, study)), media_type="text/markdown; charset=utf-8")
+        return Response(report_markdown(study_report(store, study)), media_type="text/markdown; "
+                        "charset=utf-8")
 
     @api.get("/votes.{file_format}")
     def get_votes(file_format: Literal["csv", "jsonl"]) -> Response:

@@ -1,4 +1,5 @@
-"""Enrol raters, choose their trials and store their votes. Every value that the page sends is checked here."""
+"""Enrol raters, choose their trials and store their votes. Every value that the page sends is
+checked here."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from superres.errors import InvalidInputError, SuperresError
 from superres.survey import schema
 from superres.survey.assignment import assign, count_pairs, schedule, trial_rng
-from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym, require_filled
+from superres.survey.credentials import (
+    TOKEN_LENGTH,
+    digest,
+    link_key,
+    new_token,
+    pseudonym,
+    require_filled,
+)
 from superres.survey.pairs import display_png
 from superres.survey.records import answer_of, correct_answer
 from superres.survey.store import Store, add_row, utc_now
@@ -29,7 +37,8 @@ MAX_RESPONSE_MS = 7 * 24 * 3_600_000.0
 class RefusedError(SuperresError):
     """A request of a rater's page was refused with an HTTP `status`, and nothing was stored.
 
-    `retry_after` is the number of seconds after which the page may repeat the request; None if that cannot succeed.
+    `retry_after` is the number of seconds after which the page may repeat the request; None if that
+    cannot succeed.
     """
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -45,9 +54,10 @@ Panel = Annotated[dict[PanelText, PanelText], Field(max_length=MAX_PARAMS)]
 class Ballot(BaseModel):
     """A choice, as the page reports it and exports have it.
 
-    `response_ms` is the time from the display of both pictures to the choice, measured by the page and exported as
-    `page_ms`; reports and exclusions use the server's clock instead. `display_px` is the width of a picture on the
-    page, and the viewport is the size of the window, all in CSS pixels; `pixel_ratio` is device pixels per CSS pixel.
+    `response_ms` is the time from the display of both pictures to the choice, measured by the page
+    and exported as `page_ms`; reports and exclusions use the server's clock instead. `display_px`
+    is the width of a picture on the page, and the viewport is the size of the window, all in CSS
+    pixels; `pixel_ratio` is device pixels per CSS pixel.
     """
 
     model_config = STRICT
@@ -67,22 +77,24 @@ class Vote(Ballot):
 
 
 def enrol(
-    store: Store, study: Study, rater_id: str, consent_version: str, session: str = "", key: str = "",
-    panel: Mapping[str, str] | None = None,
+    store: Store, study: Study, rater_id: str, consent_version: str, session: str = "",
+    key: str = "", panel: Mapping[str, str] | None = None,
 ) -> tuple[str, bool]:
     """Record a rater's consent and return (session token, whether the rater had enrolled before).
 
-    The session token identifies the rater in all other requests and replaces the rater's earlier one. A rater who
-    returns must present the earlier session token or the `key` of the personal link, since the id is not a secret.
-    `session` may also be a token that the page generated, so that it can repeat a request whose response was lost. A
-    value that is not 32 characters long is replaced. `panel` has values of the study's `panel_params`, which are stored
-    with a new rater; others are dropped. Raise RefusedError if the id is not valid, the id or a value of `panel` is a
-    placeholder, the consent is to another text, the key is wrong, or a returning rater presents neither session token
-    nor key.
+    The session token identifies the rater in all other requests and replaces the rater's earlier
+    one. A rater who returns must present the earlier session token or the `key` of the personal
+    link, since the id is not a secret. `session` may also be a token that the page generated, so
+    that it can repeat a request whose response was lost. A value that is not 32 characters long is
+    replaced. `panel` has values of the study's `panel_params`, which are stored with a new rater;
+    others are dropped. Raise RefusedError if the id is not valid, the id or a value of `panel` is a
+    placeholder, the consent is to another text, the key is wrong, or a returning rater presents
+    neither session token nor key.
     """
     if consent_version != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
-    kept = {one: value for one, value in (panel or {}).items() if one in study.settings.panel_params}
+    kept = {one: value for one, value in (panel or {}).items()
+            if one in study.settings.panel_params}
     try:
         name = pseudonym(study.salt, rater_id)
         for one, value in kept.items():
@@ -101,35 +113,43 @@ def enrol(
         if known is not None and known.session_hash == digest(session):
             return session, True
         if known is not None and not key:
-            raise RefusedError(403, "this participant id has started already; continue in the same browser, or ask "
-                                    "those who sent you for your personal link")
-        if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
+            raise RefusedError(403, "this participant id has started already; continue in the same "
+                               "browser, or ask those who sent you for your personal link")
+        if (connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session)))
+            is not None):
             session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
-            add_row(connection, rater, study_id=study.id, pseudonym=name, consent_version=consent_version,
-                    consented=utc_now(), session_hash=digest(session), panel=json.dumps(kept) if kept else None)
+            add_row(connection, rater, study_id=study.id, pseudonym=name,
+                    consent_version=consent_version, consented=utc_now(),
+                    session_hash=digest(session), panel=json.dumps(kept) if kept else None)
         else:
-            connection.execute(update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
+            connection.execute(
+                update(rater).where(rater.c.id == known.id).values(session_hash=digest(session))
+            )
     return session, known is not None
 
 
 def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | None:
-    """Return the rater's next trial, or None after the last one. A trial without a vote is returned again.
+    """Return the rater's next trial, or None after the last one. A trial without a vote is returned
+    again.
 
-    The trial has a "token", which identifies it in this rater's requests and is void after a vote or when the trial is
-    reopened; its "position" (from 1) of the "total"; and whether it is "practice", which gives feedback and is not
-    counted. Raise RefusedError if the session is unknown.
+    The trial has a "token", which identifies it in this rater's requests and is void after a vote
+    or when the trial is reopened; its "position" (from 1) of the "total"; and whether it is
+    "practice", which gives feedback and is not counted. Raise RefusedError if the session is
+    unknown.
     """
     token = new_token()
     trial = schema.trial
     with store.writing() as connection:
         _lock_study(connection, study)
         rater = connection.execute(select(schema.rater).where(
-            schema.rater.c.session_hash == digest(session), schema.rater.c.study_id == study.id)).one_or_none()
+            schema.rater.c.session_hash == digest(session),
+            schema.rater.c.study_id == study.id)).one_or_none()
         if rater is None:
-            raise RefusedError(401, "this session is over or was opened elsewhere; continue there, or start again by "
-                                    "your personal link")
-        kinds = schedule(study.settings, count_pairs(connection, study), trial_rng(study, rater.pseudonym, 0))
+            raise RefusedError(401, "this session is over or was opened elsewhere; continue there, "
+                               "or start again by your personal link")
+        kinds = schedule(study.settings, count_pairs(connection, study),
+                         trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
@@ -140,15 +160,16 @@ def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | Non
                                                        trial.c.position == position)).one_or_none()
         if shown is None:
             pair_id, left = assign(connection, study, rater, position, kind)
-            add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position, kind=kind, left_side=left,
-                    **display)
+            add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position,
+                    kind=kind, left_side=left, **display)
         else:
             connection.execute(update(trial).where(trial.c.id == shown.id).values(**display))
     return {"token": token, "position": position, "total": len(kinds), "practice": kind == PRACTICE}
 
 
 def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
-    """Return the PNG on a side ("left" or "right") of the trial with this token; raise RefusedError without one.
+    """Return the PNG on a side ("left" or "right") of the trial with this token; raise RefusedError
+    without one.
 
     A single picture is on the left.
     """
@@ -157,18 +178,21 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
         .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
     with store.reading() as connection:
         row = connection.execute(query).one_or_none()
-        key = None if row is None else row.picture_a if answer_of(side, row.left_side) == "a" else row.picture_b
+        key = (None if row is None else row.picture_a if answer_of(side, row.left_side) == "a"
+               else row.picture_b)
         if key is None:
             raise RefusedError(404, "no such picture; reload the page")
-        packed: bytes = connection.execute(select(picture.c.png).where(picture.c.id == key)).scalar_one()
+        packed: bytes = connection.execute(select(picture.c.png).where(picture.c.id
+                                                                       == key)).scalar_one()
     return display_png(packed, study.settings.scale, study.settings.interpolation)
 
 
 def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | None:
     """Store a vote on disk. Return whether a practice vote was correct, None for other votes.
 
-    Raise RefusedError if the session or token is unknown, the token is another rater's, the trial already has a vote,
-    or the study does not accept the choice or the size of the window. Nothing was stored.
+    Raise RefusedError if the session or token is unknown, the token is another rater's, the trial
+    already has a vote, or the study does not accept the choice or the size of the window. Nothing
+    was stored.
     """
     if vote.choice not in study.settings.choices:
         raise RefusedError(422, f"the choice {vote.choice!r} is not offered in this study")
@@ -184,13 +208,17 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
         if found is None or found.session_hash != digest(session):
             raise RefusedError(403, "this pair is not open in this window; reload the page")
         try:
-            add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(), **vote.model_dump(exclude={"token"}))
+            add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(),
+                    **vote.model_dump(exclude={"token"}))
         except IntegrityError:  # a trial has at most one vote
-            raise RefusedError(409, "this pair has been voted on already; the first vote counts") from None
+            raise RefusedError(409, "this pair has been voted on already; the first vote "
+                               "counts") from None
     right = answer_of(vote.choice, found.left_side) == correct_answer(found.method)
     return right if found.kind == PRACTICE else None
 
 
 def _lock_study(connection: Connection, study: Study) -> None:
-    """Lock the row of the study, so that assignments are serial. SQLite's write transactions are serial anyway."""
-    connection.execute(select(schema.study.c.id).where(schema.study.c.id == study.id).with_for_update())
+    """Lock the row of the study, so that assignments are serial. SQLite's write transactions are
+    serial anyway."""
+    connection.execute(select(schema.study.c.id).where(schema.study.c.id
+                                                       == study.id).with_for_update())

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def hundredths(share: float) -> str:
-    """Return a share as a number of 100; with a decimal where rounding would hide that it is not exactly 50."""
+    """Return a share as a number of 100; with a decimal where rounding would hide that it is not
+    exactly 50."""
     text = f"{100 * share:.0f}"
     return text if text != "50" or share == 0.5 else f"{100 * share:.1f}"
 
@@ -32,7 +33,8 @@ def level_text(level: float) -> str:
     return f"{100 * level:g}% interval"
 
 
-def section(heading: str, header: list[str], rows: list[list[str]], note: str = "") -> dict[str, Any]:
+def section(heading: str, header: list[str], rows: list[list[str]], note: str = "") -> dict[str,
+                                                                                            Any]:
     """Return a table of a report with its heading and note."""
     return {"heading": heading, "header": header, "rows": rows, "note": note}
 
@@ -45,5 +47,5 @@ def as_warning(what: str, do: str, command: str = "") -> dict[str, str]:
 def times_text(times: dict[str, float] | None) -> str:
     """Return a sentence on the quantiles of response times, in milliseconds; "" without votes."""
     return "" if times is None else (
-        f" Response time: median {times['median'] / 1000:.1f} s, 10% under {times['p10'] / 1000:.1f} s, 10% over "
-        f"{times['p90'] / 1000:.1f} s.")
+        f" Response time: median {times['median'] / 1000:.1f} s, 10% under "
+        f"{times['p10'] / 1000:.1f} s, 10% over {times['p90'] / 1000:.1f} s.")

@@ -1,6 +1,7 @@
 """Serve with a bounded number of connections, and with deadlines for requests that arrive slowly.
 
-uvicorn limits requests under way, but neither connections that send none nor the time that half a request may take.
+uvicorn limits requests under way, but neither connections that send none nor the time that half a
+request may take.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 512  # an open page uses two or three
 SPARE_FILES = 64  # open files that the process keeps for other purposes than connections
-TOLD = 16  # connections beyond the limit whose requests are answered by 503; further ones are closed
-BACKLOG = 100  # connections that are accepted together; so many may be open beyond the limit for a moment
+# connections beyond the limit whose requests are answered by 503; further ones are closed
+TOLD = 16
+# connections that are accepted together; so many may be open beyond the limit for a moment
+BACKLOG = 100
 REQUEST_SECONDS = 15.0  # that a request may take to arrive, besides a second per `BYTES_PER_SECOND`
 BYTES_PER_SECOND = 20_000
 LOG_SECONDS = 60.0  # between two lines of the same text in the log
@@ -36,17 +39,17 @@ GRACE_SECONDS = 5  # that open connections have to end when a server stops
 def server_config(app: ASGIApp, proxies: Sequence[str] = (), **more: Any) -> uvicorn.Config:  # noqa: ANN401
     """Return the configuration of a server without a log of requests, with limits and deadlines.
 
-    `proxies` are the addresses from which X-Forwarded-For and X-Forwarded-Proto are believed. `more` are other options
-    of uvicorn.
+    `proxies` are the addresses from which X-Forwarded-For and X-Forwarded-Proto are believed.
+    `more` are other options of uvicorn.
     """
     for name in ("asyncio", "uvicorn.error"):
         logger = logging.getLogger(name)
         if not any(isinstance(one, Seldom) for one in logger.filters):
             logger.addFilter(Seldom())
     options: dict[str, Any] = {
-        "http": BoundedProtocol, "ws": "none", "access_log": False, "server_header": False, "backlog": BACKLOG,
-        "limit_concurrency": most_connections(), "proxy_headers": bool(proxies), "forwarded_allow_ips": list(proxies),
-        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "http": BoundedProtocol, "ws": "none", "access_log": False, "server_header": False,
+        "backlog": BACKLOG, "limit_concurrency": most_connections(), "proxy_headers": bool(proxies),
+        "forwarded_allow_ips": list(proxies), "timeout_graceful_shutdown": GRACE_SECONDS,
     }
     return uvicorn.Config(app, **options | more)
 
@@ -57,8 +60,8 @@ def serve(
 ) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM.
 
-    A signal calls `stop`. Connections have the configuration's grace to end. If the process still lasts after three
-    times as long, since a thread goes on, `clean` is called and it ends at once.
+    A signal calls `stop`. Connections have the configuration's grace to end. If the process still
+    lasts after three times as long, since a thread goes on, `clean` is called and it ends at once.
     """
     server, grace = uvicorn.Server(config), config.timeout_graceful_shutdown or GRACE_SECONDS
     handle_exit = server.handle_exit
@@ -80,17 +83,20 @@ def serve(
 
 
 def most_connections() -> int:
-    """Return how many connections are served at the same time, from the process's limit on open files."""
+    """Return how many connections are served at the same time, from the process's limit on open
+    files."""
     if sys.platform == "win32":
         return MOST_CONNECTIONS
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(MOST_CONNECTIONS, max(limit - SPARE_FILES - BACKLOG, 8)) if limit > 0 else MOST_CONNECTIONS
+    return (min(MOST_CONNECTIONS, max(limit - SPARE_FILES - BACKLOG, 8)) if limit > 0
+            else MOST_CONNECTIONS)
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections beyond the limit, and those whose request does not arrive in time."""
+    """HTTP/1.1 that closes connections beyond the limit, and those whose request does not arrive in
+    time."""
 
     _deadline: asyncio.TimerHandle | None = None
     _since = 0.0

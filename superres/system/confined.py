@@ -1,8 +1,10 @@
-"""Call functions on untrusted content in child processes of limited memory and time, which can be ended.
+"""Call functions on untrusted content in child processes of limited memory and time, which can be
+ended.
 
-A decoder in native code may run for minutes, take all memory or crash: none of this must happen to the caller. A child
-is started at the first call and kept for the next ones. It ends when its standard input does, so it does not outlive
-its caller, however that ends. It works only while its caller waits for an answer.
+A decoder in native code may run for minutes, take all memory or crash: none of this must happen to
+the caller. A child is started at the first call and kept for the next ones. It ends when its
+standard input does, so it does not outlive its caller, however that ends. It works only while its
+caller waits for an answer.
 """
 
 from __future__ import annotations
@@ -32,28 +34,33 @@ Values: TypeAlias = Mapping[str, Any]
 """Values by name: JSON values, bytes, and arrays of uint8."""
 MOST_BYTES = 1_000_000_000  # of the bytes and arrays in one message to a child
 MOST_HEADER = 1_000_000  # bytes of the JSON text of a child's answer
-WALL, LEAST_WALL = 12, 60  # seconds that an answer may take per second of its limit of processor time, and at least
+# seconds that an answer may take per second of its limit of processor time, and at least
+WALL, LEAST_WALL = 12, 60
 _END = "end"  # of a call: names the error, or None, in its last answer
 _OUT_OF_PROCESSOR, _OUT_OF_TIME = (
-    (-signal.SIGPROF, -signal.SIGALRM) if hasattr(signal, "setitimer") else (None, 1))  # statuses of a process
+    # statuses of a process
+    (-signal.SIGPROF, -signal.SIGALRM) if hasattr(signal, "setitimer") else (None, 1))
 _KILLED = -9  # the status of a process
-_START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); from superres.system.confined import main; "
-          "main(sys.argv[1])")
+_START = ("import json, sys; sys.path[:] = json.loads(sys.argv[2]); from superres.system.confined "
+          "import main; main(sys.argv[1])")
 _LENGTH = struct.Struct("<I")  # of the JSON text that begins a message
-# Further threads and heaps would reserve address space, which the limit of memory counts. Large blocks are mapped, so
-# that a child that waits keeps none.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+# Further threads and heaps would reserve address space, which the limit of memory counts. Large
+# blocks are mapped, so that a child that waits keeps none.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
+                "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 class KilledError(ValueError):
-    """A child was killed by another process, such as for lack of memory: the next one may succeed."""
+    """A child was killed by another process, such as for lack of memory: the next one may
+    succeed."""
 
 
 class Confined:
-    """Calls a generator function, "module:name", in child processes: one per call that is under way at a time.
+    """Calls a generator function, "module:name", in child processes: one per call that is under way
+    at a time.
 
-    The function gets values by name, and calls `limit_memory` to bound its process. `most_bytes` bounds the bytes and
-    arrays of each answer.
+    The function gets values by name, and calls `limit_memory` to bound its process. `most_bytes`
+    bounds the bytes and arrays of each answer.
     """
 
     def __init__(self, function: str, most_bytes: int) -> None:
@@ -72,19 +79,23 @@ class Confined:
             child.leave()
         self._forget()
 
-    def __call__(self, seconds: float = math.inf, **values: Any) -> Generator[Values, Values | None, None]:  # noqa: ANN401
+    def __call__(
+        self, seconds: float = math.inf, **values: Any,  # noqa: ANN401
+    ) -> Generator[Values, Values | None, None]:
         """Yield what the function yields for `values`; what is sent to the iterator is sent to it.
 
-        Each answer may take `seconds` of processor time, and `wall_of` that by the clock. Closing the iterator early
-        ends the child.
+        Each answer may take `seconds` of processor time, and `wall_of` that by the clock. Closing
+        the iterator early ends the child.
 
         Raises:
             SuperresError: the function raised it.
-            ValueError: the function raised another error, or its process ended; the message is the reason.
+            ValueError: the function raised another error, or its process ended; the message is the
+                reason.
         """
         child, is_kept = self._taken(), False
         try:
-            reply = child.ask({**values, "seconds": None if math.isinf(seconds) else seconds}, seconds, self.most_bytes)
+            reply = child.ask({**values, "seconds": None if math.isinf(seconds) else seconds},
+                              seconds, self.most_bytes)
             while _END not in reply:
                 reply = child.ask((yield reply) or {}, seconds, self.most_bytes)
             is_kept = True
@@ -100,7 +111,8 @@ class Confined:
                 child.end()
 
     def start(self) -> None:
-        """Start a child for a later call: it imports the function's module while the caller does other work."""
+        """Start a child for a later call: it imports the function's module while the caller does
+        other work."""
         with suppress(ValueError), self._lock:  # the call says why no process can be started
             child = self._taken()
             self._busy.discard(child)
@@ -119,7 +131,8 @@ class Confined:
         return child
 
     def close(self) -> None:
-        """End all child processes: calls under way raise ValueError, and later ones start new processes."""
+        """End all child processes: calls under way raise ValueError, and later ones start new
+        processes."""
         with self._lock:
             idle, self._idle = self._idle, []
             for child in self._busy:
@@ -132,7 +145,8 @@ class _Child:
     """A process that runs `main`, and the pipes to and from it."""
 
     def __init__(self, function: str) -> None:
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])  # Python ignores others
+        # Python ignores others
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         # In a session of its own: Ctrl-C is for the caller, who may go on to read.
         self.process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-c", _START, function, path], bufsize=0, stdin=subprocess.PIPE,
@@ -142,13 +156,15 @@ class _Child:
         self.replies = cast("io.FileIO", self.process.stdout)
 
     def ask(self, values: Values, seconds: float, most_bytes: int) -> dict[str, Any]:
-        """Return the answer to a message; raise ValueError if the process ends meanwhile, or it is too long."""
+        """Return the answer to a message; raise ValueError if the process ends meanwhile, or it is
+        too long."""
         try:
             _send(self.requests, values)
             return _receive(self.replies, most_bytes, MOST_HEADER)
         except OSError:
             status = self.end(0.5)
-        reason = f"its process ended with {f'signal {-status}' if status < 0 else f'status {status}'}"
+        reason = ("its process ended with "
+                  f"{f'signal {-status}' if status < 0 else f'status {status}'}")
         if status == _OUT_OF_PROCESSOR:
             reason = f"it takes over {seconds:g} seconds of processor time"
         elif status == _OUT_OF_TIME and seconds < math.inf:
@@ -156,7 +172,8 @@ class _Child:
         raise (KilledError if status == _KILLED else ValueError)(reason)
 
     def end(self, patience: float = 0.0) -> int:
-        """Kill the process, unless it ends within `patience` seconds; return its status, negative after a signal."""
+        """Kill the process, unless it ends within `patience` seconds; return its status, negative
+        after a signal."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         self.process.kill()
@@ -172,12 +189,14 @@ class _Child:
 
 
 def wall_of(seconds: float) -> float:
-    """Return the seconds by the clock in which an answer must come that may take `seconds` of processor time."""
+    """Return the seconds by the clock in which an answer must come that may take `seconds` of
+    processor time."""
     return max(WALL * seconds, LEAST_WALL)
 
 
 def limit_memory(most: int | None) -> None:
-    """Let a child use `most` further bytes of address space for the rest of a call, as far as the system can limit it.
+    """Let a child use `most` further bytes of address space for the rest of a call, as far as the
+    system can limit it.
 
     None ends the limit.
     """
@@ -191,10 +210,12 @@ def limit_memory(most: int | None) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """Let a child go on for `seconds` of processor time and `wall_of` that by the clock, then end it; 0: no limit."""
+    """Let a child go on for `seconds` of processor time and `wall_of` that by the clock, then end
+    it; 0: no limit."""
     wall = wall_of(seconds) if seconds else 0.0
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF and SIGALRM end a process that does not handle them
+        # SIGPROF and SIGALRM end a process that does not handle them
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, wall)
     elif wall:
         faulthandler.dump_traceback_later(wall, exit=True)
@@ -216,7 +237,8 @@ def main(function: str) -> None:
             limit_memory(None)
 
 
-def _converse(called: Callable[..., Generator[Values, Values | None, None]], requests: io.FileIO, replies: io.FileIO,
+def _converse(called: Callable[..., Generator[Values, Values | None, None]], requests: io.FileIO,
+              replies: io.FileIO,
               ) -> None:
     """Answer the messages of one call, one by one."""
     values = _receive(requests, MOST_BYTES)
@@ -235,7 +257,8 @@ def _converse(called: Callable[..., Generator[Values, Values | None, None]], req
 
 
 def _reply(call: Generator[Values, Values | None, None], message: Values | None) -> Values:
-    """Return what a function yields next, or its end: the error that it raises, None without one."""
+    """Return what a function yields next, or its end: the error that it raises, None without
+    one."""
     try:
         return call.send(message)
     except StopIteration:
@@ -249,12 +272,16 @@ def _reply(call: Generator[Values, Values | None, None], message: Values | None)
 
 
 def _send(pipe: io.FileIO, values: Values) -> None:
-    """Write the length of a header, the header in JSON, and the content of bytes and arrays, whose sizes it has."""
-    parts = {name: value for name, value in values.items() if isinstance(value, (bytes, np.ndarray))}
-    sizes = {name: list(part.shape) if isinstance(part, np.ndarray) else len(part) for name, part in parts.items()}
+    """Write the length of a header, the header in JSON, and the content of bytes and arrays, whose
+    sizes it has."""
+    parts = {name: value for name, value in values.items() if isinstance(value,
+                                                                         (bytes, np.ndarray))}
+    sizes = {name: list(part.shape) if isinstance(part, np.ndarray) else len(part) for name,
+             part in parts.items()}
     header = json.dumps([{**values, **dict.fromkeys(parts)}, sizes]).encode()
     for content in (_LENGTH.pack(len(header)) + header, *parts.values()):
-        flat = np.ascontiguousarray(content).data if isinstance(content, np.ndarray) else memoryview(content)
+        flat = np.ascontiguousarray(content).data if isinstance(content,
+                                                                np.ndarray) else memoryview(content)
         left = flat.cast("B")
         while left:
             left = left[pipe.write(left):]
@@ -263,14 +290,16 @@ def _send(pipe: io.FileIO, values: Values) -> None:
 def _receive(pipe: io.FileIO, most_bytes: int, most_header: int = MOST_BYTES) -> dict[str, Any]:
     """Read what `_send` wrote.
 
-    Raises OSError if the pipe ends or its content is nothing of the kind, and ValueError if it has more bytes.
+    Raises OSError if the pipe ends or its content is nothing of the kind, and ValueError if it has
+    more bytes.
     """
     (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size).getvalue())
     header = _read(pipe, _bounded(length, most_header))
     values: dict[str, Any]
     try:
         values, shapes = json.loads(header.getvalue())
-        sizes = {name: shape if isinstance(shape, int) else math.prod(shape) for name, shape in shapes.items()}
+        sizes = {name: shape if isinstance(shape, int) else math.prod(shape) for name,
+                 shape in shapes.items()}
         are_sizes = isinstance(values, dict) and all(size >= 0 for size in sizes.values())
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise OSError("it is not a message") from error
@@ -291,7 +320,8 @@ def _bounded(count: int, most: int) -> int:
 
 
 def _read(pipe: io.FileIO, count: int) -> io.BytesIO:
-    content = io.BytesIO()  # gives its memory to bytes and to an array that can be changed: all is there once
+    # gives its memory to bytes and to an array that can be changed: all is there once
+    content = io.BytesIO()
     content.seek(max(count - 1, 0))
     content.write(bytes(count > 0))
     left = content.getbuffer()

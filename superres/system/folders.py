@@ -1,7 +1,8 @@
-"""Read folders and count what is left out: one reader for pictures to upscale, to train on, to evaluate and to compare.
+"""Read folders and count what is left out: one reader for pictures to upscale, to train on, to
+evaluate and to compare.
 
-Nothing is left out in silence. A `Tally` counts the files of a folder, or the members of an archive, by what became of
-them; its line is printed when the container has been read.
+Nothing is left out in silence. A `Tally` counts the files of a folder, or the members of an
+archive, by what became of them; its line is printed when the container has been read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ AGAIN = "folder read already or for the results"
 
 
 def bundled_folder() -> Path:
-    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an installed package."""
+    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an
+    installed package."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_checkpoints"
     return installed if installed.is_dir() else package.parent / "checkpoints"
@@ -44,14 +46,16 @@ class Tally:
         return self.used + self.left_out.total()
 
     def takes(self, name: str, suffixes: Collection[str]) -> bool:
-        """Return whether the file `name` (a relative path) is a picture; otherwise count it as left out."""
+        """Return whether the file `name` (a relative path) is a picture; otherwise count it as left
+        out."""
         kind = kind_left_out(name, suffixes)
         self.left_out.update([] if kind is None else [kind])
         return kind is None
 
     @property
     def is_told(self) -> bool:
-        """Whether a line is printed: always for an archive, and for a folder of which something is left out."""
+        """Whether a line is printed: always for an archive, and for a folder of which something is
+        left out."""
         return bool(self.left_out) or self.noun == MEMBER
 
     def line(self) -> str:
@@ -62,12 +66,15 @@ class Tally:
         kinds = self.left_out.most_common()
         named = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
         if kinds[KINDS:]:
-            named.append(f"{sum(count for _, count in kinds[KINDS:]):,} of {len(kinds) - KINDS} other kinds")
-        return f"{total}: {self.used:,} used, {self.left_out.total():,} left out ({', '.join(named)}){self.hint}"
+            named.append(f"{sum(count for _, count in kinds[KINDS:]):,} of {len(kinds) - KINDS} "
+                         "other kinds")
+        return (f"{total}: {self.used:,} used, {self.left_out.total():,} left out "
+                f"({', '.join(named)}){self.hint}")
 
 
 class Inventory:
-    """Prints the tallies of a run's containers: `LINES` of them one by one, and the sum of the further ones."""
+    """Prints the tallies of a run's containers: `LINES` of them one by one, and the sum of the
+    further ones."""
 
     def __init__(self) -> None:
         self.count, self.further = 0, Tally("")
@@ -91,7 +98,8 @@ class Inventory:
 
 
 def kind_left_out(name: str, suffixes: Collection[str]) -> str | None:
-    """Return the kind of a file that is left out because of its name, a relative path; None for a picture."""
+    """Return the kind of a file that is left out because of its name, a relative path; None for a
+    picture."""
     path = PurePosixPath(name)
     if "__MACOSX" in path.parts:
         return "in __MACOSX"
@@ -104,13 +112,16 @@ def kind_left_out(name: str, suffixes: Collection[str]) -> str | None:
 
 
 def walk_folder(
-    folder: str, suffixes: Collection[str], recursive: bool, tally: Tally, entered: set[str], remedy: str,
+    folder: str, suffixes: Collection[str], recursive: bool, tally: Tally, entered: set[str],
+    remedy: str,
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the paths of a folder's pictures, sorted by name, then those of its sub-folders; with an error or None.
+    """Yield the paths of a folder's pictures, sorted by name, then those of its sub-folders; with
+    an error or None.
 
-    Hidden sub-folders are left out as a whole. A real folder is read only once (`entered`), even if symbolic links lead
-    to it again. A sub-folder that cannot be listed is yielded with an error; for `folder`, InvalidInputError is raised.
-    Unless `recursive`, the files in sub-folders are counted, and `remedy` says how to take them.
+    Hidden sub-folders are left out as a whole. A real folder is read only once (`entered`), even if
+    symbolic links lead to it again. A sub-folder that cannot be listed is yielded with an error;
+    for `folder`, InvalidInputError is raised. Unless `recursive`, the files in sub-folders are
+    counted, and `remedy` says how to take them.
     """
     waiting = [folder]
     while waiting:
@@ -138,8 +149,10 @@ def walk_folder(
             _count_below(below, suffixes, tally, entered, remedy)
 
 
-def _list_folder(folder: str, suffixes: Collection[str], tally: Tally) -> tuple[list[str], list[str]]:
-    """Return the paths of a folder's pictures and of its sub-folders, sorted; OSError if it cannot be listed."""
+def _list_folder(folder: str, suffixes: Collection[str], tally: Tally) -> tuple[list[str],
+                                                                                list[str]]:
+    """Return the paths of a folder's pictures and of its sub-folders, sorted; OSError if it cannot
+    be listed."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     pictures, below = list[str](), list[str]()
@@ -164,7 +177,8 @@ def _count_below(
     files, pictures = 0, 0
     for folder in folders:
         for parent, names, found in os.walk(folder):
-            names[:] = [] if os.path.realpath(parent) in entered else [name for name in names if name[0] != "."]
+            names[:] = [] if os.path.realpath(parent) in entered else [name for name in names
+                                                                       if name[0] != "."]
             if os.path.realpath(parent) in entered or files >= MOST_BELOW:
                 continue
             files += len(found)
@@ -176,7 +190,8 @@ def _count_below(
 
 
 def _succeeds(check: Callable[[], bool]) -> bool:
-    """Return the result of a check of a folder's entry; False if it raises OSError, as for a link to itself."""
+    """Return the result of a check of a folder's entry; False if it raises OSError, as for a link
+    to itself."""
     try:
         return check()
     except OSError:
@@ -186,12 +201,13 @@ def _succeeds(check: Callable[[], bool]) -> bool:
 def folder_files(folder: Path, suffixes: Collection[str], limit: int | None = None) -> list[Path]:
     """Return a folder's pictures, at most `limit`, sorted by name, and print what is left out.
 
-    A path that ends with "**" includes all sub-folders. Raises InvalidInputError if the folder or a sub-folder cannot
-    be listed, or there is no picture.
+    A path that ends with "**" includes all sub-folders. Raises InvalidInputError if the folder or a
+    sub-folder cannot be listed, or there is no picture.
     """
     root, recursive = (folder.parent, True) if folder.name == ALL_BELOW else (folder, False)
     tally, files = Tally(str(root)), list[Path]()
-    for path, error in walk_folder(str(root), suffixes, recursive, tally, set(), f"'{root / ALL_BELOW}' includes them"):
+    for path, error in walk_folder(str(root), suffixes, recursive, tally, set(),
+                                   f"'{root / ALL_BELOW}' includes them"):
         if error is not None:
             raise InvalidInputError(error)
         files.append(Path(path))
@@ -201,7 +217,8 @@ def folder_files(folder: Path, suffixes: Collection[str], limit: int | None = No
     if tally.is_told:
         say(tally.line())
     if not files:
-        raise InvalidInputError(f"{root} has no images ({' '.join(sorted(suffixes))}); choose another folder")
+        raise InvalidInputError(f"{root} has no images ({' '.join(sorted(suffixes))}); choose "
+                                "another folder")
     return files[:limit]
 
 

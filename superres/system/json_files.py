@@ -22,17 +22,20 @@ MOST_BYTES = 2**24
 MOST_DEPTH = 32
 """Largest number of lists and objects inside each other in JSON."""
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)
-"""A text, perhaps without its end, whose brackets count for nothing, an opening bracket, or a closing one."""
+"""A text, perhaps without its end, whose brackets count for nothing, an opening bracket, or a
+closing one."""
 
 
 def require_regular(path: Path) -> None:
-    """Raise OSError unless `path` is a regular file or a link to one; opening a pipe could block forever."""
+    """Raise OSError unless `path` is a regular file or a link to one; opening a pipe could block
+    forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes; OSError if it is none or cannot be read."""
+    """Return the content of a regular file of at most `most` bytes; OSError if it is none or cannot
+    be read."""
     require_regular(path)
     with open(path, "rb") as file:
         content = file.read(most + 1)
@@ -42,19 +45,22 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:  # noqa: ANN401 -- any JSON value
-    """Return the value of JSON text (RFC 8259); a byte order mark is skipped, as are UTF-16 and UTF-32 decoded.
+    """Return the value of JSON text (RFC 8259); a byte order mark is skipped, as are UTF-16 and
+    UTF-32 decoded.
 
     NaN, Infinity, numbers that no float holds, and duplicate names are refused.
 
     Raises:
-        ValueError: the text is not valid, has an integer of thousands of digits, or is nested too deeply.
+        ValueError: the text is not valid, has an integer of thousands of digits, or is nested too
+            deeply.
     """
     text = content.decode(json.detect_encoding(content))
     if text.count("[") + text.count("{") > MOST_DEPTH:
         steps = (1 if found[1] else -1 for found in _BRACKETS.finditer(text) if found[0][0] != '"')
         if any(depth > MOST_DEPTH for depth in itertools.accumulate(steps)):
             raise ValueError(f"more than {MOST_DEPTH} lists and objects inside each other")
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant,
+                      parse_float=_finite)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,10 +88,11 @@ def parse_lines(content: bytes) -> list[Any]:
 
 
 def read_json(
-    path: Path, form: Callable[[Any], T], kind: type[SuperresError], remedy: str, most: int = MOST_BYTES,
-    parse: Callable[[bytes], Any] = parse_json,
+    path: Path, form: Callable[[Any], T], kind: type[SuperresError], remedy: str,
+    most: int = MOST_BYTES, parse: Callable[[bytes], Any] = parse_json,
 ) -> T:
-    """Return `form` of the JSON in a file, such as the `from_dict` of settings or a `superres.config.reader_of`.
+    """Return `form` of the JSON in a file, such as the `from_dict` of settings or a
+    `superres.config.reader_of`.
 
     Args:
         path: a regular file of at most `most` bytes.

@@ -38,7 +38,8 @@ def cache_folder() -> Path:
 
 
 def lock_file(file: BinaryIO, shared: bool = False) -> None:
-    """Lock an open file until it is closed; the system also releases the lock of a process that is killed.
+    """Lock an open file until it is closed; the system also releases the lock of a process that is
+    killed.
 
     Raises:
         BlockingIOError: another process, or another open file of this process, holds a lock.
@@ -60,13 +61,15 @@ def lock_file(file: BinaryIO, shared: bool = False) -> None:
 
 @contextmanager
 def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a new, empty file in `folder`; after the block it is renamed to `replaces`, or removed if that is None.
+    """Open a new, empty file in `folder`; after the block it is renamed to `replaces`, or removed
+    if that is None.
 
-    The file is locked while it is in use. Unlocked scratch files in `folder` come from killed processes and are removed
-    first, with the scratch folders that they belong to.
+    The file is locked while it is in use. Unlocked scratch files in `folder` come from killed
+    processes and are removed first, with the scratch folders that they belong to.
 
     Raises:
-        OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is unchanged.
+        OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is
+            unchanged.
     """
     _remove_abandoned(folder)
     file = _new_scratch(folder)
@@ -74,7 +77,9 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
         yield file
         file.flush()
         if sys.platform == "win32":
-            file.close()  # Windows cannot rename an open file; elsewhere the lock protects the file until the rename
+            # Windows cannot rename an open file; elsewhere the lock protects the file until the
+            # rename
+            file.close()
         if replaces is not None:
             os.replace(file.name, replaces)
     finally:
@@ -86,9 +91,11 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make an empty folder in `parent`, by default the system's for temporary files; it is removed after the block.
+    """Make an empty folder in `parent`, by default the system's for temporary files; it is removed
+    after the block.
 
-    It belongs to a scratch file, so the next scratch folder in `parent` removes those of killed processes.
+    It belongs to a scratch file, so the next scratch folder in `parent` removes those of killed
+    processes.
 
     Raises:
         OSError: the folder cannot be made.
@@ -125,7 +132,8 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove unlocked scratch files in `folder`, and the folders that belong to them, but not links."""
+    """Remove unlocked scratch files in `folder`, and the folders that belong to them, but not
+    links."""
     def open_no_link(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
@@ -140,17 +148,20 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, or raise OSError and leave `path` unchanged, even if the process is killed."""
+    """Write `data` to `path`, or raise OSError and leave `path` unchanged, even if the process is
+    killed."""
     with scratch_file(path.parent, path) as file:
         file.write(data)
 
 
 def write_result(path: Path, data: bytes, option: str = "--output") -> None:
-    """Write `data` to `path` atomically, or raise OutputError, whose message names the option of the path."""
+    """Write `data` to `path` atomically, or raise OutputError, whose message names the option of
+    the path."""
     try:
         write_atomically(path, data)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another "
+                          f"{option}") from error
 
 
 def write_results(folder: Path, files: Mapping[str, bytes | str | dict[str, Any]]) -> list[Path]:
@@ -166,7 +177,8 @@ def write_results(folder: Path, files: Mapping[str, bytes | str | dict[str, Any]
 
 
 def prepare_folder(folder: Path, option: str = "--output") -> None:
-    """Create `folder` and write a test file to it, so that a run fails before it computes results it cannot write.
+    """Create `folder` and write a test file to it, so that a run fails before it computes results
+    it cannot write.
 
     Raises OutputError, whose message names the option of the folder.
     """
@@ -176,11 +188,13 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
             probe.write(bytes(4096))
     except OSError as error:
         reason = "there is a file of that name" if folder.is_file() else error.strerror
-        raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
+        raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with "
+                          f"{option}") from error
 
 
 def check_folder(folder: Path) -> None:
-    """Raise OutputError, as `prepare_folder`, if `folder` cannot be written or made; if it is missing, it stays so."""
+    """Raise OutputError, as `prepare_folder`, if `folder` cannot be written or made; if it is
+    missing, it stays so."""
     prepare_folder(next(path for path in (folder, *folder.parents, folder) if os.path.exists(path)))
 
 

@@ -1,8 +1,10 @@
-"""Read and write places: paths of this machine, and URLs of object stores and web servers through fsspec.
+"""Read and write places: paths of this machine, and URLs of object stores and web servers through
+fsspec.
 
-A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials come from the ecosystem
-(environment variables and profiles), so a URL with a password or a query is refused: it would be recorded. Requests
-that fail for a passing reason are repeated; a write is whole or absent. Redirects to another host are not followed.
+A place is text. One with "://" is a URL (`cloud` extra); any other is a path. Credentials come from
+the ecosystem (environment variables and profiles), so a URL with a password or a query is refused:
+it would be recorded. Requests that fail for a passing reason are repeated; a write is whole or
+absent. Redirects to another host are not followed.
 """
 
 from __future__ import annotations
@@ -21,14 +23,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError, first_line, plain
+from superres.errors import (
+    ConfigError,
+    InvalidInputError,
+    OutputError,
+    PlaceError,
+    first_line,
+    plain,
+)
 from superres.system.json_files import read_file
 from superres.system.output import scratch_file, scratch_folder, write_atomically
 
-PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp",
+            "https": "aiohttp"}
 """The package that reads URLs of a scheme."""
 READ_ONLY = ("http", "https")
-ATTEMPTS = 7  # attempts of a request, within about 15 seconds, besides the attempts of the store's own library
+# attempts of a request, within about 15 seconds, besides the attempts of the store's own library
+ATTEMPTS = 7
 FIRST_WAIT = 0.2  # seconds before the second attempt; each further wait is twice as long
 FREE_BYTES = 500_000_000  # bytes of the disc that a fetched file leaves free
 
@@ -36,7 +47,8 @@ T = TypeVar("T")
 
 
 class Listed(NamedTuple):
-    """A file of a folder: its name relative to it, its bytes, and text that changes with its content, if known."""
+    """A file of a folder: its name relative to it, its bytes, and text that changes with its
+    content, if known."""
 
     name: str
     size: int = 0
@@ -44,7 +56,8 @@ class Listed(NamedTuple):
 
 
 def version_of(path: str) -> str | None:
-    """Return text that changes when a file of this machine is changed: its size and time; None if there is no file."""
+    """Return text that changes when a file of this machine is changed: its size and time; None if
+    there is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # a NUL character in the name
@@ -58,25 +71,27 @@ def is_url(place: str | os.PathLike[str]) -> bool:
 
 
 def check_url(url: str, writing: bool = False) -> None:
-    """Raise ConfigError unless `url`, as a user gave it, has a known scheme, a host or bucket, and maybe no secret.
+    """Raise ConfigError unless `url`, as a user gave it, has a known scheme, a host or bucket, and
+    maybe no secret.
 
     With `writing`, raise OutputError if places of its scheme are only read.
     """
     _check_place(url, writing)
     if "@" in host_of(url)[1] or _secret_of(url):
-        raise ConfigError(f"{public(url)} has a password, a query or a fragment, which would be recorded; give "
-                          "credentials by the environment or a profile of the store")
+        raise ConfigError(f"{public(url)} has a password, a query or a fragment, which would be "
+                          "recorded; give credentials by the environment or a profile of the store")
 
 
 def _check_place(url: str, writing: bool) -> None:
     scheme, host = host_of(url)
     if scheme not in PACKAGES:
-        raise ConfigError(f"{public(url)} has the scheme {plain(scheme)}; superres reads {', '.join(PACKAGES)} and "
-                          "paths of this machine")
+        raise ConfigError(f"{public(url)} has the scheme {plain(scheme)}; superres reads "
+                          f"{', '.join(PACKAGES)} and paths of this machine")
     if not host:
         raise ConfigError(f"{public(url)} names no host or bucket; write {scheme}://NAME/...")
     if writing and scheme in READ_ONLY:
-        raise OutputError(f"cannot write {public(url)}: web servers are only read; choose another --output")
+        raise OutputError(f"cannot write {public(url)}: web servers are only read; choose another "
+                          "--output")
 
 
 def host_of(url: str) -> tuple[str, str]:
@@ -95,9 +110,11 @@ def public(place: str) -> str:
 
 
 def _secret_of(url: str) -> str:
-    """Return the end of a URL that may hold a secret: query and fragment, or what looks like them in a store's key."""
+    """Return the end of a URL that may hold a secret: query and fragment, or what looks like them
+    in a store's key."""
     is_store = host_of(url)[0] in PACKAGES and host_of(url)[0] not in READ_ONLY
-    found = re.search(r"[?#][\w.~-]+=.*" if is_store else r"[?#].*", url.partition("://")[2], re.DOTALL)
+    found = re.search(r"[?#][\w.~-]+=.*" if is_store else r"[?#].*", url.partition("://")[2],
+                      re.DOTALL)
     return found[0] if found else ""
 
 
@@ -109,13 +126,15 @@ def join(folder: str, name: str) -> str:
 def read_place(place: str, most: int) -> bytes:
     """Return the content of at most `most` bytes of a place.
 
-    Raises InvalidInputError if it cannot be read or is larger, and PlaceError if it cannot be read at present.
+    Raises InvalidInputError if it cannot be read or is larger, and PlaceError if it cannot be read
+    at present.
     """
     if not is_url(place):
         try:
             return read_file(Path(place), most)
         except OSError as error:
-            raise InvalidInputError(f"cannot read {place}: {error.strerror}; check the path") from error
+            raise InvalidInputError(f"cannot read {place}: {error.strerror}; check the "
+                                    "path") from error
     system, path = _opened(place)
 
     def read() -> bytes:
@@ -139,7 +158,8 @@ def read_place(place: str, most: int) -> bytes:
 def fetched(place: str) -> Iterator[str]:
     """Yield the path of a copy of a URL's content, which is removed afterwards, or the path itself.
 
-    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too large.
+    Raises as `read_place`; a content that leaves less than `FREE_BYTES` of the disc free is too
+    large.
     """
     if not is_url(place):
         yield place
@@ -148,7 +168,8 @@ def fetched(place: str) -> Iterator[str]:
     with scratch_folder() as folder:
         room = max(0, shutil.disk_usage(folder).free - FREE_BYTES)
         copy = os.path.join(folder, "content")
-        _persistently(lambda: system.get_file(path, copy, callback=_limit(place, room)), place, "read")
+        _persistently(lambda: system.get_file(path, copy, callback=_limit(place, room)), place,
+                      "read")
         yield copy
 
 
@@ -165,7 +186,8 @@ def write_place(place: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
         write_atomically(Path(place), data)
     except OSError as error:
-        raise OutputError(f"cannot write {place}: {error.strerror}; choose another --output") from error
+        raise OutputError(f"cannot write {place}: {error.strerror}; choose another "
+                          "--output") from error
 
 
 def move_to(path: str, place: str) -> None:
@@ -184,7 +206,8 @@ def move_to(path: str, place: str) -> None:
                     os.fsync(file.fileno())
             os.unlink(path)
         except OSError as error:
-            raise OutputError(f"cannot write {place}: {error.strerror}; choose another --output") from error
+            raise OutputError(f"cannot write {place}: {error.strerror}; choose another "
+                              "--output") from error
         return
     system, target = _opened(place, writing=True)
     _persistently(lambda: system.put_file(path, target), place, "write")
@@ -213,20 +236,23 @@ def exists(place: str) -> bool:
     return bool(_persistently(lambda: system.exists(path), place, "read"))
 
 
-def files_in(folder: str, start: str = "", recursive: bool = False, folders: bool = False) -> Iterator[Listed]:
-    """Yield the files of a folder whose relative names begin with `start`, in the order of their names.
+def files_in(folder: str, start: str = "", recursive: bool = False,
+             folders: bool = False) -> Iterator[Listed]:
+    """Yield the files of a folder whose relative names begin with `start`, in the order of their
+    names.
 
-    With `folders`, and without `recursive`, the names of its sub-folders, which end with a slash, are yielded, too.
-    A store's answers are read page by page, so that memory does not grow with their number (for other stores than S3,
-    with that of a folder). A folder that does not exist has no files. Raises as `read_place`.
+    With `folders`, and without `recursive`, the names of its sub-folders, which end with a slash,
+    are yielded, too. A store's answers are read page by page, so that memory does not grow with
+    their number (for other stores than S3, with that of a folder). A folder that does not exist has
+    no files. Raises as `read_place`.
     """
     if not is_url(folder):
         yield from _local_files(folder, start, recursive, folders)
         return
     system, path = _opened(folder.rstrip("/"))
     if host_of(folder)[0] in READ_ONLY:
-        raise InvalidInputError(f"{public(folder)} cannot be listed, since web servers have no folders; name files, or "
-                                "give a --list of them")
+        raise InvalidInputError(f"{public(folder)} cannot be listed, since web servers have no "
+                                "folders; name files, or give a --list of them")
     find = _s3_files if host_of(folder)[0] == "s3" else _walked_files
     yield from find(system, path, folder, start, recursive, folders)
 
@@ -293,7 +319,8 @@ def _walked_files(
 
 
 def _opened(url: str, writing: bool = False) -> tuple[Any, str]:
-    """Return the file system of a URL, and its path there. The keys that a store lists may have any character."""
+    """Return the file system of a URL, and its path there. The keys that a store lists may have any
+    character."""
     _check_place(url, writing)
     system = _system(host_of(url)[0], os.getpid())
     return system, system._strip_protocol(url)
@@ -307,18 +334,20 @@ def _system(scheme: str, process: int) -> Any:  # noqa: ANN401 -- of fsspec; eac
         import fsspec
 
         if scheme == "s3":
-            options["config_kwargs"] = {"retries": {"mode": "standard", "max_attempts": 3}, "connect_timeout": 10,
-                                        "read_timeout": 60, "http_session_cls": _s3_session()}
+            options["config_kwargs"] = {"retries": {"mode": "standard", "max_attempts": 3},
+                                        "connect_timeout": 10, "read_timeout": 60,
+                                        "http_session_cls": _s3_session()}
         elif scheme == "gs":
             options["session_kwargs"] = {"trace_configs": [_same_host_only()]}
         elif scheme in READ_ONLY:
             options["client_kwargs"] = {"trace_configs": [_same_host_only()]}
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        raise ConfigError(f"places of {scheme}:// need the cloud extra; pip install 'superres[cloud]'") from error
+        raise ConfigError(f"places of {scheme}:// need the cloud extra; pip install "
+                          "'superres[cloud]'") from error
     except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot open places of {scheme}:// ({plain(first_line(error))}); check the store's "
-                          "credentials") from error
+        raise ConfigError(f"cannot open places of {scheme}:// ({plain(first_line(error))}); check "
+                          "the store's credentials") from error
 
 
 def _same_host_only() -> Any:  # noqa: ANN401 -- of aiohttp
@@ -326,10 +355,12 @@ def _same_host_only() -> Any:  # noqa: ANN401 -- of aiohttp
     import aiohttp
 
     async def refuse(session: object, context: object, redirect: Any) -> None:  # noqa: ANN401
-        target = redirect.url.join(type(redirect.url)(redirect.response.headers.get("Location", "")))
+        target = redirect.url.join(type(redirect.url)(redirect.response.headers.get("Location",
+                                                                                    "")))
         if target.origin() != redirect.url.origin():
-            raise InvalidInputError(f"{public(str(redirect.url))} redirects to {public(str(target.origin()))}, which "
-                                    "was not named; give the address that it redirects to")
+            raise InvalidInputError(f"{public(str(redirect.url))} redirects to "
+                                    f"{public(str(target.origin()))}, which was not named; give "
+                                    "the address that it redirects to")
 
     config = aiohttp.TraceConfig()
     config.on_request_redirect.append(refuse)
@@ -337,7 +368,8 @@ def _same_host_only() -> Any:  # noqa: ANN401 -- of aiohttp
 
 
 def _s3_session() -> Any:  # noqa: ANN401 -- of aiobotocore
-    """Return the class of the connections to S3; aiobotocore's own would follow any redirect, with its signature."""
+    """Return the class of the connections to S3; aiobotocore's own would follow any redirect, with
+    its signature."""
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
@@ -346,7 +378,8 @@ def _s3_session() -> Any:  # noqa: ANN401 -- of aiobotocore
 
             async def request(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 -- of aiohttp
                 response = await session.request(*arguments, allow_redirects=False, **options)
-                # botocore itself follows Amazon's redirects, to the region of a bucket; others become refusals.
+                # botocore itself follows Amazon's redirects, to the region of a bucket; others
+                # become refusals.
                 if response.status in (301, 302, 303, 307, 308) and not (
                         str(response.url.host).endswith(".amazonaws.com")):
                     response.status = 403
@@ -384,21 +417,25 @@ def _explained(error: Exception, place: str, verb: str) -> Exception:
         if isinstance(cause, (InvalidInputError, ConfigError, OutputError)):
             return cause
         cause = cause.__cause__ or cause.__context__
-    if verb == "read" and "range" in reason.lower() and isinstance(error, OSError) and not isinstance(
-            error, FileNotFoundError):
+    if verb == "read" and "range" in reason.lower() and isinstance(error,
+                                                                   OSError) and not isinstance(
+                                                                       error, FileNotFoundError):
         return _EmptyError()
     if isinstance(error, FileNotFoundError):
         return lasting(f"{public(place)} does not exist; check the URL")
     if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in (
             "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-        return lasting(f"cannot {verb} {public(place)}: no permission ({reason}); check the store's credentials")
+        return lasting(f"cannot {verb} {public(place)}: no permission ({reason}); check the "
+                       "store's credentials")
     if isinstance(error, OSError) and error.errno == getattr(errno, "EREMCHG", -1):
-        return lasting(f"cannot {verb} {public(place)}: the store sends to another address, which was not named; set "
-                       "that as the store's endpoint")
+        return lasting(f"cannot {verb} {public(place)}: the store sends to another address, which "
+                       "was not named; set that as the store's endpoint")
     if isinstance(error, (TypeError, AttributeError, KeyError, AssertionError)) or (
             isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)):
-        return lasting(f"cannot {verb} {public(place)}: {reason or type(error).__name__}; check the URL")
-    return PlaceError(f"cannot {verb} {public(place)} at present ({reason or type(error).__name__})")
+        return lasting(f"cannot {verb} {public(place)}: {reason or type(error).__name__}; check "
+                       "the URL")
+    return PlaceError(f"cannot {verb} {public(place)} at present "
+                      f"({reason or type(error).__name__})")
 
 
 def _too_large(place: str, most: int) -> InvalidInputError:

@@ -1,4 +1,5 @@
-"""The precision of torch's float32 products, which the host program may have lowered for its own work."""
+"""The precision of torch's float32 products, which the host program may have lowered for its own
+work."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import torch
 
 
 class _Precision:
-    """torch's settings, which are those of the process, and the number of contexts that are open."""
+    """torch's settings, which are those of the process, and the number of contexts that are
+    open."""
 
     lock, depth = threading.Lock(), 0
     name: str | None = None  # the host's settings, by torch's older interface
@@ -21,7 +23,8 @@ class _Precision:
     @classmethod
     def settings(cls) -> tuple[Any, ...]:
         backends: Any = torch.backends
-        return backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.mkldnn.conv
+        return (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv,
+                backends.mkldnn.conv)
 
     @classmethod
     def raise_it(cls) -> None:
@@ -55,10 +58,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Compute float32 products and convolutions in float32 within the context, whatever the host program has set.
+    """Compute float32 products and convolutions in float32 within the context, whatever the host
+    program has set.
 
-    With TF32 or bfloat16, which torch allows if asked to, and for convolutions on a GPU by default, tokens would differ
-    from those of other machines. The host's settings return when the last thread leaves its context.
+    With TF32 or bfloat16, which torch allows if asked to, and for convolutions on a GPU by default,
+    tokens would differ from those of other machines. The host's settings return when the last
+    thread leaves its context.
     """
     with _Precision.lock:
         if not _Precision.depth:

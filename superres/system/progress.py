@@ -1,7 +1,8 @@
-"""The progress of long work: a bar on a terminal, a line a minute elsewhere, and messages above the bar.
+"""The progress of long work: a bar on a terminal, a line a minute elsewhere, and messages above the
+bar.
 
-A command's work consists of phases (`Progress`), which may be nested; the innermost one is shown. A thread shows it
-once per second, so a phase that cannot report, such as a compilation, is shown too.
+A command's work consists of phases (`Progress`), which may be nested; the innermost one is shown. A
+thread shows it once per second, so a phase that cannot report, such as a compilation, is shown too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ TICK_SECONDS = 1.0
 class ProgressBar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
     """A progress bar whose lock belongs to one process.
 
-    Forked processes share tqdm's own lock: a process that is killed while it holds that lock blocks all others.
+    Forked processes share tqdm's own lock: a process that is killed while it holds that lock blocks
+    all others.
     """
 
     monitor_interval = 0  # the thread of `Progress` refreshes bars
@@ -47,7 +49,8 @@ class Budget:
     `name` is the option with its value, such as "--minutes 4". `clock` returns seconds.
     """
 
-    def __init__(self, seconds: float, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, name: str,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """Start the budget now."""
         self.seconds, self.name, self.clock, self.started = seconds, name, clock, clock()
 
@@ -58,10 +61,11 @@ class Budget:
 
 
 class Progress:
-    """A phase of work, as a context manager: `done` of `total` units, or work of unknown length if `total` is None.
+    """A phase of work, as a context manager: `done` of `total` units, or work of unknown length if
+    `total` is None.
 
-    `name` says what is done ("reading faces"), and `unit` what is counted ("pictures"). `update` and `to` raise
-    BudgetError when the time of a surrounding `budget` is over.
+    `name` says what is done ("reading faces"), and `unit` what is counted ("pictures"). `update`
+    and `to` raise BudgetError when the time of a surrounding `budget` is over.
     """
 
     spoken = 0.0  # when the latest line was printed, by any phase
@@ -69,7 +73,8 @@ class Progress:
     thread: threading.Thread | None = None  # shows the innermost phase
 
     def __init__(
-        self, name: str, total: float | None = None, unit: str = "", clock: Callable[[], float] = time.monotonic,
+        self, name: str, total: float | None = None, unit: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the phase; nothing is shown before the block."""
         self.name, self.total, self.unit, self.clock = printable(name), total, unit, clock
@@ -81,20 +86,24 @@ class Progress:
         self.started = self.clock()
         if sys.stderr is not None and sys.stderr.isatty():
             known = "{l_bar}{bar}| {n:.4g}/{total:.4g} {unit} [{elapsed}{postfix}]"
-            self.bar = ProgressBar(desc=self.name, total=self.total, unit=self.unit, leave=not _open, bar_format=(
-                known if self.total else "{desc}: {n:.4g} {unit} [{elapsed}{postfix}]" if self.unit else
-                "{desc} [{elapsed}{postfix}]"))
+            self.bar = ProgressBar(desc=self.name, total=self.total, unit=self.unit,
+                                   leave=not _open, bar_format=(
+                                       known if self.total else "{desc}: {n:.4g} {unit} "
+                                       "[{elapsed}{postfix}]" if self.unit else
+                                       "{desc} [{elapsed}{postfix}]"))
         if not _open and self.started - Progress.spoken > LINE_SECONDS:
             Progress.spoken = self.started
         with Progress.lock:
             _open.append(self)
             if Progress.thread is None:
-                Progress.thread = threading.Thread(target=_show, name="superres-progress", daemon=True)
+                Progress.thread = threading.Thread(target=_show, name="superres-progress",
+                                                   daemon=True)
                 Progress.thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End the phase."""
         with Progress.lock, suppress(ValueError):  # forgotten by a forked process
@@ -115,7 +124,8 @@ class Progress:
             self._draw(self.bar)
 
     def resume(self, done: float) -> None:
-        """Set the number of units that an earlier run has done, which tell nothing about the time left."""
+        """Set the number of units that an earlier run has done, which tell nothing about the time
+        left."""
         self.done = self.first = done
 
     def tick(self) -> None:
@@ -140,7 +150,8 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time left as text, from a budget or from the speed, whichever is shorter; empty if unknown."""
+        """The time left as text, from a budget or from the speed, whichever is shorter; empty if
+        unknown."""
         made, left = self.done - self.first, None
         if self.total and self.unit == "s":
             left = self.total - self.done
@@ -190,7 +201,8 @@ def _show() -> None:
 
 def track(items: Iterable[T], name: str, unit: str, total: int | None = None) -> Iterator[T]:
     """Yield `items`, and show how many of them are done."""
-    with Progress(name, len(items) if total is None and isinstance(items, Sized) else total, unit) as progress:
+    with Progress(name, len(items) if total is None and isinstance(items, Sized) else total,
+                  unit) as progress:
         for item in items:
             yield item
             progress.update()
@@ -198,7 +210,8 @@ def track(items: Iterable[T], name: str, unit: str, total: int | None = None) ->
 
 @contextmanager
 def budget(limit: Budget | None) -> Iterator[None]:
-    """Let phases of the block end with BudgetError when the time of `limit` is over; None sets no limit."""
+    """Let phases of the block end with BudgetError when the time of `limit` is over; None sets no
+    limit."""
     if limit is not None:
         _budgets.append(limit)
     try:
@@ -209,7 +222,8 @@ def budget(limit: Budget | None) -> Iterator[None]:
 
 
 def check_budget(work: str = "") -> None:
-    """Raise BudgetError if the time of a surrounding `budget` is over; `work` says in the message what was done."""
+    """Raise BudgetError if the time of a surrounding `budget` is over; `work` says in the message
+    what was done."""
     if _budgets and not _budgets[-1].left:
         raise BudgetError(f"{_budgets[-1].name} ended{work}; give more")
 

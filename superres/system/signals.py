@@ -1,7 +1,9 @@
-"""The end of a command by SIGINT (Ctrl-C), SIGTERM or SIGHUP, which Slurm, systemd and Kubernetes send.
+"""The end of a command by SIGINT (Ctrl-C), SIGTERM or SIGHUP, which Slurm, systemd and Kubernetes
+send.
 
-The first signal raises KeyboardInterrupt in the main thread, so that every `with` block cleans up; work that must not
-be torn apart is `deferred`, and asks `stopping()`. The second signal ends the process at once.
+The first signal raises KeyboardInterrupt in the main thread, so that every `with` block cleans up;
+work that must not be torn apart is `deferred`, and asks `stopping()`. The second signal ends the
+process at once.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ from types import FrameType
 
 from superres.system.progress import say
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal,
+                                                                                             name))
 START_SECONDS = 5.0
 """Longest wait of an interrupted command for a thread that it was starting."""
 SAME_SECONDS = 1.0
-"""A signal that follows the first this soon is the same request: `timeout` and a closing terminal send two."""
+"""A signal that follows the first this soon is the same request: `timeout` and a closing terminal
+send two."""
 NOTHING_KEPT = "no result was written"
 
 
 class _Received:
-    """The state of this process: the first signal's number, what is kept, and the number of `deferred` blocks."""
+    """The state of this process: the first signal's number, what is kept, and the number of
+    `deferred` blocks."""
 
     number = 0
     kept = NOTHING_KEPT
@@ -44,7 +49,8 @@ def will_keep(text: str) -> None:
 
 
 def exit_code() -> int:
-    """Return the exit code of an interrupted command, as shells use it: 128 and the number of the signal."""
+    """Return the exit code of an interrupted command, as shells use it: 128 and the number of the
+    signal."""
     return 128 + (_Received.number or signal.SIGINT)
 
 
@@ -67,12 +73,14 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals in the block, which the main thread runs; ignored signals (`nohup`) stay ignored."""
+    """Handle signals in the block, which the main thread runs; ignored signals (`nohup`) stay
+    ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _Received.number, _Received.kept, _Received.deferring = 0, NOTHING_KEPT, 0
-    before = {number: signal.getsignal(number) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+    before = {number: signal.getsignal(number) for number in SIGNALS if signal.getsignal(number)
+              != signal.SIG_IGN}
     heard, ringing = socket.socketpair()
     with heard, ringing:
         ringing.setblocking(False)
@@ -92,10 +100,11 @@ def handled() -> Iterator[None]:
 
 
 def _wait_for_starting_threads() -> None:
-    """Wait until all threads have started, so that the interpreter waits for their end before its own.
+    """Wait until all threads have started, so that the interpreter waits for their end before its
+    own.
 
-    A signal may interrupt `Thread.start` before the new thread has run at all. Nobody joins such a thread; in torch's
-    code while the interpreter ends, it would abort the process.
+    A signal may interrupt `Thread.start` before the new thread has run at all. Nobody joins such a
+    thread; in torch's code while the interpreter ends, it would abort the process.
     """
     end = time.monotonic() + START_SECONDS
     while not all(thread.is_alive() for thread in threading.enumerate()) and time.monotonic() < end:
@@ -135,7 +144,8 @@ def _in_child() -> None:
     """Give a forked process the usual handlers; its parent's thread and socket are not its own."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT
+                          else signal.SIG_DFL)
             with suppress(ValueError):
                 signal.set_wakeup_fd(-1)
 

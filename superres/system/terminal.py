@@ -20,9 +20,10 @@ from superres.errors import InvalidInputError, OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters other than the line feed, bidirectional controls, line separators, and surrogates. Python uses
-surrogates for bytes of file names and arguments that are not UTF-8."""
+_CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than the line feed, bidirectional controls, line separators, and
+surrogates. Python uses surrogates for bytes of file names and arguments that are not UTF-8."""
 
 
 class StandardOutputError(OutputError):
@@ -30,7 +31,8 @@ class StandardOutputError(OutputError):
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with control characters as escapes such as \x1b and \u202e; line feeds are left unchanged."""
+    r"""Return `text` with control characters as escapes such as \x1b and \u202e; line feeds are
+    left unchanged."""
     def escape(found: re.Match[str]) -> str:
         code = ord(found[0])
         is_byte = 0xDC80 <= code <= 0xDCFF  # a byte that is not UTF-8, as U+DC00 plus its value
@@ -40,12 +42,14 @@ def printable(text: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return `message` as one printable line. Blanks inside a line stay: a command line may quote them."""
+    """Return `message` as one printable line. Blanks inside a line stay: a command line may quote
+    them."""
     return " ".join(filter(None, map(str.strip, printable(message).splitlines())))
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print text on standard output (or raise StandardOutputError), or with `err` on standard error if possible."""
+    """Print text on standard output (or raise StandardOutputError), or with `err` on standard error
+    if possible."""
     with suppress(*((OSError,) if err else ())):
         typer.echo(printable(text), err=err)
 
@@ -64,20 +68,24 @@ def write_output(data: bytes) -> None:
 def standard_input() -> BinaryIO:
     """Return standard input, or raise InvalidInputError if it is closed."""
     if sys.stdin is None:
-        raise InvalidInputError(f"cannot read standard input: {os.strerror(errno.EBADF)}; give it a file or a pipe")
+        raise InvalidInputError(f"cannot read standard input: {os.strerror(errno.EBADF)}; give it "
+                                "a file or a pipe")
     return sys.stdin.buffer
 
 
 def read_standard_input() -> bytes:
-    """Read standard input to its end, or raise InvalidInputError if it is closed or cannot be read."""
+    """Read standard input to its end, or raise InvalidInputError if it is closed or cannot be
+    read."""
     try:
         return standard_input().read()
     except OSError as error:
-        raise InvalidInputError(f"cannot read standard input: {error.strerror}; give it a file or a pipe") from error
+        raise InvalidInputError(f"cannot read standard input: {error.strerror}; give it a file or "
+                                "a pipe") from error
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escapes control characters in log lines, which contain file names and messages of other programs."""
+    """Escapes control characters in log lines, which contain file names and messages of other
+    programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, without control characters."""
@@ -85,7 +93,8 @@ class PrintableFormatter(logging.Formatter):
 
 
 class _Output(io.RawIOBase):
-    """The raw file of standard output, whose errors differ in type from the errors of other files."""
+    """The raw file of standard output, whose errors differ in type from the errors of other
+    files."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.has_failed = descriptor, False
@@ -103,8 +112,8 @@ class _Output(io.RawIOBase):
             return os.write(self.descriptor, data)
         except OSError as error:
             self.has_failed = True
-            raise StandardOutputError(f"cannot write to standard output: {error.strerror}; direct it to where it can "
-                                      "be written") from error
+            raise StandardOutputError(f"cannot write to standard output: {error.strerror}; direct "
+                                      "it to where it can be written") from error
 
 
 @contextmanager

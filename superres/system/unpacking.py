@@ -1,6 +1,7 @@
 """Unpack untrusted archives and arrays: bytes are counted while they are unpacked, never after.
 
-A small file can claim, or unpack to, any number of bytes. These readers refuse it before they take the memory.
+A small file can claim, or unpack to, any number of bytes. These readers refuse it before they take
+the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ BYTES_PER_MEMBER = 50  # packed bytes of each further member; the smallest pictu
 FREE_NAMES = 20_000_000  # bytes of names that every archive may have
 NAMES_PER_BYTE = 4  # further bytes of names per packed byte: 200 per member
 FREE_SECONDS = 60  # of processor time that reading any container may take
-BYTES_PER_SECOND = 100_000  # packed bytes of each further second; the slowest compressions have 50 times as many
+# packed bytes of each further second; the slowest compressions have 50 times as many
+BYTES_PER_SECOND = 100_000
 _CHUNK = 1 << 16
 _BLOCK = tarfile.BLOCKSIZE
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -53,20 +55,25 @@ class Gate:
         self.end = time.process_time() + self.seconds
 
     def let(self, members: int = 0, unpacked: int = 0, names: int = 0, content: int = 0) -> None:
-        """Count further members, unpacked bytes, bytes of names, and bytes of the content that is handed on.
+        """Count further members, unpacked bytes, bytes of names, and bytes of the content that is
+        handed on.
 
         Raises ValueError if they are too many, or took too much processor time.
         """
         self.members_left, self.names_left = self.members_left - members, self.names_left - names
-        self.unpacked_left, self.content_left = self.unpacked_left - unpacked, self.content_left - content
+        self.unpacked_left, self.content_left = (self.unpacked_left - unpacked,
+                                                 self.content_left - content)
         if self.members_left < 0:
             raise ValueError(f"it has over {self.members:,} members, too many for its size")
         if self.names_left < 0:
-            raise ValueError(f"its members' names have over {self.names // 1_000_000:,} MB, too much for its size")
+            raise ValueError(f"its members' names have over {self.names // 1_000_000:,} MB, too "
+                             "much for its size")
         if min(self.unpacked_left, self.content_left) < 0:
-            raise ValueError(f"it unpacks to over {self.bytes // 1_000_000:,} MB, too much for its size")
+            raise ValueError(f"it unpacks to over {self.bytes // 1_000_000:,} MB, too much for its "
+                             "size")
         if time.process_time() > self.end:
-            raise ValueError(f"it takes over {self.seconds:,} seconds of processor time, too much for its size")
+            raise ValueError(f"it takes over {self.seconds:,} seconds of processor time, too much "
+                             "for its size")
 
 
 class Stream(Protocol):
@@ -93,12 +100,14 @@ class Section:
 
 
 def tar_members(file: BinaryIO, gate: Gate) -> Iterator[tuple[tarfile.TarInfo, Section]]:
-    """Yield the members of a tar file of any compression, and their content, which must be read before the next member.
+    """Yield the members of a tar file of any compression, and their content, which must be read
+    before the next member.
 
-    The library tarfile takes memory and time by the square of an extended header, and unpacks sparse members to any
-    size; here such headers are short, and sparse members are refused.
+    The library tarfile takes memory and time by the square of an extended header, and unpacks
+    sparse members to any size; here such headers are short, and sparse members are refused.
 
-    Raises ValueError, EOFError, OSError, lzma.LZMAError or zlib.error for what is damaged or too large.
+    Raises ValueError, EOFError, OSError, lzma.LZMAError or zlib.error for what is damaged or too
+    large.
     """
     stream = Unpacked(file, gate)
     everywhere, here, headers, is_empty = dict[str, str](), dict[str, str](), 0, True
@@ -107,12 +116,14 @@ def tar_members(file: BinaryIO, gate: Gate) -> Iterator[tuple[tarfile.TarInfo, S
         if info.type in _PAX or info.type in _LONG:
             headers += 1
             if info.size > MOST_HEADER_BYTES or headers > MOST_HEADERS:
-                raise ValueError(f"an extended header claims {info.size:,} bytes" if headers <= MOST_HEADERS else
+                raise ValueError(f"an extended header claims {info.size:,} "
+                                 "bytes" if headers <= MOST_HEADERS else
                                  f"it has over {MOST_HEADERS} extended headers before a member")
             gate.let(names=info.size)
             text = Section(stream, info.size).read(info.size)
             (everywhere if info.type == tarfile.XGLTYPE else here).update(
-                _records(text) if info.type in _PAX else {_LONG[info.type]: _text(text.partition(b"\0")[0])})
+                _records(text) if info.type in _PAX
+                else {_LONG[info.type]: _text(text.partition(b"\0")[0])})
             stream.skip(-info.size % _BLOCK)
             continue
         gate.let(members=1)
@@ -139,7 +150,8 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _records(content: bytes) -> dict[str, str]:
-    """Return the records of an extended header that count; ValueError unless one follows the other."""
+    """Return the records of an extended header that count; ValueError unless one follows the
+    other."""
     found, place = dict[str, str](), 0
     while place < len(content) and content[place]:
         digits = content[place : place + 6].partition(b" ")[0]
@@ -149,7 +161,8 @@ def _records(content: bytes) -> dict[str, str]:
             raise ValueError("an extended header is damaged")
         if name.startswith(b"GNU.sparse."):
             raise ValueError(_SPARSE)
-        if name in _USED:  # each member copies those of global headers, which may have millions of others
+        # each member copies those of global headers, which may have millions of others
+        if name in _USED:
             found[_text(name)] = _text(value)
         place = end
     return found
@@ -160,7 +173,8 @@ def _text(content: bytes) -> str:
 
 
 def _amend(info: tarfile.TarInfo, said: dict[str, str]) -> None:
-    """Give a member what its extended headers say of it; ValueError if it is sparse, or has no such size."""
+    """Give a member what its extended headers say of it; ValueError if it is sparse, or has no such
+    size."""
     if info.type == tarfile.GNUTYPE_SPARSE:
         raise ValueError(_SPARSE)
     size = said.get("size", str(info.size))
@@ -173,7 +187,8 @@ def _amend(info: tarfile.TarInfo, said: dict[str, str]) -> None:
 class Unpacked:
     """The unpacked content of a file that may be compressed by gzip, bzip2 or xz.
 
-    Raises EOFError where it is cut off, and ValueError if more is unpacked than a `Gate` lets through.
+    Raises EOFError where it is cut off, and ValueError if more is unpacked than a `Gate` lets
+    through.
     """
 
     def __init__(self, file: BinaryIO, gate: Gate) -> None:
@@ -210,7 +225,8 @@ class Unpacked:
 
     def _go_on(self) -> bool:
         """Take the next piece of the content; return whether there is one."""
-        self.content, self.place = self.file.read(_CHUNK) if self.make is None else self._unpack(_CHUNK), 0
+        self.content, self.place = (self.file.read(_CHUNK) if self.make is None
+                                    else self._unpack(_CHUNK), 0)
         self.gate.let(unpacked=len(self.content) if self.make is not None else 0)
         return bool(self.content)
 
@@ -261,7 +277,8 @@ def _xz() -> lzma.LZMADecompressor:
 
 
 def zip_members(archive: zipfile.ZipFile, gate: Gate) -> list[zipfile.ZipInfo]:
-    """Return the members of a zip file; ValueError if they are too many, or claim too many bytes together.
+    """Return the members of a zip file; ValueError if they are too many, or claim too many bytes
+    together.
 
     zipfile reads no more of a member than it claims, but members may lie upon each other.
     """
@@ -271,7 +288,8 @@ def zip_members(archive: zipfile.ZipFile, gate: Gate) -> list[zipfile.ZipInfo]:
 
 
 def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array in numpy's format; return its shape, whether it is in Fortran's order, and its type.
+    """Read the header of an array in numpy's format; return its shape, whether it is in Fortran's
+    order, and its type.
 
     Raises ValueError if it is none, too long, or has a negative dimension.
     """
@@ -283,7 +301,8 @@ def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any
     if length > MOST_ARRAY_HEADER:
         raise ValueError(f"its header claims {length:,} bytes")
     content = io.BytesIO(struct.pack(kind, length) + stream.read(length))
-    read = np.lib.format.read_array_header_1_0 if start[6] == 1 else np.lib.format.read_array_header_2_0
+    read = (np.lib.format.read_array_header_1_0 if start[6] == 1
+            else np.lib.format.read_array_header_2_0)
     shape, is_fortran, dtype = read(content)
     if not all(isinstance(side, int) and side >= 0 for side in shape):
         raise ValueError(f"its shape is {list(shape)}")
@@ -291,9 +310,11 @@ def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """Read the array `name` of an .npz file; raise as `array_header`, KeyError, or EOFError if it is not all there.
+    """Read the array `name` of an .npz file; raise as `array_header`, KeyError, or EOFError if it
+    is not all there.
 
-    ValueError, too, if its size is not that of its shape, or it unpacks to more than a `Gate` lets through.
+    ValueError, too, if its size is not that of its shape, or it unpacks to more than a `Gate` lets
+    through.
     """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as stream:
@@ -313,7 +334,9 @@ def read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
 
 
 def check_size(name: str, size: int, info: zipfile.ZipInfo, header: int) -> None:
-    """Raise ValueError unless an array of `size` bytes after its header fits what the .npz file says of it."""
+    """Raise ValueError unless an array of `size` bytes after its header fits what the .npz file
+    says of it."""
     if size + header != info.file_size:
-        raise ValueError(f"{name} claims {size:,} bytes and has {max(info.file_size - header, 0):,}")
+        raise ValueError(f"{name} claims {size:,} bytes and has "
+                         f"{max(info.file_size - header, 0):,}")
     Gate(info.compress_size).let(unpacked=size)

@@ -1,7 +1,8 @@
-"""Read and write the EXIF tags that describe what a picture shows: its text, author, date and place.
+"""Read and write the EXIF tags that describe what a picture shows: its text, author, date and
+place.
 
-The other tags are about one file or the camera that wrote it: sizes, orientation, strips, thumbnail, maker note, serial
-numbers. Values are copied byte by byte, so text keeps its encoding.
+The other tags are about one file or the camera that wrote it: sizes, orientation, strips,
+thumbnail, maker note, serial numbers. Values are copied byte by byte, so text keeps its encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def _allowed(*groups: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[int, tupl
 
 _TEXT, _BYTES, _LONGS = (ASCII, UTF8), (BYTE, UNDEFINED), (BYTE, UNDEFINED, LONG)
 KEPT = {
-    # Document name, description, date, artist, copyright; Windows' ratings, title, comment, author, keywords, subject.
+    # Document name, description, date, artist, copyright; Windows' ratings, title, comment, author,
+    # keywords, subject.
     MAIN: _allowed((_TEXT, (0x010D, DESCRIPTION, 0x0132, 0x013B, 0x8298)), ((SHORT,), (0x4746, 0x4749)),
                    (_BYTES, (0x9C9B, 0x9C9C, 0x9C9D, 0x9C9E, 0x9C9F))),
     # Dates with their zones and fractions of seconds, title, photographer; the user's comment.
@@ -40,7 +42,8 @@ KEPT = {
                   ((RATIONAL,), (2, 4, 6, 7, 11, 13, 15, 17, 20, 22, 24, 26, 31)), (_BYTES, (0, 5, 27, 28))),
 }
 """The tags that are kept and the types that their values may have, by directory."""
-_WANTED = {**KEPT, MAIN: {**KEPT[MAIN], **_allowed((_LONGS, (XMP, IPTC)))}}  # as TIFF files have them
+# as TIFF files have them
+_WANTED = {**KEPT, MAIN: {**KEPT[MAIN], **_allowed((_LONGS, (XMP, IPTC)))}}
 
 
 @dataclass
@@ -49,7 +52,8 @@ class Block:
 
     Attributes:
         order: byte order of the values, "<" or ">"; "" if what was read is no block.
-        directories: tags by directory: those of `KEPT`, and in the main one also `XMP` and `IPTC` as they were read.
+        directories: tags by directory: those of `KEPT`, and in the main one also `XMP` and `IPTC`
+            as they were read.
         is_damaged: whether tags that would be kept could not be read.
     """
 
@@ -59,8 +63,10 @@ class Block:
 
     def to_bytes(self) -> bytes:
         """Return the block as bytes, with the prefix that it has in a JPEG file."""
-        directories = {name: tags for name, tags in self.directories.items() if tags and name != MAIN}
-        offset = 8 + len(self._packed({**self.directories[MAIN], **dict.fromkeys(directories, (LONG, bytes(4)))}, 0))
+        directories = {name: tags for name, tags in self.directories.items() if tags
+                       and name != MAIN}
+        offset = 8 + len(self._packed({**self.directories[MAIN],
+                                       **dict.fromkeys(directories, (LONG, bytes(4)))}, 0))
         body, pointers = b"", Tags()
         for name, tags in directories.items():
             pointers[name] = LONG, struct.pack(f"{self.order}I", offset + len(body))
@@ -76,7 +82,8 @@ class Block:
             if len(value) <= 4:
                 entries += value.ljust(4, b"\0")
             else:
-                entries += struct.pack(f"{self.order}I", offset + 2 + 12 * len(tags) + 4 + len(values))
+                entries += struct.pack(f"{self.order}I", offset + 2 + 12 * len(tags) + 4
+                                       + len(values))
                 values += value + bytes(len(value) % 2)
         return entries + bytes(4) + values
 
@@ -129,7 +136,8 @@ class Reader:
         return data
 
     def entries(self, offset: int) -> list[tuple[int, int, int, bytes]]:
-        """Return tag, type, count and inline value of each entry of a directory; the next one's offset may follow."""
+        """Return tag, type, count and inline value of each entry of a directory; the next one's
+        offset may follow."""
         self.file.seek(offset)
         count = self.number(self.read(2 if self.word == "I" else 8))
         if count > MAX_ENTRIES:
@@ -138,7 +146,8 @@ class Reader:
         return list(form.iter_unpack(self.read(count * form.size)))
 
     def value(self, size: int, inline: bytes, most: int = MAX_VALUE) -> bytes | None:
-        """Return a value of `size` bytes, from the entry or where the entry says; None if it cannot be read."""
+        """Return a value of `size` bytes, from the entry or where the entry says; None if it cannot
+        be read."""
         if size <= len(inline):
             return inline[:size]
         if size > most:

@@ -42,8 +42,8 @@ class FacePairs:
         hr: uint8 [N, target, target, 3], RGB.
         lr: uint8 [N, source, source, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
         ids: int32 [N], number of each picture.
-        large: uint8 [N, side, side, 3], the same crop with a side of at least `FaceTask.large`, for random crops; or
-            None.
+        large: uint8 [N, side, side, 3], the same crop with a side of at least `FaceTask.large`, for
+            random crops; or None.
     """
 
     hr: Pixels
@@ -76,26 +76,30 @@ def check_arrays(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32]) -> None:
 
 
 def _check_squares(key: str, array: npt.NDArray[Any], count: int, least: int = 1) -> None:
-    """Raise InvalidInputError unless `array` has `count` squares of RGB pixels with a side of at least `least`."""
+    """Raise InvalidInputError unless `array` has `count` squares of RGB pixels with a side of at
+    least `least`."""
     side = max(array.shape[1] if array.ndim > 1 else 0, least)
     _check(key, array, "uint8", (count, side, side, CHANNELS))
 
 
 def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
-        raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}; prepare "
-                                f"the data again with {PREPARE}")
+        raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {array.dtype} "
+                                f"{list(array.shape)}; prepare the data again with {PREPARE}")
 
 
 def is_celeba(path: Path) -> bool:
-    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
+    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has
+    splits."""
     return (path / "celeba" / "img_align_celeba").is_dir()
 
 
 def require_faces(path: str | os.PathLike[str]) -> None:
-    """Raise InvalidInputError if there is no data set at `path`, before a command does any other work."""
+    """Raise InvalidInputError if there is no data set at `path`, before a command does any other
+    work."""
     if not os.path.exists(path):
-        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root")
+        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a "
+                                "CelebA root")
 
 
 def read_faces(
@@ -105,15 +109,19 @@ def read_faces(
     """Read a data set of faces at the sizes of a task.
 
     Args:
-        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures (with its sub-folders if `/**` follows),
-            or a torchvision CelebA root (a folder that contains `celeba/img_align_celeba`). Photos in a folder are
-            cropped as `superres upscale` crops them: see `superres.tasks.photos.choose_crops`. If `hr` and `lr` in the
-            `.npz` do not have the task's sizes, both are reduced from `hr`, which becomes `large` if it has at least
+        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures (with its sub-folders
+            if `/**` follows), or a torchvision CelebA root (a folder that contains
+            `celeba/img_align_celeba`). Photos in a folder are cropped as `superres upscale` crops
+            them: see `superres.tasks.photos.choose_crops`. If `hr` and `lr` in the `.npz` do not
+                have the task's sizes, both are reduced from `hr`, which becomes `large` if it has
+                at least
             the side `FaceTask.large`.
         task: the sizes.
-        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
+        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a
+            folder of pictures.
         limit: largest number of pictures to read, from the start; None reads all.
-        size: for a folder or a root: keep `large` pictures of this side, at least `FaceTask.large`; None keeps none.
+        size: for a folder or a root: keep `large` pictures of this side, at least `FaceTask.large`;
+            None keeps none.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -121,8 +129,9 @@ def read_faces(
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
     if size is not None and size < task.large:
-        raise InvalidInputError(f"size must be at least {task.large} for random crops of {task.target_size}, not "
-                                f"{size}; {2 * task.target} is a good choice")
+        raise InvalidInputError(f"size must be at least {task.large} for random crops of "
+                                f"{task.target_size}, not {size}; {2 * task.target} is a good "
+                                "choice")
     if is_celeba(path):
         return _read_pictures(_celeba_files(path, split)[:limit], task, size)
     if is_folder(path):
@@ -131,7 +140,8 @@ def read_faces(
 
 
 def read_drawn(path: Path, pairs: FacePairs) -> Pixels:
-    """Read the inputs that an earlier stage of a cascade drew (`superres train decode`) for the first of `pairs`.
+    """Read the inputs that an earlier stage of a cascade drew (`superres train decode`) for the
+    first of `pairs`.
 
     Returns:
         Pictures, uint8 [M, source, source, 3], with M at most the number of pairs.
@@ -140,14 +150,16 @@ def read_drawn(path: Path, pairs: FacePairs) -> Pixels:
     drawn, ids = drawn[: len(pairs)], ids[: len(pairs)]
     side = pairs.task.source
     if drawn.shape[1] != side or not np.array_equal(ids, pairs.ids[: len(ids)]):
-        raise InvalidInputError(f"{path} must hold pictures of {pairs.task.source_size} of the data's images in their "
-                                f"order, not of {drawn.shape[1]}x{drawn.shape[2]}; draw them with 'superres "
+        raise InvalidInputError(f"{path} must hold pictures of {pairs.task.source_size} of the "
+                                "data's images in their order, not of "
+                                f"{drawn.shape[1]}x{drawn.shape[2]}; draw them with 'superres "
                                 "train decode' from the same data")
     return drawn
 
 
 def mixed_inputs(pairs: FacePairs, drawn: Sequence[Pixels]) -> FacePairs:
-    """Return `pairs` whose inputs are in turn the true ones and those of each array of `drawn` (`read_drawn`)."""
+    """Return `pairs` whose inputs are in turn the true ones and those of each array of `drawn`
+    (`read_drawn`)."""
     inputs = pairs.lr.copy()
     for turn, pictures in enumerate(drawn, 1):
         inputs[turn : len(pictures) : len(drawn) + 1] = pictures[turn :: len(drawn) + 1]
@@ -170,24 +182,28 @@ def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
             keys, names = ("hr", "lr", "ids"), archive.namelist()
             missing = [key for key in keys if f"{key}.npy" not in names]
             if missing:
-                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with {PREPARE}")
+                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with "
+                                        f"{PREPARE}")
             hr, lr, ids = (read_array(archive, key) for key in keys)
             check_arrays(hr, lr, ids)
             if not len(ids):
                 raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
             return hr, lr, ids
     except InvalidInputError as error:
-        raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+        raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error)
+                                else str(error)) from error
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidInputError(f"{path} is not a readable .npz; prepare it with {PREPARE}") from error
+        raise InvalidInputError(f"{path} is not a readable .npz; prepare it with "
+                                f"{PREPARE}") from error
 
 
 def _fitted(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32], task: FaceTask) -> FacePairs:
     """Return the pictures of a file at the sizes of a task: see `read_faces`."""
     side = hr.shape[1]
     if side < task.target:
-        raise InvalidInputError(f"hr holds pictures of {side}x{side}, smaller than targets of {task.target_size}; "
-                                f"prepare the data with {PREPARE} --source {task.source} --target {task.target}")
+        raise InvalidInputError(f"hr holds pictures of {side}x{side}, smaller than targets of "
+                                f"{task.target_size}; prepare the data with {PREPARE} --source "
+                                f"{task.source} --target {task.target}")
     if side == task.target and lr.shape[1] == task.source:
         return FacePairs(hr, lr, ids)
     parts = [task.both_sizes(hr[start : start + CHUNK]) for start in range(0, len(hr), CHUNK)]
@@ -196,26 +212,29 @@ def _fitted(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32], task: FaceTask) 
 
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
-    """Return a split's files in torchvision's order; torchvision also verifies the annotation files' checksums."""
+    """Return a split's files in torchvision's order; torchvision also verifies the annotation
+    files' checksums."""
     images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
-    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: torchvision was built for another torch
-        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); install the "
-                                f"torchvision of torch's release, or read the folder {images}") from error
+    # RuntimeError: torchvision was built for another torch
+    except (ImportError, RuntimeError, OSError) as error:
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); "
+                                "install the torchvision of torch's release, or read the folder "
+                                f"{images}") from error
     try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
     except RuntimeError as error:
-        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read "
-                                f"the folder {images}") from error
+        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; "
+                                f"complete them, or read the folder {images}") from error
     return [images / file for file in dataset.filename]
 
 
 def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> FacePairs:
     """Reduce the crops of each picture, as `choose_crops` finds them, to both sizes.
 
-    Files that cannot be read, and crops that are too small, are named and skipped. The ids are the numbers in the file
-    names, or 0, 1, 2, ... if those do not tell the crops apart.
+    Files that cannot be read, and crops that are too small, are named and skipped. The ids are the
+    numbers in the file names, or 0, 1, 2, ... if those do not tell the crops apart.
     """
     least = size or task.target
     numbers, high, low, large = [], list[Pixels](), list[Pixels](), list[Pixels]()
@@ -231,8 +250,8 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
         for crop in crops:
             square = crop.take(image)
             if len(square) < least:
-                say(f"skipped: {file} is too small: {len(square)} pixels of it are used, and pairs need at least "
-                    f"{least}x{least}")
+                say(f"skipped: {file} is too small: {len(square)} pixels of it are used, and pairs "
+                    f"need at least {least}x{least}")
                 continue
             uncertain += crop.kind == FACE and crop.is_uncertain
             numbers.append(file.stem)
@@ -241,23 +260,28 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
             if size is not None:
                 large.append(area_reduce(square, size, size))
     if not numbers:
-        raise InvalidInputError(f"{files[0].parent} has no picture that can be used; add pictures of at least "
-                                f"{least}x{least}")
+        raise InvalidInputError(f"{files[0].parent} has no picture that can be used; add pictures "
+                                f"of at least {least}x{least}")
     if without:
-        say(f"no face was found in {without} of {len(files)} photos, whose central square is used; leave them out if "
-            "their faces are elsewhere")
+        say(f"no face was found in {without} of {len(files)} photos, whose central square is used; "
+            "leave them out if their faces are elsewhere")
     if uncertain:
-        say(f"{uncertain} of {len(numbers)} faces are uncertain, so their squares are not turned; look at their photos")
-    numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9 for name in numbers)
+        say(f"{uncertain} of {len(numbers)} faces are uncertain, so their squares are not turned; "
+            "look at their photos")
+    numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9
+                                                         for name in numbers)
     ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
     return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` atomically as an `.npz` that `read_faces` reads, with `large` as `hr`, or raise OutputError."""
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads, with `large` as `hr`, or raise
+    OutputError."""
     path = Path(path)
     try:
         with scratch_file(path.parent, path) as file:
-            np.savez_compressed(file, hr=pairs.hr if pairs.large is None else pairs.large, lr=pairs.lr, ids=pairs.ids)
+            np.savez_compressed(file, hr=pairs.hr if pairs.large is None else pairs.large,
+                                lr=pairs.lr, ids=pairs.ids)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with "
+                          "space") from error

@@ -1,8 +1,10 @@
-"""Find faces in photos with scikit-image's frontal-face cascade, and frame them as CelebA frames them.
+"""Find faces in photos with scikit-image's frontal-face cascade, and frame them as CelebA frames
+them.
 
-The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false alarm in few, so the
-windows are grouped and small groups are dropped. The cascade knows upright faces, so a photo in which it finds none is
-turned by a few degrees. `scripts/check/face_crops.py` measures the constants.
+The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false
+alarm in few, so the windows are grouped and small groups are dropped. The cascade knows upright
+faces, so a photo in which it finds none is turned by a few degrees. `scripts/check/face_crops.py`
+measures the constants.
 """
 
 from __future__ import annotations
@@ -27,28 +29,35 @@ from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 
-LONGEST = 480  # longest side in pixels of the picture that is searched; a larger photo is reduced to it
+# longest side in pixels of the picture that is searched; a larger photo is reduced to it
+LONGEST = 480
 SMALLEST = 24  # side of the cascade's smallest window in pixels, the size that it was trained at
 SCALE = 1.1  # ratio of successive window sizes
-STEP = 1.5  # distance of neighbouring windows in pixels, for the smallest windows; it grows with the windows
+# distance of neighbouring windows in pixels, for the smallest windows; it grows with the windows
+STEP = 1.5
 OVERLAP = 0.5  # smallest intersection over union of two windows of one face
 LEAST_WINDOWS = 4  # smallest number of windows of a face
-WEAKEST = 0.25  # smallest number of windows of a face, as a share of the number of the photo's clearest face
+# smallest number of windows of a face, as a share of the number of the photo's clearest face
+WEAKEST = 0.25
 MOST_FACES = 20  # largest number of faces; the clearest are kept
-TURNS = (0.0,), (-15.0, 15.0)  # degrees, anticlockwise, by which the photo is turned, until a face is found
-MORE_WINDOWS = 1  # further windows that a face in a turned photo needs, where false alarms are likelier
+# degrees, anticlockwise, by which the photo is turned, until a face is found
+TURNS = (0.0,), (-15.0, 15.0)
+# further windows that a face in a turned photo needs, where false alarms are likelier
+MORE_WINDOWS = 1
 CROP_SIZE = 1.32  # side of CelebA's crop over the side of the face's window
-CROP_RISE = 0.155  # distance of the crop's centre above the window's centre, over the side of the window
+# distance of the crop's centre above the window's centre, over the side of the window
+CROP_RISE = 0.155
 
 _LOCK = threading.Lock()
 
 
 def find_faces(image: Pixels) -> Floats:
-    """Return the squares around the faces of a photo, uint8 [H, W, 3], as CelebA frames them, from left to right.
+    """Return the squares around the faces of a photo, uint8 [H, W, 3], as CelebA frames them, from
+    left to right.
 
-    The result is float64 [N, 5]: centre from the left, centre from the top, and side, in pixels of the photo, degrees
-    clockwise, and the doubt in [0, 1]. A square may reach beyond the photo's edges. Where the doubt is high, it is the
-    upright square that the search gives.
+    The result is float64 [N, 5]: centre from the left, centre from the top, and side, in pixels of
+    the photo, degrees clockwise, and the doubt in [0, 1]. A square may reach beyond the photo's
+    edges. Where the doubt is high, it is the upright square that the search gives.
     """
     rough = rough_squares(face_boxes(image))
     network = aligner.Aligner.bundled()
@@ -63,23 +72,28 @@ def find_faces(image: Pixels) -> Floats:
 
 
 def rough_squares(boxes: Floats) -> Floats:
-    """Return CelebA's squares, [N, 4]: centre x and y, side, degrees clockwise, around faces as of `face_boxes`."""
+    """Return CelebA's squares, [N, 4]: centre x and y, side, degrees clockwise, around faces as of
+    `face_boxes`."""
     side, turn = boxes[:, 2], boxes[:, 4]
-    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(np.radians(turn)), -np.cos(np.radians(turn))])
+    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(np.radians(turn)),
+                                                        -np.cos(np.radians(turn))])
     return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side, turn])
 
 
 class KnownFaces:
     """The faces of photos that were searched before, in the user's cache.
 
-    A search takes about a second, so a command that reads thousands of photos and is interrupted continues.
+    A search takes about a second, so a command that reads thousands of photos and is interrupted
+    continues.
     """
 
     def __init__(self) -> None:
         """Read the cache of this release's search; a damaged line is ignored."""
-        sources = Path(__file__), Path(aligner.__file__), bundled_folder() / aligner.ALIGNER / aligner.WEIGHTS
+        sources = (Path(__file__), Path(aligner.__file__), bundled_folder() / aligner.ALIGNER
+                   / aligner.WEIGHTS)
         release = short_digest(b"".join(path.read_bytes() for path in sources))
-        self.path, self.found = cache_folder() / f"faces-{release}.jsonl", dict[str, list[list[float]]]()
+        self.path, self.found = cache_folder() / f"faces-{release}.jsonl", dict[str,
+                                                                                list[list[float]]]()
         with suppress(OSError):
             for line in self.path.read_text().splitlines():
                 with suppress(ValueError, TypeError):
@@ -101,8 +115,8 @@ class KnownFaces:
 def face_boxes(image: Pixels) -> Floats:
     """Return the mean window of each face, the clearest first: float64 [N, 5].
 
-    They are left, top and side in pixels, of the window when it is upright, the number of windows, and the turn that
-    the face was found at.
+    They are left, top and side in pixels, of the window when it is upright, the number of windows,
+    and the turn that the face was found at.
     """
     height, width = image.shape[:2]
     scale = max(1.0, max(height, width) / LONGEST)
@@ -110,8 +124,10 @@ def face_boxes(image: Pixels) -> Floats:
         return np.empty((0, 5))
     reduced = Image.fromarray(image)
     if scale > 1:
-        reduced = reduced.resize((round(width / scale), round(height / scale)), Image.Resampling.BOX, reducing_gap=2.0)
-    searches = (np.concatenate([_turned_groups(reduced, turn) for turn in turns]) for turns in TURNS)
+        reduced = reduced.resize((round(width / scale), round(height / scale)),
+                                 Image.Resampling.BOX, reducing_gap=2.0)
+    searches = (np.concatenate([_turned_groups(reduced, turn) for turn in turns])
+                for turns in TURNS)
     groups = next((found for found in searches if len(found)), np.empty((0, 5)))
     strong = groups[groups[:, 3] >= WEAKEST * groups[:, 3].max(initial=0)]
     left = strong[np.argsort(-strong[:, 3], kind="stable")]
@@ -124,7 +140,8 @@ def face_boxes(image: Pixels) -> Floats:
 
 
 def _turned_groups(photo: Image.Image, turn: float) -> Floats:
-    """Return the groups of windows of a photo that is turned by `turn` degrees, in its own pixels: float64 [N, 5].
+    """Return the groups of windows of a photo that is turned by `turn` degrees, in its own pixels:
+    float64 [N, 5].
 
     They are left, top, side and size of the group, as of `_grouped`, and `turn`.
     """
@@ -139,14 +156,17 @@ def _turned_groups(photo: Image.Image, turn: float) -> Floats:
 
 
 def _windows(image: Pixels) -> Floats:
-    """Return the windows that the cascade takes for a face, float64 [N, 3], in an order that does not vary."""
+    """Return the windows that the cascade takes for a face, float64 [N, 3], in an order that does
+    not vary."""
     largest = min(image.shape[:2])
     with _LOCK:
-        # Single windows, since the order in which the cascade's threads find them decides how it would group them.
+        # Single windows, since the order in which the cascade's threads find them decides how it
+        # would group them.
         found = _cascade().detect_multi_scale(
-            img=image, scale_factor=SCALE, step_ratio=STEP, min_size=(SMALLEST, SMALLEST), max_size=(largest, largest),
-            min_neighbor_number=1, intersection_score_threshold=2.0)
-    return np.array(sorted((one["c"], one["r"], one["width"]) for one in found), np.float64).reshape(-1, 3)
+            img=image, scale_factor=SCALE, step_ratio=STEP, min_size=(SMALLEST, SMALLEST),
+            max_size=(largest, largest), min_neighbor_number=1, intersection_score_threshold=2.0)
+    return np.array(sorted((one["c"], one["r"], one["width"]) for one in found),
+                    np.float64).reshape(-1, 3)
 
 
 @functools.cache
@@ -158,7 +178,8 @@ def _cascade() -> Any:  # noqa: ANN401 -- scikit-image has no types
 
 
 def _grouped(windows: Floats) -> Floats:
-    """Return the mean and the size of each group of overlapping windows, float64 [N, 4], the largest group first."""
+    """Return the mean and the size of each group of overlapping windows, float64 [N, 4], the
+    largest group first."""
     groups = []
     while len(windows):
         shared = _intersections(windows, windows)
@@ -172,7 +193,8 @@ def _grouped(windows: Floats) -> Floats:
 
 
 def _covered(windows: Floats, face: Floats) -> npt.NDArray[np.bool_]:
-    """Return which windows share much of a face's: a smaller one (an eye), or a larger one, is not another face."""
+    """Return which windows share much of a face's: a smaller one (an eye), or a larger one, is not
+    another face."""
     shared = _intersections(windows[:, :3], face[None, :3])[:, 0]
     return np.asarray(shared > 0.3 * np.minimum(windows[:, 2], face[2]) ** 2)
 

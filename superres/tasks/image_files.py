@@ -1,7 +1,9 @@
-"""Encode images as PNG, lossless WebP or .npz files, with the record of their decoding and the mark inside.
+"""Encode images as PNG, lossless WebP or .npz files, with the record of their decoding and the mark
+inside.
 
-Every picture that a model drew is marked as such, so that other programs can tell: see `superres.tasks.metadata`. Equal
-images with equal records give equal bytes, at any time and on any machine.
+Every picture that a model drew is marked as such, so that other programs can tell: see
+`superres.tasks.metadata`. Equal images with equal records give equal bytes, at any time and on any
+machine.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ XMP_KEYWORD = "XML:com.adobe.xmp"  # of the text field of a PNG file
 
 
 def encode_png(picture: Picture, record: Mapping[str, Any] | None) -> bytes:
-    """Return a picture as PNG bytes with the mark, and `record` as JSON in the text field "superres".
+    """Return a picture as PNG bytes with the mark, and `record` as JSON in the text field
+    "superres".
 
     A `record` of None says that no model drew the picture; then there is no mark.
     """
@@ -48,7 +51,8 @@ def encode_png(picture: Picture, record: Mapping[str, Any] | None) -> bytes:
 def encode_webp(picture: Picture, record: Mapping[str, Any]) -> bytes:
     """Return a picture as lossless WebP with the mark.
 
-    `record` is JSON in EXIF's ImageDescription, or in XMP if the input has a description of its own.
+    `record` is JSON in EXIF's ImageDescription, or in XMP if the input has a description of its
+    own.
     """
     block = exif.read_block(picture.exif) if picture.exif is not None else exif.Block()
     tags = block.directories[exif.MAIN]
@@ -61,14 +65,16 @@ def encode_webp(picture: Picture, record: Mapping[str, Any]) -> bytes:
 
 
 def encode_npz(picture: Picture, record: Mapping[str, Any]) -> bytes:
-    """Return a picture as .npz: "image" (uint8 [H,W,3], or [H,W,4] with alpha), and "record", JSON text."""
+    """Return a picture as .npz: "image" (uint8 [H,W,3], or [H,W,4] with alpha), and "record", JSON
+    text."""
     buffer = io.BytesIO()
     np.savez(buffer, image=np.asarray(_image(picture)), record=np.array(json.dumps(record)))
     return buffer.getvalue()
 
 
 class DrawnImage(Image.Image):
-    """A Pillow image that a model drew: its files have the mark in PNG, JPEG, WebP, TIFF and AVIF."""
+    """A Pillow image that a model drew: its files have the mark in PNG, JPEG, WebP, TIFF and
+    AVIF."""
 
     @classmethod
     def of(cls, pixels: Pixels, record: Mapping[str, Any]) -> DrawnImage:
@@ -87,18 +93,21 @@ class DrawnImage(Image.Image):
         return self._copied(super()._new(core))
 
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:  # noqa: ANN401 -- as in Pillow
-        """Save the image as `PIL.Image.Image.save` does, with the mark unless `params` have other metadata."""
+        """Save the image as `PIL.Image.Image.save` does, with the mark unless `params` have other
+        metadata."""
         info, xmp = PngInfo(), self.info["xmp"]
         info.add_itxt(XMP_KEYWORD, xmp.decode())
-        marks = {"xmp": xmp, "pnginfo": info, "tiffinfo": {exif.XMP: xmp}}  # each format takes its own
+        # each format takes its own
+        marks = {"xmp": xmp, "pnginfo": info, "tiffinfo": {exif.XMP: xmp}}
         super().save(fp, format, **{**marks, **params})
 
 
 def read_origin(file: IO[bytes], label: str) -> dict[str, Any]:
     """Return what a PNG, JPEG, WebP or TIFF file says of its picture's origin, as a JSON object.
 
-    "mark" is the term of IPTC's digital source type, "tool" the program that wrote the picture, and "settings" the
-    record of superres; each is None if the file has none. InvalidInputError, with `label`, if it cannot be read.
+    "mark" is the term of IPTC's digital source type, "tool" the program that wrote the picture, and
+    "settings" the record of superres; each is None if the file has none. InvalidInputError, with
+    `label`, if it cannot be read.
     """
     try:
         with warnings.catch_warnings(), Image.open(file, formats=ORIGIN_FORMATS) as image:
@@ -109,14 +118,17 @@ def read_origin(file: IO[bytes], label: str) -> dict[str, Any]:
             info: dict[Any, Any] = {**image.info, **of_file}
             found = {"format": image.format, "width": image.width, "height": image.height}
     except UnidentifiedImageError:
-        raise InvalidInputError(f"{label} is not a picture in {', '.join(ORIGIN_FORMATS)}; give one of them") from None
+        raise InvalidInputError(f"{label} is not a picture in {', '.join(ORIGIN_FORMATS)}; give "
+                                "one of them") from None
     except Exception as error:  # Pillow raises errors of many types for damaged files
-        raise InvalidInputError(f"{label} cannot be read ({first_line(error)}); check the file") from error
+        raise InvalidInputError(f"{label} cannot be read ({first_line(error)}); check the "
+                                "file") from error
     said, given = origin(info.get("xmp")), info.get("exif") or exif.Block()
     tags = (exif.read_block(given) if isinstance(given, bytes) else given).directories[exif.MAIN]
     description = tags.get(exif.DESCRIPTION, (0, b""))[1].rstrip(b"\0")
     records = map(_record, (info.get(SOFTWARE), said.get("record"), description))
-    return {**found, "mark": said.get("mark"), "tool": said.get("tool"), "settings": next(filter(None, records), None)}
+    return {**found, "mark": said.get("mark"), "tool": said.get("tool"),
+            "settings": next(filter(None, records), None)}
 
 
 def _record(text: str | bytes | None) -> dict[str, Any] | None:
@@ -125,7 +137,8 @@ def _record(text: str | bytes | None) -> dict[str, Any] | None:
         record = parse_json(text.encode() if isinstance(text, str) else text or b"")
     except ValueError:
         return None
-    return record if isinstance(record, dict) and not {"checkpoint", "config"}.isdisjoint(record) else None
+    return record if isinstance(record, dict) and not {"checkpoint",
+                                                       "config"}.isdisjoint(record) else None
 
 
 def _image(picture: Picture) -> Image.Image:
@@ -145,4 +158,5 @@ def _saved(picture: Picture, kind: str, **more: Any) -> bytes:  # noqa: ANN401 -
 
 FORMATS = {"png": encode_png, "webp-lossless": encode_webp, "npz": encode_npz}
 """Functions that return the bytes of a file, by the values of --format."""
-SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}  # suffixes of files by the values of --format
+# suffixes of files by the values of --format
+SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}

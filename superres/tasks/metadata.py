@@ -1,8 +1,10 @@
-"""What a picture's file says beside its pixels: what is kept of an input, and the mark on pictures that a model drew.
+"""What a picture's file says beside its pixels: what is kept of an input, and the mark on pictures
+that a model drew.
 
-Kept is what describes the picture: texts, author, rights, dates, place (EXIF, XMP, and IPTC as XMP). What describes the
-input's file or the camera is not: sizes, orientation, thumbnails, history, make, model, lens, serial numbers, and the
-source of the pixels. The mark is IPTC's property for that source, which other programs read.
+Kept is what describes the picture: texts, author, rights, dates, place (EXIF, XMP, and IPTC as
+XMP). What describes the input's file or the camera is not: sizes, orientation, thumbnails, history,
+make, model, lens, serial numbers, and the source of the pixels. The mark is IPTC's property for
+that source, which other programs read.
 """
 
 from __future__ import annotations
@@ -26,46 +28,53 @@ MAX_BYTES, MAX_DEPTH = 2**20, 32  # of an XMP packet that is read
 MOST_NOTES = 20  # lines about one picture
 _XML = "http://www.w3.org/XML/1998/namespace"
 _NAMESPACES = {
-    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "x": "adobe:ns:meta/", "superres": "urn:superres:",
-    "dc": "http://purl.org/dc/elements/1.1/", "xmp": "http://ns.adobe.com/xap/1.0/",
-    "xmpRights": "http://ns.adobe.com/xap/1.0/rights/", "photoshop": "http://ns.adobe.com/photoshop/1.0/",
-    "Iptc4xmpCore": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/", "plus": "http://ns.useplus.org/ldf/xmp/1.0/",
-    "Iptc4xmpExt": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "exif": "http://ns.adobe.com/exif/1.0/",
-    "tiff": "http://ns.adobe.com/tiff/1.0/", "lr": "http://ns.adobe.com/lightroom/1.0/",
-    "cc": "http://creativecommons.org/ns#",
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "x": "adobe:ns:meta/",
+    "superres": "urn:superres:", "dc": "http://purl.org/dc/elements/1.1/",
+    "xmp": "http://ns.adobe.com/xap/1.0/", "xmpRights": "http://ns.adobe.com/xap/1.0/rights/",
+    "photoshop": "http://ns.adobe.com/photoshop/1.0/",
+    "Iptc4xmpCore": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/",
+    "plus": "http://ns.useplus.org/ldf/xmp/1.0/",
+    "Iptc4xmpExt": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/",
+    "exif": "http://ns.adobe.com/exif/1.0/", "tiff": "http://ns.adobe.com/tiff/1.0/",
+    "lr": "http://ns.adobe.com/lightroom/1.0/", "cc": "http://creativecommons.org/ns#",
 }
 """URIs of XMP's namespaces by their usual prefixes."""
 _KEPT = {
-    "dc": "contributor coverage creator date description language publisher relation rights source subject title",
+    "dc": "contributor coverage creator date description language publisher relation rights source "
+    "subject title",
     "xmp": "CreateDate Label Rating",
     "xmpRights": "Certificate Marked Owner UsageTerms WebStatement",
-    "photoshop": "AuthorsPosition CaptionWriter Category City Country Credit DateCreated Headline Instructions Source "
-                 "State SupplementalCategories TransmissionReference Urgency",
-    "Iptc4xmpCore": "AltTextAccessibility CountryCode CreatorContactInfo ExtDescrAccessibility IntellectualGenre "
-                    "Location Scene SubjectCode",
-    "Iptc4xmpExt": "AboutCvTerm AddlModelInfo ArtworkOrObject Contributor Event Genre LocationCreated LocationShown "
-                   "ModelAge OrganisationInImageCode OrganisationInImageName PersonInImage PersonInImageWDetails",
+    "photoshop": "AuthorsPosition CaptionWriter Category City Country Credit DateCreated Headline "
+    "Instructions Source State SupplementalCategories TransmissionReference Urgency",
+    "Iptc4xmpCore": "AltTextAccessibility CountryCode CreatorContactInfo ExtDescrAccessibility "
+    "IntellectualGenre Location Scene SubjectCode",
+    "Iptc4xmpExt": "AboutCvTerm AddlModelInfo ArtworkOrObject Contributor Event Genre "
+    "LocationCreated LocationShown ModelAge OrganisationInImageCode OrganisationInImageName "
+    "PersonInImage PersonInImageWDetails",
     "plus": "CopyrightOwner CreditLineRequired DataMining ImageCreator ImageSupplier Licensor "
-            "MinorModelAgeDisclosure ModelReleaseID ModelReleaseStatus OtherConstraints PropertyReleaseID "
-            "PropertyReleaseStatus",
-    "exif": "DateTimeDigitized DateTimeOriginal GPSAltitude GPSAltitudeRef GPSAreaInformation GPSDestBearing "
-            "GPSDestLatitude GPSDestLongitude GPSImgDirection GPSImgDirectionRef GPSLatitude GPSLongitude GPSMapDatum "
-            "GPSTimeStamp GPSVersionID UserComment",
+    "MinorModelAgeDisclosure ModelReleaseID ModelReleaseStatus OtherConstraints PropertyReleaseID "
+    "PropertyReleaseStatus",
+    "exif": "DateTimeDigitized DateTimeOriginal GPSAltitude GPSAltitudeRef GPSAreaInformation "
+    "GPSDestBearing GPSDestLatitude GPSDestLongitude GPSImgDirection GPSImgDirectionRef "
+    "GPSLatitude GPSLongitude GPSMapDatum GPSTimeStamp GPSVersionID UserComment",
     "tiff": "Artist Copyright DateTime ImageDescription",
     "lr": "hierarchicalSubject weightedFlatSubject",
     "cc": "attributionName attributionURL license morePermissions",
 }
 """Names of the XMP properties that are kept, by prefix."""
 _IPTC = {
-    5: "dc:title", 25: "dc:subject", 40: "photoshop:Instructions", 55: "photoshop:DateCreated", 80: "dc:creator",
-    85: "photoshop:AuthorsPosition", 90: "photoshop:City", 92: "Iptc4xmpCore:Location", 95: "photoshop:State",
-    100: "Iptc4xmpCore:CountryCode", 101: "photoshop:Country", 103: "photoshop:TransmissionReference",
-    105: "photoshop:Headline", 110: "photoshop:Credit", 115: "photoshop:Source", 116: "dc:rights",
-    120: "dc:description", 122: "photoshop:CaptionWriter",
+    5: "dc:title", 25: "dc:subject", 40: "photoshop:Instructions", 55: "photoshop:DateCreated",
+    80: "dc:creator", 85: "photoshop:AuthorsPosition", 90: "photoshop:City",
+    92: "Iptc4xmpCore:Location", 95: "photoshop:State", 100: "Iptc4xmpCore:CountryCode",
+    101: "photoshop:Country", 103: "photoshop:TransmissionReference", 105: "photoshop:Headline",
+    110: "photoshop:Credit", 115: "photoshop:Source", 116: "dc:rights", 120: "dc:description",
+    122: "photoshop:CaptionWriter",
 }
 """The XMP properties of IPTC's data sets of record 2, by their numbers."""
-_ERRORS = (ElementTree.ParseError, ValueError, LookupError)  # of a damaged packet; the last one: unknown encodings
-_LISTS = {"dc:title": "Alt", "dc:rights": "Alt", "dc:description": "Alt", "dc:subject": "Bag", "dc:creator": "Seq"}
+# of a damaged packet; the last one: unknown encodings
+_ERRORS = (ElementTree.ParseError, ValueError, LookupError)
+_LISTS = {"dc:title": "Alt", "dc:rights": "Alt", "dc:description": "Alt", "dc:subject": "Bag",
+          "dc:creator": "Seq"}
 for _prefix, _uri in _NAMESPACES.items():
     ElementTree.register_namespace(_prefix, _uri)
 
@@ -76,9 +85,11 @@ def _name(name: str) -> str:
     return f"{{{_NAMESPACES[prefix]}}}{local}"
 
 
-_KEPT_NAMES = frozenset(_name(f"{prefix}:{local}") for prefix, names in _KEPT.items() for local in names.split())
+_KEPT_NAMES = frozenset(_name(f"{prefix}:{local}") for prefix,
+                        names in _KEPT.items() for local in names.split())
 _KNOWN = frozenset({_XML, *(_NAMESPACES[prefix] for prefix in ("rdf", *_KEPT))})
-_SOURCE_TYPE, _TOOL, _RECORD = map(_name, ("Iptc4xmpExt:DigitalSourceType", "xmp:CreatorTool", "superres:record"))
+_SOURCE_TYPE, _TOOL, _RECORD = map(_name, ("Iptc4xmpExt:DigitalSourceType", "xmp:CreatorTool",
+                                           "superres:record"))
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,8 @@ class Metadata:
 
 
 class Notes(list[str]):
-    """Lines about what is ignored in a picture's file: at most `MOST_NOTES`, and the number of the others in `more`."""
+    """Lines about what is ignored in a picture's file: at most `MOST_NOTES`, and the number of the
+    others in `more`."""
 
     more = 0
 
@@ -119,7 +131,8 @@ def ignored(name: str, error: object) -> str:
 
 
 def tiff_info(file: IO[bytes] | None) -> dict[str, Any]:
-    """Return the metadata of an opened TIFF as Pillow's `Image.info` has those of other formats; {} for other files.
+    """Return the metadata of an opened TIFF as Pillow's `Image.info` has those of other formats; {}
+    for other files.
 
     They are tags of the file itself, which Pillow closes when it loads the pixels.
     """
@@ -132,11 +145,13 @@ def tiff_info(file: IO[bytes] | None) -> dict[str, Any]:
 
 
 def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
-    """Return what is kept of a picture's metadata; `info` has them as Pillow's `Image.info` or `tiff_info` do."""
+    """Return what is kept of a picture's metadata; `info` has them as Pillow's `Image.info` or
+    `tiff_info` do."""
     given = info.get("exif") or exif.Block()
     block = exif.read_block(given) if isinstance(given, bytes) else given
     notes, properties = [ignored("EXIF", "")] if block.is_damaged else [], dict[str, Element]()
-    packet, iptc = (block.directories[exif.MAIN].pop(tag, (0, b""))[1] for tag in (exif.XMP, exif.IPTC))
+    packet, iptc = (block.directories[exif.MAIN].pop(tag, (0, b""))[1] for tag in (exif.XMP,
+                                                                                   exif.IPTC))
     packet, iptc = info.get("xmp") or packet, info.get("iptc") or iptc
     try:
         properties = _properties(packet) if packet else {}
@@ -146,25 +161,29 @@ def kept_metadata(info: Mapping[Any, Any]) -> Metadata:
     iptc = photoshop.get(0x0404, iptc) if isinstance(photoshop, dict) else info.get("iptc", iptc)
     properties = {**_of_iptc(iptc if isinstance(iptc, bytes) else b""), **properties}
     has_tags = any(block.directories.values())
-    return Metadata(block.to_bytes() if has_tags else None, _packet(properties) if properties else None, tuple(notes))
+    return Metadata(block.to_bytes() if has_tags else None,
+                    _packet(properties) if properties else None, tuple(notes))
 
 
 def marked(xmp: bytes | None, record: Mapping[str, Any] | None = None) -> bytes:
-    """Return an XMP packet with the mark, and with `record` as JSON if there is one; `xmp` is of `kept_metadata`."""
+    """Return an XMP packet with the mark, and with `record` as JSON if there is one; `xmp` is of
+    `kept_metadata`."""
     return _marked(xmp, json.dumps(record) if record else "")
 
 
 @functools.lru_cache(maxsize=16)  # a batch of pictures usually has one packet
 def _marked(xmp: bytes | None, record: str) -> bytes:
     properties = {} if xmp is None else _properties(xmp)
-    for name, text in ((_TOOL, f"{SOFTWARE} {__version__}"), (_SOURCE_TYPE, DRAWN), (_RECORD, record)):
+    for name, text in ((_TOOL, f"{SOFTWARE} {__version__}"), (_SOURCE_TYPE, DRAWN),
+                       (_RECORD, record)):
         if text:
             properties[name] = _element(name, text)
     return _packet(properties)
 
 
 def origin(xmp: bytes | str | None) -> dict[str, str]:
-    """Return what an XMP packet says of a picture's origin: "mark", "tool", "record"; {} if it cannot be read."""
+    """Return what an XMP packet says of a picture's origin: "mark", "tool", "record"; {} if it
+    cannot be read."""
     names = {"mark": _SOURCE_TYPE, "tool": _TOOL, "record": _RECORD}
     try:
         found = _properties(xmp, frozenset(names.values())) if xmp else {}
@@ -175,7 +194,8 @@ def origin(xmp: bytes | str | None) -> dict[str, str]:
 
 
 class _Builder(ElementTree.TreeBuilder):
-    """Builds the tree of a document without a DOCTYPE, and so without entities, and without deep nesting."""
+    """Builds the tree of a document without a DOCTYPE, and so without entities, and without deep
+    nesting."""
 
     depth = 0
 
@@ -219,7 +239,8 @@ def _properties(packet: bytes | str, wanted: frozenset[str] = _KEPT_NAMES) -> di
 
 
 def _clean(element: Element) -> None:
-    """Remove what an element has inside of unknown namespaces, such as thumbnails, and sources of pixels."""
+    """Remove what an element has inside of unknown namespaces, such as thumbnails, and sources of
+    pixels."""
     def is_kept(name: str) -> bool:
         return name != _SOURCE_TYPE and ("}" not in name or name[1:].partition("}")[0] in _KNOWN)
 
@@ -238,7 +259,8 @@ def _of_iptc(data: bytes) -> dict[str, Element]:
     """Return the XMP properties of IPTC data sets, without damaged ones."""
     found, texts, place = dict[str, Element](), dict[int, list[str]](), 0
     while data[place:place + 1] == b"\x1c" and place + 5 <= len(data):
-        record, number, size = data[place + 1], data[place + 2], int.from_bytes(data[place + 3:place + 5], "big")
+        record, number, size = (data[place + 1], data[place + 2],
+                                int.from_bytes(data[place + 3:place + 5], "big"))
         value, place = data[place + 5:place + 5 + size], place + 5 + size
         if record == 2 and number in _IPTC:
             try:
@@ -268,13 +290,16 @@ def _element(name: str, *texts: str, form: str = "") -> Element:
 
 def _printable(text: str) -> str:
     """Return a text without the control characters that XML cannot hold."""
-    return "".join(one for one in text if (one >= " " and one not in "\ufffe\uffff") or one in "\t\n\r")
+    return "".join(one for one in text if (one >= " " and one not in "\ufffe\uffff")
+                   or one in "\t\n\r")
 
 
 def _packet(properties: Mapping[str, Element]) -> bytes:
     """Return properties as an XMP packet; equal properties give equal bytes."""
     root = Element(_name("x:xmpmeta"))
-    description = SubElement(SubElement(root, _name("rdf:RDF")), _name("rdf:Description"), {_name("rdf:about"): ""})
+    description = SubElement(SubElement(root, _name("rdf:RDF")), _name("rdf:Description"),
+                             {_name("rdf:about"): ""})
     description.extend(properties[name] for name in sorted(properties))
     text = ElementTree.tostring(root, "unicode")
-    return f'<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>{text}<?xpacket end="r"?>'.encode()
+    return (f'<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>{text}<?xpacket '
+            'end="r"?>'.encode())

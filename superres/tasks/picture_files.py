@@ -1,7 +1,8 @@
 """Picture files: the formats that are read, and a file's pixels told apart from its metadata.
 
-Pillow decodes the pixels of a PNG or JPEG file from a view of the file without metadata, so damaged metadata cannot
-harm the pixels. Each item of metadata is read by itself; if it is damaged, a note says that it is ignored.
+Pillow decodes the pixels of a PNG or JPEG file from a view of the file without metadata, so damaged
+metadata cannot harm the pixels. Each item of metadata is read by itself; if it is damaged, a note
+says that it is ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from PIL import Image, ImageFile, features
 from superres.tasks.metadata import Notes, ignored
 
 FORMATS = {
-    "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "WEBP": (".webp",),
-    "BMP": (".bmp", ".dib"), "DIB": (), "GIF": (".gif",), "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"), "AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif"),
+    "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "WEBP": (".webp",), "BMP": (".bmp", ".dib"), "DIB": (), "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"), "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif", ".hif"),
 }
-"""Suffixes of files by Pillow's name of the format. For EPS, Pillow would run a program on an untrusted file."""
+"""Suffixes of files by Pillow's name of the format. For EPS, Pillow would run a program on an
+untrusted file."""
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MISSING = {
     "AVIF": "an AVIF picture, which this Pillow cannot read; pip install 'pillow>=11.3'",
@@ -34,9 +37,11 @@ MISSING = {
 }
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIF")
-MOST_METADATA = 16_000_000  # bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
+# bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
+MOST_METADATA = 16_000_000
 MOST_ITEMS = 1000  # of a file; pictures with histories have dozens
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of a JPEG, without those inside the data of a scan
+# of a JPEG, without those inside the data of a scan
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 Part: TypeAlias = "bytes | tuple[int, int]"
 """Bytes, or the start and the end of a range of a file."""
@@ -44,8 +49,10 @@ Part: TypeAlias = "bytes | tuple[int, int]"
 
 @functools.cache
 def formats() -> tuple[str, ...]:
-    """Return Pillow's names of the formats that can be read; AVIF needs a Pillow with it, HEIF an optional package."""
-    found = [name for name in FORMATS if name != "HEIF" and (name != "AVIF" or features.check("avif"))]
+    """Return Pillow's names of the formats that can be read; AVIF needs a Pillow with it, HEIF an
+    optional package."""
+    found = [name for name in FORMATS if name != "HEIF"
+             and (name != "AVIF" or features.check("avif"))]
     try:
         import pillow_heif
     except ImportError:
@@ -60,7 +67,8 @@ class FileView(io.RawIOBase):
     def __init__(self, file: IO[bytes], parts: Sequence[Part]) -> None:
         self._file, self._parts, self._starts, self._position = file, parts, [0], 0
         for part in parts:
-            self._starts.append(self._starts[-1] + (len(part) if isinstance(part, bytes) else part[1] - part[0]))
+            self._starts.append(self._starts[-1]
+                                + (len(part) if isinstance(part, bytes) else part[1] - part[0]))
 
     def readable(self) -> bool:
         """Return True, as `io.BufferedReader` requires."""
@@ -98,8 +106,8 @@ class Split:
 
     Attributes:
         parts: parts of the file that Pillow decodes, in their order.
-        info: metadata by the names of Pillow's `Image.info`, and "cicp" (four numbers) and "layers" (of a JPEG's first
-            scan).
+        info: metadata by the names of Pillow's `Image.info`, and "cicp" (four numbers) and "layers"
+            (of a JPEG's first scan).
         notes: lines about items of metadata that are ignored because they are damaged.
         items: number of items of metadata.
     """
@@ -118,7 +126,8 @@ class Split:
         self.parts.append((start, end))
 
     def read(self, name: str, reader: Callable[..., dict[str, Any]], *arguments: object) -> None:
-        """Add an item of metadata, `reader(*arguments)`, or a note if it is damaged, or one of over `MOST_ITEMS`."""
+        """Add an item of metadata, `reader(*arguments)`, or a note if it is damaged, or one of over
+        `MOST_ITEMS`."""
         self.items += 1
         if self.items > MOST_ITEMS:
             self.notes.append(f"metadata ignored: {name} (after {MOST_ITEMS:,} others)")
@@ -145,7 +154,8 @@ def inflate(data: bytes) -> bytes:
 
 
 def split_png(file: IO[bytes]) -> Split:
-    """Tell apart a PNG file's pixels and metadata. Of an animation, only the picture that all viewers show is kept."""
+    """Tell apart a PNG file's pixels and metadata. Of an animation, only the picture that all
+    viewers show is kept."""
     size, position, split = file.seek(0, os.SEEK_END), 8, Split([(0, 8)])
     file.seek(24)
     depth, colours = file.read(2).ljust(2, b"\0")
@@ -156,7 +166,8 @@ def split_png(file: IO[bytes]) -> Split:
         if kind in (b"IHDR", b"PLTE", b"IDAT"):
             split.keep(position, min(end, size))
         elif kind in _PNG_READERS:
-            split.read(f"PNG chunk {kind.decode()}", _png_item, file, kind, length, (depth, colours))
+            split.read(f"PNG chunk {kind.decode()}", _png_item, file, kind, length,
+                       (depth, colours))
         elif kind == b"IEND":
             break
         position = end
@@ -175,12 +186,14 @@ def _png_item(file: IO[bytes], kind: bytes, length: int, layout: tuple[int, int]
 
 
 def _png_transparency(data: bytes, depth: int = 8, colours: int = 3) -> dict[str, Any]:
-    """Return the transparent intensities as Pillow's pixels have them, or the opacity of a palette's colours."""
+    """Return the transparent intensities as Pillow's pixels have them, or the opacity of a
+    palette's colours."""
     if colours == 3:
         return {"transparency": data}
     mask = 2**depth - 1
     levels = [level & mask for level in struct.unpack(">H" if colours == 0 else ">3H", data)]
-    return {"transparency": tuple(levels) if colours == 2 else levels[0] * (255 // mask if depth <= 8 else 1)}
+    return {"transparency": tuple(levels) if colours == 2 else levels[0]
+            * (255 // mask if depth <= 8 else 1)}
 
 
 def _png_text(data: bytes) -> dict[str, Any]:
@@ -210,7 +223,8 @@ _PNG_READERS: dict[bytes, Callable[[bytes], dict[str, Any]]] = {
     b"eXIf": lambda data: {"exif": b"Exif\0\0" + data},
     b"tEXt": _png_text, b"zTXt": _png_packed_text, b"iTXt": _png_international_text,
     b"gAMA": lambda data: {"gamma": struct.unpack(">I", data)[0] / 100_000},
-    b"cHRM": lambda data: {"chromaticity": tuple(value / 100_000 for value in struct.unpack(">8I", data))},
+    b"cHRM": lambda data: {"chromaticity": tuple(value / 100_000 for value in struct.unpack(">8I",
+                                                                                            data))},
     b"sRGB": lambda data: {"srgb": data[0]},
     b"cICP": lambda data: {"cicp": struct.unpack("4B", data)},
 }
@@ -233,7 +247,8 @@ def split_jpeg(file: IO[bytes]) -> Split:
             split.info["layers"] = int.from_bytes(file.read(1), "big")
             split.keep(position, size)
             break
-        end = position + 2 + (int.from_bytes(head[2:], "big") if code not in (0x01, *range(0xD0, 0xD9)) else 0)
+        end = position + 2 + (int.from_bytes(head[2:], "big")
+                              if code not in (0x01, *range(0xD0, 0xD9)) else 0)
         data = file.read(end - position - 4) if 0xE0 <= code <= 0xEF or code == 0xFE else None
         if data is None or _says_colours(code, data):
             split.keep(position, min(end, size))
@@ -246,7 +261,8 @@ def split_jpeg(file: IO[bytes]) -> Split:
 
 
 def has_all_scans(file: IO[bytes]) -> bool:
-    """Return whether a JPEG file has scans of all coefficients of all components, to their lowest bit."""
+    """Return whether a JPEG file has scans of all coefficients of all components, to their lowest
+    bit."""
     file.seek(0)
     data, place = file.read(), 0
     missing, is_progressive = {(-1, 0)}, False  # component and coefficient
@@ -254,7 +270,8 @@ def has_all_scans(file: IO[bytes]) -> bool:
         code, place = found[1][0], found.end()
         if code in _JPEG_FRAMES:
             is_progressive = code in (0xC2, 0xCA)
-            missing = {(one, number) for one in data[place + 8 : place + 8 + 3 * data[place + 7] : 3]
+            missing = {(one, number)
+                       for one in data[place + 8 : place + 8 + 3 * data[place + 7] : 3]
                        for number in range(64)}
         elif code == 0xDA:
             end = place + 3 + 2 * int.from_bytes(data[place + 2 : place + 3], "big")
@@ -262,8 +279,10 @@ def has_all_scans(file: IO[bytes]) -> bool:
                 return False
             first, last, bits = data[end : end + 3] if is_progressive else (0, 63, 0)
             if bits & 15 == 0:
-                missing -= {(one, number) for one in data[place + 3 : end : 2] for number in range(first, last + 1)}
-        place += int.from_bytes(data[place : place + 2], "big") if code not in (0x01, 0xD8, 0xD9) else 0
+                missing -= {(one, number) for one in data[place + 3 : end : 2]
+                            for number in range(first, last + 1)}
+        place += int.from_bytes(data[place : place + 2], "big") if code not in (0x01, 0xD8,
+                                                                                0xD9) else 0
     return not missing
 
 
@@ -290,7 +309,8 @@ def _extended_exif(found: bytes, more: bytes) -> dict[str, Any]:
 
 
 def _iptc(data: bytes) -> dict[str, Any]:
-    """Return the IPTC data of a segment with Photoshop's resources: kind, name of even size, size, content."""
+    """Return the IPTC data of a segment with Photoshop's resources: kind, name of even size, size,
+    content."""
     _, found, rest = data.partition(b"8BIM\4\4")
     if not found:
         return {}

@@ -1,4 +1,5 @@
-"""Decode the pixels of opened picture files, and give them strip by strip: colours, and opacity where there is one."""
+"""Decode the pixels of opened picture files, and give them strip by strip: colours, and opacity
+where there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Colours: TypeAlias = "Image.Image | Deep"
 """Colours of a strip: an image without opacity, or uint16 [H, W, 1 or 3], grey or RGB."""
 MOST_BYTES = 800_000_000
 """Memory for a picture's pixels while it is decoded and converted."""
-_CHANNEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of Pillow's modes; others have 4
+# of Pillow's modes; others have 4
+_CHANNEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
 _DECODER_BYTES = {"WEBP": 16, "AVIF": 11, "HEIF": 8}
 """Bytes per pixel of decoding, as measured: canvases, planes, copies and Pillow's image."""
 _MOST_DEEP_PIXELS = 25_000_000  # of a PNG that is decoded twice, for its high and its low bytes
@@ -35,7 +37,8 @@ class PixelSource:
         size: width and height as stored, before the orientation is applied.
         notes: lines about metadata that is ignored.
         orientation: the EXIF orientation if it is known already; otherwise `image` has it.
-        of_file: metadata of a TIFF file, which `image` lacks; see `superres.tasks.metadata.tiff_info`.
+        of_file: metadata of a TIFF file, which `image` lacks; see
+            `superres.tasks.metadata.tiff_info`.
     """
 
     orientation: int | None = None
@@ -46,20 +49,23 @@ class PixelSource:
     def needed_bytes(self) -> int:
         """Return how many bytes decoding and converting take at most."""
         converted = _CHANNEL_BYTES.get(self.image.mode, 4) + 3 + self.image.has_transparency_data
-        return self.size[0] * self.size[1] * max(converted, _DECODER_BYTES.get(self.image.format or "", 0))
+        return self.size[0] * self.size[1] * max(converted,
+                                                 _DECODER_BYTES.get(self.image.format or "", 0))
 
     def load(self) -> None:
         """Decode the pixels; raise an error of any type if they are damaged."""
         self.image.load()
 
     def is_opaque(self) -> bool:
-        """Return whether opacity is to be ignored: BMP files of many programs have 0 everywhere and are opaque."""
+        """Return whether opacity is to be ignored: BMP files of many programs have 0 everywhere and
+        are opaque."""
         return self.image.format in ("BMP", "DIB") and self.image.mode == "RGBA" and (
             self.image.getextrema()[3:] == ((0, 0),))
 
     def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
         """Return a strip's colours, and its opacity, uint8 [H, W]; None where all is opaque."""
-        strip, transparency = self.image.crop((0, top, self.size[0], bottom)), self.image.info.get("transparency")
+        strip, transparency = (self.image.crop((0, top, self.size[0], bottom)),
+                               self.image.info.get("transparency"))
         if strip.mode.startswith("I"):
             return _sixteen_bits(strip, transparency)
         if strip.mode in ("La", "RGBa", "PA"):
@@ -72,7 +78,8 @@ class PixelSource:
         return strip, self._transparent(strip, transparency, top, bottom)
 
     def _transparent(self, strip: Image.Image, key: Any, top: int, bottom: int) -> Alpha:  # noqa: ANN401
-        """Return the opacity of a strip of which one intensity, or each colour of the palette, is transparent."""
+        """Return the opacity of a strip of which one intensity, or each colour of the palette, is
+        transparent."""
         values = np.asarray(strip)
         if isinstance(key, bytes):
             table = np.full(256, 255, np.uint8)
@@ -87,15 +94,18 @@ def _opacity(is_clear: npt.NDArray[np.bool_]) -> Alpha:
 
 
 def _sixteen_bits(strip: Image.Image, transparency: int | None) -> tuple[Deep, Alpha | None]:
-    """Return grey levels 0..65535; Pillow's own conversion to 8 bits would clip all levels above 255 to white."""
+    """Return grey levels 0..65535; Pillow's own conversion to 8 bits would clip all levels above
+    255 to white."""
     grey = np.asarray(strip)
     if strip.mode == "I" and (grey.min() < 0 or grey.max() > 65535):
         raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
-    return grey.astype(np.uint16)[..., None], None if transparency is None else _opacity(grey == transparency)
+    return (grey.astype(np.uint16)[..., None],
+            None if transparency is None else _opacity(grey == transparency))
 
 
 class PngSource(PixelSource):
-    """The pixels of a PNG file; those of 16 bits are decoded whole if they have a profile or a transparent colour."""
+    """The pixels of a PNG file; those of 16 bits are decoded whole if they have a profile or a
+    transparent colour."""
 
     def __init__(self, file: IO[bytes]) -> None:
         split = split_png(file)
@@ -103,9 +113,11 @@ class PngSource(PixelSource):
         super().__init__(image, split.notes)
         self.low: ImageFile.ImageFile | None = None
         kind = image.tile[0].args if image.tile else ""
-        is_wanted = not _WANT_LOW_BYTES.isdisjoint(image.info) and image.width * image.height <= _MOST_DEEP_PIXELS
+        is_wanted = (not _WANT_LOW_BYTES.isdisjoint(image.info) and image.width * image.height
+                     <= _MOST_DEEP_PIXELS)
         if kind in ("RGB;16B", "RGBA;16B") and is_wanted:
-            self.low = split.open(file, "PNG")  # Pillow keeps one byte of a colour: here the low one
+            # Pillow keeps one byte of a colour: here the low one
+            self.low = split.open(file, "PNG")
             self.low.tile = [image.tile[0]._replace(args=kind[:-1] + "L")]
 
     def needed_bytes(self) -> int:
@@ -122,15 +134,18 @@ class PngSource(PixelSource):
         """As the base class."""
         if self.low is None:
             return super().rows(top, bottom)
-        high, low = (np.asarray(image.crop((0, top, self.size[0], bottom))) for image in (self.image, self.low))
-        colours, key = high[..., :3] * np.uint16(256) + low[..., :3], self.image.info.get("transparency")
+        high, low = (np.asarray(image.crop((0, top, self.size[0], bottom)))
+                     for image in (self.image, self.low))
+        colours, key = (high[..., :3] * np.uint16(256) + low[..., :3],
+                        self.image.info.get("transparency"))
         if high.shape[-1] == 4:
             return colours, high[..., 3]
         return colours, None if key is None else _opacity((colours == np.array(key)).all(axis=-1))
 
 
 class JpegSource(PixelSource):
-    """The pixels of a JPEG file; those of a progressive one take more memory, as its coefficients are kept."""
+    """The pixels of a JPEG file; those of a progressive one take more memory, as its coefficients
+    are kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.split, self.file = split_jpeg(file), file

@@ -1,4 +1,5 @@
-"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB pixels.
+"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB
+pixels.
 
 A file that is missing, damaged, not a picture, too small or too large raises InvalidInputError.
 """
@@ -58,28 +59,31 @@ def read_image(path: str | os.PathLike[str], least: int = 1) -> Pixels:
 
 
 def read_picture(
-    file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
-    background: str = "white", least: int = 1,
+    file: str | os.PathLike[str] | IO[bytes], label: str | None = None,
+    max_pixels: int = MAX_PIXELS, background: str = "white", least: int = 1,
 ) -> Picture:
     """Read a picture of any mode as upright, opaque sRGB pixels.
 
-    The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
-    blended with `background`, a colour's name in Pillow. All samples are scaled to 8 bits; palette, grey, CMYK and Lab
-    pictures become RGB. Only the first frame of an animation is read. HEIC and HEIF need the `heic` extra. Damaged
-    metadata is ignored, and the picture's notes say so.
+    The EXIF orientation is applied, and colours are converted from the file's profile to sRGB.
+    Transparent pixels are blended with `background`, a colour's name in Pillow. All samples are
+    scaled to 8 bits; palette, grey, CMYK and Lab pictures become RGB. Only the first frame of an
+    animation is read. HEIC and HEIF need the `heic` extra. Damaged metadata is ignored, and the
+    picture's notes say so.
 
-    `file` is a path, or content opened for reading, and `label` its name in messages; the format is detected from the
-    content. `max_pixels` in all, `least` in width and height, and the memory that decoding needs (`MOST_BYTES`), are
-    checked before the picture is decoded.
+    `file` is a path, or content opened for reading, and `label` its name in messages; the format is
+    detected from the content. `max_pixels` in all, `least` in width and height, and the memory that
+    decoding needs (`MOST_BYTES`), are checked before the picture is decoded.
     """
     label = str(file) if label is None else label
     with warnings.catch_warnings():
-        # Pillow warns of large pictures, which are checked below, and of unusual metadata, which is irrelevant here.
+        # Pillow warns of large pictures, which are checked below, and of unusual metadata, which is
+        # irrelevant here.
         warnings.filterwarnings("ignore", module=r"PIL\b")
         try:
             if isinstance(file, (str, os.PathLike)):
                 check_file(file, label)
-            with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
+            with (open(file, "rb") if isinstance(file, (str, os.PathLike))
+                  else nullcontext(file) as opened):
                 try:
                     source = open_source(opened)
                     _check_size(label, source, max_pixels, least)
@@ -93,7 +97,8 @@ def read_picture(
 
 
 def picture_of(image: Image.Image, least: int = 1) -> Picture:
-    """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed."""
+    """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not
+    changed."""
     label, source = "the picture", PixelSource(image, Notes())
     source.of_file = tiff_info(getattr(image, "fp", None))
     _check_size(label, source, MAX_PIXELS, least)
@@ -131,13 +136,15 @@ def check_file(path: str | os.PathLike[str], label: str) -> None:
 def _check_size(label: str, source: PixelSource, max_pixels: int, least: int) -> None:
     width, height = source.size
     if width * height > max_pixels:
-        raise InvalidInputError(f"{label} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
+        raise InvalidInputError(f"{label} is too large: {width}x{height}, over {max_pixels:,} "
+                                "pixels; reduce it first")
     if source.needed_bytes() > MOST_BYTES:
         raise InvalidInputError(f"{label} is too large: {width}x{height} pixels of its kind take "
-                                f"{source.needed_bytes():,} bytes of memory, over {MOST_BYTES:,}; reduce it first, or "
-                                "save it as JPEG")
+                                f"{source.needed_bytes():,} bytes of memory, over {MOST_BYTES:,}; "
+                                "reduce it first, or save it as JPEG")
     if min(width, height) < least:
-        raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at least {least}x{least}")
+        raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at "
+                                f"least {least}x{least}")
 
 
 def _unidentified(file: IO[bytes], label: str) -> str:
@@ -157,14 +164,17 @@ def _explain(label: str, error: Exception, max_pixels: int) -> str:
         count, *_ = re.findall(r"\d+", reason)  # Pillow speaks of limits of its own
         return f"{label} is too large: {int(count):,} pixels, over {max_pixels:,}; reduce it first"
     if isinstance(error, NotImplementedError):
-        return f"{label} is a {reason}, which cannot be read; save it with 8 bits per colour as PNG or TIFF"
+        return (f"{label} is a {reason}, which cannot be read; save it with 8 bits per colour as "
+                "PNG or TIFF")
     if isinstance(error, OSError) and error.errno is not None:
         return f"{label} cannot be read: {error.strerror}; check the path and its permissions"
-    return f"{label} is damaged or not supported ({reason or type(error).__name__}); save it again as PNG or JPEG"
+    return (f"{label} is damaged or not supported ({reason or type(error).__name__}); save it "
+            "again as PNG or JPEG")
 
 
 def _decode(source: PixelSource, background: str) -> Picture:
-    """Decode an opened picture and convert it, strip by strip so that no second copy is in memory."""
+    """Decode an opened picture and convert it, strip by strip so that no second copy is in
+    memory."""
     source.load()
     info, notes = source.image.info, source.notes
     if source.image.mode == "F":
@@ -179,7 +189,8 @@ def _decode(source: PixelSource, background: str) -> Picture:
     for line in metadata.notes:
         notes.append(line)
     width, height = source.size
-    rgb, alpha = np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8), None
+    rgb, alpha = (np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8),
+                  None)
     as_stored, is_opaque = _turned(rgb, orientation), source.is_opaque()
     step = max(_STRIP_PIXELS // width & ~1, 2)
     for top in range(0, height, step):
@@ -189,7 +200,8 @@ def _decode(source: PixelSource, background: str) -> Picture:
         if opacity is not None and not is_opaque and opacity.min() < 255:
             alpha = np.full(rgb.shape[:2], 255, np.uint8) if alpha is None else alpha
             _turned(alpha, orientation)[rows] = opacity
-            strip = Image.composite(strip, Image.new("RGB", strip.size, background), Image.fromarray(opacity))
+            strip = Image.composite(strip, Image.new("RGB", strip.size, background),
+                                    Image.fromarray(opacity))
         as_stored[rows] = np.asarray(strip)
     return Picture(rgb, alpha, metadata.exif, metadata.xmp, bool(profile), notes.lines())
 
@@ -200,13 +212,15 @@ def _orientation(source: PixelSource) -> int:
         return source.orientation
     try:
         value = source.image.getexif().get(0x0112, 1)
-    except Exception:  # Pillow raises errors of many types for damaged metadata, which `kept_metadata` notes
+    # Pillow raises errors of many types for damaged metadata, which `kept_metadata` notes
+    except Exception:
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _turned(upright: Pixels, orientation: int) -> Pixels:
-    """Return a view of upright pixels, [H, W] or [H, W, 3], as a file with the orientation has them."""
+    """Return a view of upright pixels, [H, W] or [H, W, 3], as a file with the orientation has
+    them."""
     if orientation > 4:
         upright = upright.swapaxes(0, 1)
     down = -1 if orientation in (3, 4, 6, 7) else 1

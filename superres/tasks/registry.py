@@ -15,5 +15,6 @@ TASKS: dict[str, Callable[[ModelConfig, Path], FaceTask | translation.Codec]] = 
 }
 """Functions that return the task of a network and its checkpoint's folder, by name."""
 
-TASK_FILES: dict[str, tuple[str, ...]] = {FaceTask.name: (), translation.name: (translation.VOCABULARY_FILE,)}
+TASK_FILES: dict[str, tuple[str, ...]] = {FaceTask.name: (),
+                                          translation.name: (translation.VOCABULARY_FILE,)}
 """Names of the task's files in a checkpoint's folder, by task."""

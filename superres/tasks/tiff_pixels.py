@@ -1,7 +1,8 @@
 """Decode the pixels of TIFF files of many layouts of samples.
 
-Pillow decodes the common layouts. Of another layout it decodes each row, or each row of a plane, as one long row of
-grey samples, from which the pixels are made here. What is in neither table is refused by name.
+Pillow decodes the common layouts. Of another layout it decodes each row, or each row of a plane, as
+one long row of grey samples, from which the pixels are made here. What is in neither table is
+refused by name.
 """
 
 from __future__ import annotations
@@ -26,20 +27,24 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _STRIP_BYTES, _PLANAR, _PREDICTOR = 273, 274, 277, 279, 284, 317
 _TILE_WIDTH, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, _PROFILE = 322, 324, 325, 338, 339, 34675
 _PIXEL_TAGS = frozenset({
-    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES, _PLANAR, 292, 293,
-    _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347, *range(512, 522), *range(529, 533)})
+    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, 266, _STRIPS, _SAMPLES, 278, _STRIP_BYTES,
+    _PLANAR, 292, 293, _PREDICTOR, 320, _TILE_WIDTH, 323, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, 347,
+    *range(512, 522), *range(529, 533)})
 _WHOLE = {1: "B", 3: "H", 4: "I", 13: "I"}
 _COLOURS = {0: "L", 1: "L", 2: "RGB", 3: "P", 5: "CMYK", 6: "YCbCr", 8: "LAB"}
 _ANY = None
 _NATIVE = {
     **{(photometric, bits): [()] for photometric in (0, 1) for bits in (1, 2, 4, 8)}, (1, 16): [()],
-    (1, 8): [(), (2,)], (2, 8): _ANY, (2, 16): [(), (0,)], **{(3, bits): _ANY for bits in (1, 2, 4, 8)}, (5, 8): _ANY,
-    (5, 16): [()], (6, 8): _ANY, (8, 8): [()],
+    (1, 8): [(), (2,)], (2, 8): _ANY, (2, 16): [(), (0,)],
+    **{(3, bits): _ANY for bits in (1, 2, 4, 8)}, (5, 8): _ANY, (5, 16): [()], (6, 8): _ANY,
+    (8, 8): [()],
 }
-"""What Pillow decodes right, in one plane: kinds of extra samples by photometric interpretation and bits per sample."""
+"""What Pillow decodes right, in one plane: kinds of extra samples by photometric interpretation and
+bits per sample."""
 _BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 2, 4, 8, 12, 16)}
 """What is decoded as long rows of samples, with any extra samples, in one plane or several."""
-_PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}  # compressions that know no colours: none, LZW, Deflate, PackBits, ...
+# compressions that know no colours: none, LZW, Deflate, PackBits, ...
+_PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}
 _MOST_PIXEL_TAG = 4_000_000  # bytes of values: 500,000 strips
 MOST_PAGES = 20  # that may be thumbnails
 TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
@@ -55,7 +60,8 @@ class Tag:
 
 
 class Directory:
-    """The first directory of a TIFF file that is of no thumbnail: the tags that matter for the pixels."""
+    """The first directory of a TIFF file that is of no thumbnail: the tags that matter for the
+    pixels."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.notes, self.tags = file, Notes(), dict[int, Tag]()
@@ -90,7 +96,8 @@ class Directory:
         return {tag: one for tag, one in self.tags.items() if tag in _PIXEL_TAGS}
 
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
-        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a classic TIFF."""
+        """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a
+        classic TIFF."""
         start = self.size + self.size % 2
         first = start + 2 + 12 * len(tags) + 4
         entries, values = b"", b""
@@ -101,7 +108,8 @@ class Directory:
                 values += tag.raw + bytes(len(tag.raw) % 2)
             entries += struct.pack(f"{order}HHI", number, tag.kind, tag.count) + value
         header = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, start)
-        directory = bytes(start - self.size) + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
+        directory = bytes(start - self.size) + struct.pack(f"{order}H",
+                                                           len(tags)) + entries + bytes(4) + values
         parts: list[Part] = [header, (8, self.size), directory]
         return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
 
@@ -110,7 +118,8 @@ def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
     """Return the entries of the first directory that is of no thumbnail, or of the first one."""
     first = found = reader.entries(reader.first)
     for _ in range(MOST_PAGES):
-        kinds = {tag: reader.number(inline[:exif.SIZES.get(kind, 0)]) for tag, kind, _, inline in found
+        kinds = {tag: reader.number(inline[:exif.SIZES.get(kind, 0)]) for tag, kind, _,
+                 inline in found
                  if tag in (_NEW_KIND, _OLD_KIND)}
         if not kinds.get(_NEW_KIND, 0) & 1 and kinds.get(_OLD_KIND) != 2:
             return found
@@ -125,20 +134,29 @@ def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
 
 
 def open_tiff(file: IO[bytes]) -> PixelSource:
-    """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that cannot be read."""
+    """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that
+    cannot be read."""
     directory = Directory(file)
     whole = directory.whole
-    photometric, compression, is_tiled = whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0], bool(whole(_TILES))
+    photometric, compression, is_tiled = (whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0],
+                                          bool(whole(_TILES)))
     bits = whole(_BITS, 1)
-    samples = whole(_SAMPLES, max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
+    samples = whole(_SAMPLES,
+                    max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
     planes = samples if whole(_PLANAR, 1)[0] == 2 else 1
     formats, key = set(whole(_FORMAT, 1)), (photometric, bits[0])
     is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
     extra = _NATIVE.get(key, ())
     source: PixelSource
-    is_native = is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA) in extra)
-    if is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (is_native and bits[0] < 16) and not (
-            is_tiled and whole(_PREDICTOR, 1) != (1,) and planes < samples):
+    is_native = is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA)
+                                                               in extra)
+    if is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (is_native and bits[0]
+                                                                           < 16) and not (
+                                                                               is_tiled
+                                                                               and whole(_PREDICTOR,
+                                                                                         1) != (1,)
+                                                                               and planes
+                                                                               < samples):
         source = RowSource(directory, key, samples, planes)
     elif is_native:  # of 16-bit colours, Pillow keeps 8 bits
         source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
@@ -146,8 +164,9 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
         kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
         names = [kinds[one] for one in sorted(formats) if one in kinds]
         raise NotImplementedError(
-            f"TIFF with {' '.join([*names, 'samples'])} of {'/'.join(map(str, sorted(set(bits))))} bits, {samples} per "
-            f"pixel, photometric interpretation {photometric} and compression {compression}")
+            f"TIFF with {' '.join([*names, 'samples'])} of {'/'.join(map(str, sorted(set(bits))))} "
+            f"bits, {samples} per pixel, photometric interpretation {photometric} and compression "
+            f"{compression}")
     turn = whole(_ORIENTATION, 1)[0]
     source.orientation = turn if turn in range(1, 9) else 1
     if _PROFILE in directory.tags:
@@ -160,7 +179,8 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
 class RowSource(PixelSource):
     """A TIFF picture whose rows Pillow decodes as long rows of grey samples."""
 
-    def __init__(self, directory: Directory, key: tuple[int, int], samples: int, planes: int) -> None:
+    def __init__(self, directory: Directory, key: tuple[int, int], samples: int,
+                 planes: int) -> None:
         (self.photometric, self.bits), self.samples, self.planes = key, samples, planes
         self.extra = directory.whole(_EXTRA)
         self.has_differences = planes < samples and directory.whole(_PREDICTOR, 1)[0] == 2
@@ -182,14 +202,17 @@ class RowSource(PixelSource):
         values |= {_BITS: (self.bits,), _PHOTOMETRIC: (1,), _SAMPLES: (1,), _PLANAR: (1,)}
         for tag in (_EXTRA, _FORMAT, *([_PREDICTOR] if self.has_differences else [])):
             values.pop(tag, None)
-        # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte order.
+        # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte
+        # order.
         order = "<" if self.bits == 12 else directory.order
-        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag, one in values.items()}
+        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag,
+                one in values.items()}
         return directory.view(tags, order)
 
     def needed_bytes(self) -> int:
         """Return how many bytes decoding and converting take at most."""
-        return self.size[0] * self.size[1] * (self.samples * (2 if self.bits > 8 else 1) + 3 + bool(self.extra))
+        return self.size[0] * self.size[1] * (self.samples * (2 if self.bits > 8 else 1) + 3
+                                              + bool(self.extra))
 
     def load(self) -> None:
         """Decode all planes."""
@@ -217,5 +240,6 @@ class RowSource(PixelSource):
             colours = most - colours
         if most > 255 and mode != "CMYK":
             return (colours * np.uint32(65535) // np.uint32(most)).astype(np.uint16), alpha
-        layers = [Image.fromarray(layer) for layer in np.moveaxis(eight_bits(colours, most), -1, 0).copy()]
+        layers = [Image.fromarray(layer) for layer in np.moveaxis(eight_bits(colours, most), -1,
+                                                                  0).copy()]
         return Image.merge(mode, layers), alpha

@@ -1,4 +1,5 @@
-"""Read picture files from elsewhere in a process of limited memory and time; see `superres.system.confined`."""
+"""Read picture files from elsewhere in a process of limited memory and time; see
+`superres.system.confined`."""
 
 from __future__ import annotations
 
@@ -23,20 +24,24 @@ ORIGINS = Confined("superres.tasks.untrusted:describe", 0)
 
 
 def read_untrusted(
-    file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
-    background: str = "white", least: int = 1, seconds: float | None = None,
+    file: str | os.PathLike[str] | IO[bytes], label: str | None = None,
+    max_pixels: int = MAX_PIXELS, background: str = "white", least: int = 1,
+    seconds: float | None = None,
 ) -> Picture:
-    """Read a picture as `read_picture` does, in a process that may take `seconds` of processor time, or `MOST_SECONDS`.
+    """Read a picture as `read_picture` does, in a process that may take `seconds` of processor
+    time, or `MOST_SECONDS`.
 
-    Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much time or memory.
+    Raises InvalidInputError, too, for a file of over `MOST_BYTES`, and for one that takes too much
+    time or memory.
     """
-    fields = _answer(READER, file, str(file) if label is None else label, seconds, max_pixels=max_pixels,
-                     background=background, least=least)
+    fields = _answer(READER, file, str(file) if label is None else label, seconds,
+                     max_pixels=max_pixels, background=background, least=least)
     return Picture(**{**fields, "notes": tuple(fields["notes"])})
 
 
 def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `superres.tasks.image_files.read_origin` does, read in a process as `read_untrusted` reads."""
+    """Return what `superres.tasks.image_files.read_origin` does, read in a process as
+    `read_untrusted` reads."""
     return _answer(ORIGINS, path, str(path))
 
 
@@ -49,7 +54,8 @@ def _answer(
         (values,) = reader(MOST_SECONDS if seconds is None else seconds, content=content,
                            memory=MOST_MEMORY + len(content), label=label, **options)
     except ValueError as error:
-        raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again as PNG") from error
+        raise InvalidInputError(f"{label} cannot be decoded: {error}; reduce it, or save it again "
+                                "as PNG") from error
     return dict(values)
 
 
@@ -57,11 +63,13 @@ def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     try:
         if isinstance(file, (str, os.PathLike)):
             check_file(file, label)
-        with open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
+        with open(file, "rb") if isinstance(file,
+                                            (str, os.PathLike)) else nullcontext(file) as opened:
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
         reason = getattr(error, "strerror", None) or error
-        raise InvalidInputError(f"{label} cannot be read: {reason}; check the path and its permissions") from error
+        raise InvalidInputError(f"{label} cannot be read: {reason}; check the path and its "
+                                "permissions") from error
     if len(content) > MOST_BYTES:
         raise InvalidInputError(f"{label} has over {MOST_BYTES // 10**6} MB; reduce it first")
     return content

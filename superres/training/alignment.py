@@ -1,8 +1,9 @@
 """Train the network that aligns faces (`superres.tasks.aligner`) on faces that are aligned already.
 
-A window is cut around a random square near the right one, and the network learns how to correct it. What lies beyond
-the training picture would betray the answer, so it is repeated, mirrored, or taken from another picture. Windows far
-from the right square, and windows of pieces in a random order, teach the network what is no face.
+A window is cut around a random square near the right one, and the network learns how to correct it.
+What lies beyond the training picture would betray the answer, so it is repeated, mirrored, or taken
+from another picture. Windows far from the right square, and windows of pieces in a random order,
+teach the network what is no face.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ RATES = 2.5e-3, 1.5e-3  # peak learning rates of the cycles, each of which decay
 WARMUP, RECORD = 200, 100  # steps
 NEAR, CLOSE = 1.1, 0.3  # largest offset of a square in UNITS, and that of the half that is close
 NO_FACE = 0.3  # share of windows without a face
-FAR = np.array([0.3, 0.3, 0.45, 50.0])  # an offset of this in one of x, y, log size and turn makes a window no face
+# an offset of this in one of x, y, log size and turn makes a window no face
+FAR = np.array([0.3, 0.3, 0.45, 50.0])
 TORN = 0.25  # share of the windows without a face that are pieces in a random order
 SCRAMBLED = 0.5  # share of these and of those that have the spectrum of a face but random phases
 CUT = 0.14  # largest share of a training picture's side that is cut off an edge
@@ -60,7 +62,8 @@ _GREY = np.array([299, 587, 114])
 
 
 class Network(nn.Sequential):
-    """The network of `superres.tasks.aligner.Aligner`: windows [N, 1, SIDE, SIDE] to corrections and a logit [N, 5]."""
+    """The network of `superres.tasks.aligner.Aligner`: windows [N, 1, SIDE, SIDE] to corrections
+    and a logit [N, 5]."""
 
     def __init__(self) -> None:
         convolutions = [nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(CHANNELS)]
@@ -78,19 +81,22 @@ def grey_faces(faces: np.ndarray) -> Tensor:
 
 
 class Windows:
-    """Random windows of aligned faces, uint8 [N, S, S], in batches; all random numbers come from `seed`."""
+    """Random windows of aligned faces, uint8 [N, S, S], in batches; all random numbers come from
+    `seed`."""
 
     def __init__(self, faces: Tensor, seed: int) -> None:
         self.faces, self.rng = faces, torch.Generator().manual_seed(seed)
 
     def batch(self, count: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
-        """Return normalized windows [B, 1, SIDE, SIDE], the offsets [B, 4] in UNITS, and whether there is a face [B].
+        """Return normalized windows [B, 1, SIDE, SIDE], the offsets [B, 4] in UNITS, and whether
+        there is a face [B].
 
         Of windows without a face, the offsets mean nothing.
         """
         index = torch.randint(len(self.faces), (count,), generator=self.rng)
         is_face = self._random(count) >= NO_FACE
-        near = self._uniform(count, 4) * torch.where(self._random(count, 1) < 0.5, NEAR, NEAR * CLOSE)
+        near = self._uniform(count, 4) * torch.where(self._random(count, 1) < 0.5, NEAR,
+                                                     NEAR * CLOSE)
         offsets = torch.where(is_face[:, None], near, self._far(count))
         picture = self._changed(self._cut(self.faces[index], self.faces[index.roll(1)], offsets))
         kind = self._random(count)
@@ -107,29 +113,35 @@ class Windows:
 
     def _far(self, count: int) -> Tensor:
         """Return offsets [B, 4] in UNITS, at least one of which is FAR."""
-        far, scale = torch.tensor(FAR / UNITS, dtype=torch.float32), torch.tensor([3.0, 3.0, 2.5, 3.6])
+        far, scale = (torch.tensor(FAR / UNITS, dtype=torch.float32),
+                      torch.tensor([3.0, 3.0, 2.5, 3.6]))
         offsets = self._uniform(count, 4) * far * scale * (self._random(count, 4) < 0.7)
         which = functional.one_hot(torch.randint(4, (count,), generator=self.rng), 4).bool()
         least = torch.sign(offsets + 1e-9) * (far + self._random(count, 4) * far * (scale - 1))
         return torch.where(which, least, offsets)
 
     def _cut(self, faces: Tensor, others: Tensor, corrections: Tensor) -> Tensor:
-        """Return the windows, in grey levels, of squares of which `corrections` lead to the right ones.
+        """Return the windows, in grey levels, of squares of which `corrections` lead to the right
+        ones.
 
-        Beyond the training picture, of which random edges are cut off, are these edges, a mirror image or another
-        picture.
+        Beyond the training picture, of which random edges are cut off, are these edges, a mirror
+        image or another picture.
         """
         count = len(faces)
-        x, y, log, turn = (corrections * torch.tensor(UNITS, dtype=torch.float32)).T[:, :, None, None]
-        size, cos, sin = torch.exp(-log), torch.cos(torch.deg2rad(-turn)), torch.sin(torch.deg2rad(-turn))
+        x, y, log, turn = (corrections * torch.tensor(UNITS, dtype=torch.float32)).T[:, :, None,
+                                                                                     None]
+        size, cos, sin = (torch.exp(-log), torch.cos(torch.deg2rad(-turn)),
+                          torch.sin(torch.deg2rad(-turn)))
         places = torch.tensor(PLACES, dtype=torch.float32)
         u, v = places * SHARE - x, places[:, None] * SHARE + RISE - y
-        at = 2 * torch.stack([size * (cos * u - sin * v), size * (sin * u + cos * v)], 3)  # -1..1 in the right square
+        # -1..1 in the right square
+        at = 2 * torch.stack([size * (cos * u - sin * v), size * (sin * u + cos * v)], 3)
         low, high = self._edges(count), self._edges(count)
         inside = torch.minimum(torch.maximum(at, low - 1), 1 - high)
         mode = self._random(count, 1, 1)
         mirrored = (2 * inside - at).clamp(-1, 1)
-        taken = torch.where((mode < 0.3)[..., None], inside, torch.where((mode < 0.55)[..., None], mirrored, at))
+        taken = torch.where((mode < 0.3)[..., None], inside,
+                            torch.where((mode < 0.55)[..., None], mirrored, at))
         window = _sampled(faces, taken, "border")
         return torch.where((mode >= 0.55) & (at != inside).any(3), self._around(others, at), window)
 
@@ -137,12 +149,15 @@ class Windows:
         return self._random(count, 1, 1, 2) ** 2 * 2 * CUT
 
     def _around(self, others: Tensor, at: Tensor) -> Tensor:
-        """Return what surrounds a picture: a turned and enlarged part of another one, or hardly more than one grey."""
+        """Return what surrounds a picture: a turned and enlarged part of another one, or hardly
+        more than one grey."""
         count = len(others)
         angle, zoom, across, down, grey = (self._random(count, 1, 1) for _ in range(5))
-        cos, sin, zoom = torch.cos(2 * math.pi * angle), torch.sin(2 * math.pi * angle), 0.8 * zoom + 0.2
+        cos, sin, zoom = (torch.cos(2 * math.pi * angle), torch.sin(2 * math.pi * angle),
+                          0.8 * zoom + 0.2)
         x, y = at.unbind(3)
-        far = torch.stack([(cos * x - sin * y) * zoom + across - 0.5, (sin * x + cos * y) * zoom + down - 0.5], 3)
+        far = torch.stack([(cos * x - sin * y) * zoom + across - 0.5,
+                           (sin * x + cos * y) * zoom + down - 0.5], 3)
         other = _sampled(others, far, "reflection")
         return torch.where(self._random(count, 1, 1) < 0.3, grey * 255 + other * 0.1, other)
 
@@ -150,12 +165,14 @@ class Windows:
         """Return windows whose pieces, 4x4 or 2x2, are in a random order."""
         pieces = 4 if self._random(1) < 0.7 else 2
         part = SIDE // pieces
-        cells = windows.reshape(-1, pieces, part, pieces, part).transpose(2, 3).reshape(-1, pieces**2, part, part)
+        cells = windows.reshape(-1, pieces, part, pieces,
+                                part).transpose(2, 3).reshape(-1, pieces**2, part, part)
         cells = cells[:, torch.randperm(pieces**2, generator=self.rng)]
         return cells.reshape(-1, pieces, pieces, part, part).transpose(2, 3).reshape(-1, SIDE, SIDE)
 
     def _scrambled(self, windows: Tensor) -> Tensor:
-        """Return windows with the phases of noise: textures with the contrast and the sharpness of a face."""
+        """Return windows with the phases of noise: textures with the contrast and the sharpness of
+        a face."""
         noise = torch.fft.rfft2(torch.randn(windows.shape, generator=self.rng))
         mean = windows.mean((1, 2), keepdim=True)
         scrambled = torch.fft.rfft2(windows - mean).abs() * noise / noise.abs().clamp(min=1e-6)
@@ -169,12 +186,15 @@ class Windows:
         windows = 255 * (windows.clamp(0, 255) / 255) ** tone
         soft = functional.avg_pool2d(windows[:, None], 3, 1, 1, count_include_pad=False)[:, 0]
         windows = windows + (windows - soft) * (self._random(count, 1, 1) * 1.8 - 0.9)
-        return windows + torch.randn(windows.shape, generator=self.rng) * (self._random(count, 1, 1) * 6)
+        return windows + torch.randn(windows.shape, generator=self.rng) * (self._random(count, 1, 1)
+                                                                           * 6)
 
 
 def _sampled(faces: Tensor, at: Tensor, beyond: str) -> Tensor:
-    """Return the values [B, SIDE, SIDE] of faces, uint8 [B, S, S], at places [B, SIDE, SIDE, 2] in -1..1."""
-    return functional.grid_sample(faces[:, None].float(), at, padding_mode=beyond, align_corners=False)[:, 0]
+    """Return the values [B, SIDE, SIDE] of faces, uint8 [B, S, S], at places [B, SIDE, SIDE, 2] in
+    -1..1."""
+    return functional.grid_sample(faces[:, None].float(), at, padding_mode=beyond,
+                                  align_corners=False)[:, 0]
 
 
 def normalized(windows: Tensor) -> Tensor:
@@ -185,20 +205,24 @@ def normalized(windows: Tensor) -> Tensor:
 
 
 def loss_of(outputs: Tensor, corrections: Tensor, is_face: Tensor) -> Tensor:
-    """Return the mean loss of outputs [B, 5]: of the corrections of faces, and of which windows are faces."""
+    """Return the mean loss of outputs [B, 5]: of the corrections of faces, and of which windows are
+    faces."""
     wrong = functional.smooth_l1_loss(outputs[is_face, :4], corrections[is_face], beta=0.1)
     unsure = functional.binary_cross_entropy_with_logits(outputs[:, 4], is_face.float())
     return wrong + FACE_WEIGHT * unsure
 
 
-def train(faces: np.ndarray, steps: int, seed: int, report: Callable[[dict[str, float]], None]) -> Network:
-    """Train a network on aligned faces, uint8 [N, S, S, 3]; `report` gets a record of every RECORD steps."""
+def train(faces: np.ndarray, steps: int, seed: int,
+          report: Callable[[dict[str, float]], None]) -> Network:
+    """Train a network on aligned faces, uint8 [N, S, S, 3]; `report` gets a record of every RECORD
+    steps."""
     torch.manual_seed(seed)
     network, examples = Network(), Windows(grey_faces(faces), seed)
     optimizer, losses = torch.optim.AdamW(network.parameters(), weight_decay=1e-2), list[float]()
     for step in range(steps):
         cycle = step / steps * len(RATES)
-        rate = RATES[int(cycle)] * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * (cycle % 1))) / 2
+        rate = (RATES[int(cycle)] * min(1, (step + 1) / WARMUP)
+                * (1 + math.cos(math.pi * (cycle % 1))) / 2)
         for group in optimizer.param_groups:
             group["lr"] = rate
         windows, corrections, is_face = examples.batch()
@@ -218,10 +242,11 @@ class Errors:
     """What is left after the alignment of squares around faces.
 
     Attributes:
-        left: float64 [N, 4]: how far a square is off, in x and y over the side, log size, and degrees.
+        left: float64 [N, 4]: how far a square is off, in x and y over the side, log size, and
+            degrees.
         doubt: float64 [N].
-        symmetry: float64 [N]: correlation of the right window with its mirror image. Turned heads, side light and
-            hair over the face make it small.
+        symmetry: float64 [N]: correlation of the right window with its mirror image. Turned heads,
+            side light and hair over the face make it small.
     """
 
     left: np.ndarray
@@ -229,7 +254,8 @@ class Errors:
     symmetry: np.ndarray
 
     def by_symmetry(self, parts: int = 3) -> list[tuple[str, np.ndarray]]:
-        """Return names and standard deviations [4] of all faces, and of equal parts from the most symmetric on."""
+        """Return names and standard deviations [4] of all faces, and of equal parts from the most
+        symmetric on."""
         order = np.argsort(-self.symmetry, kind="stable")
         groups = [("all", order), *((f"{number} of {parts} by symmetry", rows)
                                     for number, rows in enumerate(np.array_split(order, parts), 1))]
@@ -260,19 +286,22 @@ def measure(network: Aligner, faces: np.ndarray, seed: int) -> Errors:
 
 def errors_table(errors: Errors) -> list[str]:
     """Return the lines of a table of errors: root mean squares, by symmetry of the face."""
-    return [f"{name}: turn {row[3]:.2f} degrees, size {row[2]:.2%}, centre {row[0]:.2%} across and {row[1]:.2%} down"
+    return [f"{name}: turn {row[3]:.2f} degrees, size {row[2]:.2%}, centre {row[0]:.2%} across and "
+            f"{row[1]:.2%} down"
             for name, row in errors.by_symmetry()]
 
 
-def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: int, limit: int | None,
-                  report: Callable[[dict[str, float]], None]) -> list[str]:
-    """Train an aligner on a data set of aligned faces, and write its weights and history to the folder `output`.
+def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: int,
+                  limit: int | None, report: Callable[[dict[str, float]], None]) -> list[str]:
+    """Train an aligner on a data set of aligned faces, and write its weights and history to the
+    folder `output`.
 
     Returns:
         The errors on `dev`, as lines.
 
     Raises:
-        SuperresError: the data cannot be used, a number is out of range, or the folder cannot be written.
+        SuperresError: the data cannot be used, a number is out of range, or the folder cannot be
+            written.
     """
     require_whole("--steps", steps)
     require_whole("--seed", seed, least=0)
@@ -287,8 +316,8 @@ def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: 
 
     with TorchThreads(1):
         arrays = arrays_of(train(faces, steps, seed, record))
-    lines, row = list[str](), {"stage": "aligner", "steps": steps, "loss": last.get("loss"), "faces": len(faces),
-                               "seed": seed, "torch": torch.__version__}
+    lines, row = list[str](), {"stage": "aligner", "steps": steps, "loss": last.get("loss"),
+                               "faces": len(faces), "seed": seed, "torch": torch.__version__}
     if known is not None:
         errors = measure(Aligner(arrays), known, seed)
         lines = errors_table(errors)
@@ -299,7 +328,8 @@ def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: 
 
 
 def arrays_of(network: Network) -> dict[str, np.ndarray]:
-    """Return the weights as `superres.tasks.aligner.Aligner` takes them: float16 matrices [inputs, outputs], biases."""
+    """Return the weights as `superres.tasks.aligner.Aligner` takes them: float16 matrices [inputs,
+    outputs], biases."""
     arrays = dict[str, np.ndarray]()
     layers = [layer for layer in network if isinstance(layer, nn.Conv2d | nn.Linear)]
     for number, layer in enumerate(layers):
@@ -307,7 +337,8 @@ def arrays_of(network: Network) -> dict[str, np.ndarray]:
         if number == len(CHANNELS) - 1:  # torch flattens the channels first
             side = SIDE >> number
             weight = weight.reshape(HIDDEN, CHANNELS[-1], side, side)
-        matrix = weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)) if weight.ndim == 4 else weight.T
+        matrix = weight.transpose(2, 3, 1, 0).reshape(-1,
+                                                      len(weight)) if weight.ndim == 4 else weight.T
         arrays[f"{number}.weight"], arrays[f"{number}.bias"] = (
             np.ascontiguousarray(matrix, np.float16), offset)
     return arrays

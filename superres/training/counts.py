@@ -1,4 +1,5 @@
-"""Statistics of training data in the tokens of a checkpoint, which proposals use: n-gram counts and shortlists."""
+"""Statistics of training data in the tokens of a checkpoint, which proposals use: n-gram counts and
+shortlists."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from superres.tasks.shortlist import Shortlists, make_shortlists
 
 
 def count_targets(
-    checkpoint: str, data: str | Path, order: int, limit: int | None = None, least: int = 2, most: int = 200_000,
+    checkpoint: str, data: str | Path, order: int, limit: int | None = None, least: int = 2,
+    most: int = 200_000,
 ) -> NgramTable:
     """Count the n-grams of up to `order` tokens in training targets (the first `limit` examples).
 
@@ -36,7 +38,8 @@ def count_targets(
     if network.task == translation.name:
         languages = network.languages[0], network.languages[1]
         codec = translation.Codec.read(folder)
-        rows = [np.array(row) for row in codec.split(translation.read_pairs(data, languages, limit).target)]
+        rows = [np.array(row) for row in codec.split(translation.read_pairs(data, languages,
+                                                                            limit).target)]
     else:
         rows = list(encode(read_faces(data, FaceTask.of(network), "train", limit).hr))
     if not rows:
@@ -44,14 +47,18 @@ def count_targets(
     return count_ngrams(rows, table, least, most)
 
 
-def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None, domain: str = "") -> Shortlists:
-    """Learn shortlists from parallel text (the first `limit` pairs), best the text that the heads were trained on.
+def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None,
+                     domain: str = "") -> Shortlists:
+    """Learn shortlists from parallel text (the first `limit` pairs), best the text that the heads
+    were trained on.
 
     `domain` says in messages what the text is. Errors are those of `count_targets`.
     """
     folder = find_checkpoint(checkpoint)
     network = read_network(folder)
-    require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; shortlists are for text")
+    require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; "
+            "shortlists are for text")
     codec = translation.Codec.read(folder)
     pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
-    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary, domain=domain)
+    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary,
+                           domain=domain)

@@ -1,8 +1,10 @@
-"""Batches of token pairs, in an order determined by seed and step, so that a resumed run sees the same examples.
+"""Batches of token pairs, in an order determined by seed and step, so that a resumed run sees the
+same examples.
 
-All kinds of batches have the same members: `batch_size`, the (mean) number of examples per batch over all processes;
-`unit`, the name of the examples in the plural; `digest()`, which tells runs on other examples apart; and
-`batch(step, part, parts)`, the share of process `part` of `parts` in a batch.
+All kinds of batches have the same members: `batch_size`, the (mean) number of examples per batch
+over all processes; `unit`, the name of the examples in the plural; `digest()`, which tells runs on
+other examples apart; and `batch(step, part, parts)`, the share of process `part` of `parts` in a
+batch.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ LARGEST_SCALE = 1.05
 class TokenBatch(NamedTuple):
     """Images or sentences as tokens, int64 [B, S] and [B, T].
 
-    The first `true_count` targets are true, and a model decoded the others; None: all are true. `padding`, bool [B, S],
-    is True at padding of a source. `lengths`, int64 [B], has the number of tokens of each target without its padding.
-    Both are None without padding.
+    The first `true_count` targets are true, and a model decoded the others; None: all are true.
+    `padding`, bool [B, S], is True at padding of a source. `lengths`, int64 [B], has the number of
+    tokens of each target without its padding. Both are None without padding.
     """
 
     source: Tensor
@@ -61,10 +63,11 @@ class TokenBatch(NamedTuple):
 
 
 class ImageBatches:
-    """Random batches of pairs of images as tokens; the images are kept as uint8 on the device that gets the batches.
+    """Random batches of pairs of images as tokens; the images are kept as uint8 on the device that
+    gets the batches.
 
-    Every random number is drawn on the CPU, and every operation on the device is exact: seed and step determine a
-    batch on every device.
+    Every random number is drawn on the CPU, and every operation on the device is exact: seed and
+    step determine a batch on every device.
     """
 
     unit = "images"
@@ -75,36 +78,43 @@ class ImageBatches:
         input_noise: float = 0.0, device: torch.device = CPU, turned_share: float = 0.0,
         crops: np.ndarray | None = None, doubled: np.ndarray | None = None,
     ) -> None:
-        """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are not copied.
+        """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are
+        not copied.
 
-        `large`, uint8 [N, S, S, 3], are larger pictures of the same images. `flip` mirrors half of the images.
-        `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of the pictures `crops`, uint8
-        [M, S, S, 3], or else `large`. `turned_share`, in [0, 1], is the share of images that are turned by up to
-        LARGEST_TURN degrees and scaled by up to LARGEST_SCALE. Both pictures of a pair are reduced from the turned
-        larger picture; without one, the target is turned, which loses a little of its finest detail. An epoch has the
+        `large`, uint8 [N, S, S, 3], are larger pictures of the same images. `flip` mirrors half of
+        the images. `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of the
+        pictures `crops`, uint8 [M, S, S, 3], or else `large`. `turned_share`, in [0, 1], is the
+        share of images that are turned by up to LARGEST_TURN degrees and scaled by up to
+        LARGEST_SCALE. Both pictures of a pair are reduced from the turned larger picture; without
+        one, the target is turned, which loses a little of its finest detail. An epoch has the
         images `doubled`, numbers int64 [D], twice.
 
-        With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had drawn them
-        (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High Fidelity Image Generation",
-        section 3): they lie between the true input and one of the pictures `drawn`, and have noise. An array of
-        `drawn`, uint8 [M, h, w, C], has the pictures that were drawn for the first M images. `input_noise` is the
-        noise's largest standard deviation in grey levels.
+        With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade
+        had drawn them (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for
+        High Fidelity Image Generation", section 3): they lie between the true input and one of the
+        pictures `drawn`, and have noise. An array of `drawn`, uint8 [M, h, w, C], has the pictures
+        that were drawn for the first M images. `input_noise` is the noise's largest standard
+        deviation in grey levels.
 
         Raises:
             ConfigError: the images do not fit into the memory of a GPU.
         """
-        arrays = [array for array in (low, high, large, crops, *drawn, doubled) if array is not None]
+        arrays = [array for array in (low, high, large, crops, *drawn, doubled)
+                  if array is not None]
         if device.type == "cuda":
             needed, free = sum(array.nbytes for array in arrays), free_bytes(device)
-            require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of the GPU's "
-                    "memory are free; choose fewer with --limit, or --device cpu")
+            require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and "
+                    f"{free / 1e9:,.1f} GB of the GPU's memory are free; choose fewer with "
+                    "--limit, or --device cpu")
         self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
         self.crop_share, self.turned_share, self.input_noise = crop_share, turned_share, input_noise
-        self.examples = np.concatenate([np.arange(len(low)), *([] if doubled is None else [doubled])])
+        self.examples = np.concatenate([np.arange(len(low)),
+                                        *([] if doubled is None else [doubled])])
         self.content = digest_of(np.ascontiguousarray(array) for array in arrays)
         self.low, self.high = self._put(low), self._put(high)
         self.large = self.high if large is None else self._put(large)
-        self.crops = self._put(crops) if crops is not None else None if large is None else self.large
+        self.crops = (self._put(crops) if crops is not None else None if large is None
+                      else self.large)
         # The longest first: those that have a picture of an image are then the first ones.
         self.drawn = [self._put(array) for array in sorted(drawn, key=len, reverse=True)]
 
@@ -115,13 +125,15 @@ class ImageBatches:
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`.
 
-        Each epoch is a new permutation; a batch that reaches the end of an epoch continues in the next one.
+        Each epoch is a new permutation; a batch that reaches the end of an epoch continues in the
+        next one.
 
         Raises:
-            ConfigError: the batch cannot be divided equally, so the mean of the shares' gradients would be wrong.
+            ConfigError: the batch cannot be divided equally, so the mean of the shares' gradients
+                would be wrong.
         """
-        require(self.batch_size % parts == 0, f"{self.batch_size} images a batch cannot be shared equally among "
-                f"{parts} processes; choose a multiple with --batch-size")
+        require(self.batch_size % parts == 0, f"{self.batch_size} images a batch cannot be shared "
+                f"equally among {parts} processes; choose a multiple with --batch-size")
         # Every process draws the numbers of the whole batch, and uses those of its share.
         share, rng = slice(part, None, parts), np.random.default_rng((self.seed, step, 2))
         index = self._indices(step)[share]
@@ -132,9 +144,11 @@ class ImageBatches:
         low, high = self.low[rows], self.high[rows]
         if self.crops is not None and cropped.any():
             squares = random_squares(self.crops.shape[1], self.batch_size, rng)[:, share]
-            self._cut(low, high, self.crops, np.flatnonzero(cropped[share]), index % len(self.crops), squares, turns)
+            self._cut(low, high, self.crops, np.flatnonzero(cropped[share]),
+                      index % len(self.crops), squares, turns)
         whole = np.array([[self.large.shape[1]], [0], [0]]).repeat(len(index), axis=1)
-        self._cut(low, high, self.large, np.flatnonzero(_is_turned(turns) & ~cropped[share]), index, whole, turns)
+        self._cut(low, high, self.large, np.flatnonzero(_is_turned(turns) & ~cropped[share]), index,
+                  whole, turns)
         if self.drawn or self.input_noise:
             changed = ~cropped & (rng.random(self.batch_size) < AUGMENTED_SHARE)
             self._change(low, high, index, changed, share, rng, turns)
@@ -144,28 +158,32 @@ class ImageBatches:
 
     def _put(self, array: np.ndarray) -> Tensor:
         """Return an array as a tensor on the device; a GPU goes on computing meanwhile."""
-        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device, non_blocking=True)
+        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device,
+                                                                               non_blocking=True)
 
     def _indices(self, step: int) -> np.ndarray:
         """Return the numbers of the images of batch `step`, int64 [batch_size]."""
         count = len(self.examples)
-        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), count)
+        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size),
+                                   count)
         chosen = np.concatenate([_permutation(self.seed, epoch, count)[places[epochs == epoch]]
                                  for epoch in range(epochs[0], epochs[-1] + 1)])
         return np.asarray(self.examples[chosen])
 
     def _turns(self, step: int) -> np.ndarray:
-        """Return the turns of batch `step`, float64 [2, batch_size], for `turned`; (1, 0) leaves an image as it is."""
+        """Return the turns of batch `step`, float64 [2, batch_size], for `turned`; (1, 0) leaves an
+        image as it is."""
         rng = np.random.default_rng((self.seed, step, 3))
         is_turned = rng.random(self.batch_size) < self.turned_share
         angle, scale = rng.uniform(-1, 1, (2, self.batch_size)) * is_turned
         return turns_of(LARGEST_TURN * angle, LARGEST_SCALE**scale)
 
     def _cut(
-        self, low: Tensor, high: Tensor, pictures: Tensor, rows: np.ndarray, index: np.ndarray, squares: np.ndarray,
-        turns: np.ndarray,
+        self, low: Tensor, high: Tensor, pictures: Tensor, rows: np.ndarray, index: np.ndarray,
+        squares: np.ndarray, turns: np.ndarray,
     ) -> None:
-        """Replace the rows `rows` of a batch by squares of the pictures `index`, which are turned first.
+        """Replace the rows `rows` of a batch by squares of the pictures `index`, which are turned
+        first.
 
         `squares`, int64 [3, batch], are sides and places; `turns` is float64 [2, batch].
         """
@@ -180,12 +198,14 @@ class ImageBatches:
             images[self._put(rows)] = reduce_squares(chosen, side, top, left, images.shape[1])
 
     def _change(
-        self, low: Tensor, high: Tensor, index: np.ndarray, changed: np.ndarray, share: slice, rng: np.random.Generator,
-        turns: np.ndarray,
+        self, low: Tensor, high: Tensor, index: np.ndarray, changed: np.ndarray, share: slice,
+        rng: np.random.Generator, turns: np.ndarray,
     ) -> None:
-        """Let the inputs `changed`, bool [batch_size], look drawn; `low`, `high` and `index` are a share's."""
+        """Let the inputs `changed`, bool [batch_size], look drawn; `low`, `high` and `index` are a
+        share's."""
         levels = self.input_noise * rng.random(self.batch_size) / CHANGE_UNIT
-        weights, which = np.rint(rng.random(self.batch_size) / CHANGE_UNIT), rng.random(self.batch_size)
+        weights, which = (np.rint(rng.random(self.batch_size) / CHANGE_UNIT),
+                          rng.random(self.batch_size))
         noise = np.zeros((self.batch_size, *low.shape[1:]), np.float32)
         if self.input_noise:
             noise[changed] = rng.standard_normal((int(changed.sum()), *low.shape[1:]), np.float32)
@@ -194,8 +214,10 @@ class ImageBatches:
         if not len(rows):
             return
         largest = LARGEST_CHANGE / CHANGE_UNIT
-        change = self._put(np.rint(noise[share][rows]).clip(-largest, largest)).double()  # [R, h, w, C]
-        known = np.array([len(array) for array in self.drawn], np.int64) > index[rows, None]  # [R, arrays]
+        # [R, h, w, C]
+        change = self._put(np.rint(noise[share][rows]).clip(-largest, largest)).double()
+        # [R, arrays]
+        known = np.array([len(array) for array in self.drawn], np.int64) > index[rows, None]
         chosen = np.floor(which[share][rows] * known.sum(1)).astype(np.int64)
         for number, array in enumerate(self.drawn):
             ours = np.flatnonzero(known[:, number] & (chosen == number))
@@ -236,15 +258,18 @@ class DistilBatches:
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
-        return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
+        return TokenBatch(torch.cat([true.source, own.source]),
+                          torch.cat([true.target, own.target]), true.true_count)
 
 
 @dataclass
 class TextBatches:
-    """Batches of sentence pairs of similar length, with a similar number of target tokens per batch.
+    """Batches of sentence pairs of similar length, with a similar number of target tokens per
+    batch.
 
-    An epoch is a new permutation, sorted by length and cut into batches, which follow in random order. `sources` and
-    `targets` have the tokens of each sentence, END last. `batch_size` is the mean number of pairs per batch.
+    An epoch is a new permutation, sorted by length and cut into batches, which follow in random
+    order. `sources` and `targets` have the tokens of each sentence, END last. `batch_size` is the
+    mean number of pairs per batch.
     """
 
     sources: Sequence[np.ndarray]
@@ -256,7 +281,8 @@ class TextBatches:
     cuts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lengths = np.array([(len(t), len(s)) for s, t in zip(self.sources, self.targets, strict=True)])
+        self._lengths = np.array([(len(t), len(s)) for s,
+                                  t in zip(self.sources, self.targets, strict=True)])
         budget = self.batch_size * self._lengths[:, 0].mean()
         self.cuts = [0]
         # The sorted target lengths, and so the cuts, are the same in every epoch.
@@ -267,7 +293,8 @@ class TextBatches:
 
     def digest(self) -> str:
         """Return a digest of the sentences."""
-        return digest_of(np.asarray(row, np.int64) for side in (self.sources, self.targets) for row in side)
+        return digest_of(np.asarray(row, np.int64) for side in (self.sources, self.targets)
+                         for row in side)
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`, at least one pair."""
@@ -275,18 +302,21 @@ class TextBatches:
         shuffled = _permutation(self.seed, epoch, len(self._lengths))
         lengths = self._lengths[shuffled]
         order = shuffled[np.lexsort((lengths[:, 1], lengths[:, 0]))]
-        number = int(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts) - 1)[place])
+        number = int(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts)
+                                                                              - 1)[place])
         rows = order[self.cuts[number] : self.cuts[number + 1]]
         rows = rows[part::parts] if len(rows) > part else rows[:1]
         (source, source_lengths), (target, target_lengths) = (
-            self._padded([sentences[row] for row in rows]) for sentences in (self.sources, self.targets))
+            self._padded([sentences[row] for row in rows]) for sentences in (self.sources,
+                                                                             self.targets))
         hidden = torch.arange(source.shape[1]) >= source_lengths.unsqueeze(1)
         return TokenBatch(source, target, None, hidden, target_lengths)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Return `rows` padded to the longest [B, N], and their lengths [B]."""
         tensors = [torch.from_numpy(row).long() for row in rows]
-        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=self.padding)
+        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True,
+                                                 padding_value=self.padding)
         return padded, torch.tensor([len(row) for row in rows])
 
 
@@ -307,7 +337,8 @@ def digest_of(arrays: Iterable[np.ndarray]) -> str:
     return found.hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=4)  # of true and own images, each of the epoch that ends in a batch and of the next one
+# of true and own images, each of the epoch that ends in a batch and of the next one
+@functools.lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     """Return the order of `count` examples in `epoch`."""
     return np.random.default_rng((seed, epoch)).permutation(count)

@@ -25,13 +25,15 @@ CHUNK = 512
 
 
 def decode_own_faces(
-    upscaler: Upscaler, pairs: FacePairs, output: Path, decode: DecodeConfig, batch_size: int, stop: Stop,
-    report: Report,
+    upscaler: Upscaler, pairs: FacePairs, output: Path, decode: DecodeConfig, batch_size: int,
+    stop: Stop, report: Report,
 ) -> bool:
-    """Decode the inputs of training faces, as targets for the model's own prediction heads (self-distillation).
+    """Decode the inputs of training faces, as targets for the model's own prediction heads
+    (self-distillation).
 
-    Exact acceptance gives p1's own greedy images. Batches that an earlier call saved in `output` are not decoded again.
-    `stop()` is called before every batch, and ends the decoding if it is true; `report` gets the number of images done.
+    Exact acceptance gives p1's own greedy images. Batches that an earlier call saved in `output`
+    are not decoded again. `stop()` is called before every batch, and ends the decoding if it is
+    true; `report` gets the number of images done.
 
     Returns:
         Whether all images are decoded; then `output / "faces.npz"` holds them.
@@ -52,15 +54,16 @@ def decode_own_faces(
         write_npz(FacePairs(np.concatenate(decoded), pairs.lr, pairs.ids), result)
 
     _check_settings(output, {
-        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": short_digest(pairs.lr.tobytes()),
-        "decode": decode.to_dict(), "batch_size": batch_size})
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}",
+        "data": short_digest(pairs.lr.tobytes()), "decode": decode.to_dict(),
+        "batch_size": batch_size})
     return result.exists() or _in_parts(output, ".npz", len(pairs), batch_size, write, join, stop,
                                         lambda done: report({"images": done}))
 
 
 def translate_pairs(
-    translator: Translator, pairs: TextPairs, output: Path, search: BeamConfig | DecodeConfig, batch_size: int,
-    stop: Stop, report: Report, chunk: int = CHUNK,
+    translator: Translator, pairs: TextPairs, output: Path, search: BeamConfig | DecodeConfig,
+    batch_size: int, stop: Stop, report: Report, chunk: int = CHUNK,
 ) -> bool:
     """Translate the sources of training text with a teacher, or with a model that translates back.
 
@@ -76,7 +79,8 @@ def translate_pairs(
 
     def write(rows: slice, part: Path) -> None:
         lines = pairs.source[rows]
-        found = translator(lines, search, batch_size=batch_size, keys=range(rows.start, rows.start + len(lines)))
+        found = translator(lines, search, batch_size=batch_size,
+                           keys=range(rows.start, rows.start + len(lines)))
         write_result(part, _text(found.texts))
 
     def join(parts: list[Path]) -> None:
@@ -85,7 +89,8 @@ def translate_pairs(
 
     _check_settings(output, {
         "checkpoint": f"{translator.name}@{translator.revision}",
-        "data": short_digest("\n".join(pairs.source).encode()), "search": search.to_dict(), "batch_size": batch_size})
+        "data": short_digest("\n".join(pairs.source).encode()), "search": search.to_dict(),
+        "batch_size": batch_size})
     return targets.exists() or _in_parts(output, ".txt", len(pairs), chunk, write, join, stop,
                                          lambda done: report({"pairs": done}))
 
@@ -94,7 +99,8 @@ def _in_parts(
     folder: Path, suffix: str, count: int, size: int, write: Callable[[slice, Path], None],
     join: Callable[[list[Path]], None], stop: Stop, report: Callable[[int], None],
 ) -> bool:
-    """Write the missing parts of `size` rows each and join them; return False if `stop()` became true before."""
+    """Write the missing parts of `size` rows each and join them; return False if `stop()` became
+    true before."""
     parts = [folder / f"part-{start:08d}{suffix}" for start in range(0, count, size)]
     for number, part in enumerate(parts):
         if stop():
@@ -115,8 +121,8 @@ def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
     path, text = folder / "settings.json", json.dumps(settings, indent=1) + "\n"
     if not path.exists():
         write_result(path, text.encode())
-    require(path.read_text() == text, f"{folder} was started with other settings (see settings.json there); "
-            "repeat those or choose a new folder")
+    require(path.read_text() == text, f"{folder} was started with other settings (see "
+            "settings.json there); repeat those or choose a new folder")
 
 
 def _text(lines: list[str]) -> bytes:

@@ -1,4 +1,5 @@
-"""The Muon optimiser with few and large operations: matrices of one shape take their step together."""
+"""The Muon optimiser with few and large operations: matrices of one shape take their step
+together."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ SMALLEST_NORM = 1e-7
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) with Nesterov momentum and decoupled weight decay, for matrices.
 
-    Its steps are as long as AdamW's (Liu et al. 2025) and equal those of `torch.optim.Muon` with "match_rms_adamw" up
-    to rounding. That optimiser takes one matrix at a time: about 20 operations each, which a GPU has to start.
+    Its steps are as long as AdamW's (Liu et al. 2025) and equal those of `torch.optim.Muon` with
+    "match_rms_adamw" up to rounding. That optimiser takes one matrix at a time: about 20 operations
+    each, which a GPU has to start.
     """
 
     def __init__(
@@ -48,18 +50,21 @@ class Muon(torch.optim.Optimizer):
             alike[matrix.shape].append(number)
         for (rows, columns), numbers in alike.items():
             together = torch.stack([ahead[number] for number in numbers])  # [N, rows, columns]
-            steps = orthogonal(together) if rows <= columns else orthogonal(together.mT).mT.contiguous()
+            steps = (orthogonal(together) if rows <= columns
+                     else orthogonal(together.mT).mT.contiguous())
             torch._foreach_add_([moved[number] for number in numbers], list(steps.unbind()),
                                 alpha=-0.2 * rate * max(rows, columns) ** 0.5)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return matrices [N, r, c], r <= c, of the same singular vectors, whose singular values are moved close to 1.
+    """Return matrices [N, r, c], r <= c, of the same singular vectors, whose singular values are
+    moved close to 1.
 
     On a GPU, the products are computed in bfloat16, which many CPUs have to emulate.
     """
     a, b, c = COEFFICIENTS
-    x: Tensor = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
+    x: Tensor = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2),
+                                                    keepdim=True).clamp(min=SMALLEST_NORM)
     x = x.bfloat16() if x.is_cuda else x
     for _ in range(ITERATIONS):
         gram = torch.bmm(x, x.mT)  # [N, r, r]

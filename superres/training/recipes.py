@@ -1,4 +1,5 @@
-"""Recipes: stages that are trained one after another, such as a base, heads on it, and heads on its own pictures."""
+"""Recipes: stages that are trained one after another, such as a base, heads on it, and heads on its
+own pictures."""
 
 from __future__ import annotations
 
@@ -56,16 +57,18 @@ Recipe = tuple[Stage, ...]
 
 
 def stage_of(settings: Mapping[str, Any]) -> Stage:
-    """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting that is not valid."""
+    """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting
+    that is not valid."""
     on_gpu = pick_device(settings.get("device", Stage.device)).type == "cuda"
     stage = Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
-    require((stage.threads or 1) <= usable_cores(), f"threads must be at most {usable_cores()}, the usable cores, not "
-            f"{stage.threads}")
+    require((stage.threads or 1) <= usable_cores(), f"threads must be at most {usable_cores()}, "
+            f"the usable cores, not {stage.threads}")
     return stage
 
 
 def read_recipe(path: Path, **common: Any) -> Recipe:  # noqa: ANN401 -- settings of stages
-    """Read a recipe from a JSON file: `stages`, and beside it the settings that all stages have in common.
+    """Read a recipe from a JSON file: `stages`, and beside it the settings that all stages have in
+    common.
 
     `common` are such settings from elsewhere, such as paths, which take precedence over the file's.
 
@@ -94,14 +97,17 @@ def _parse_recipe(document: object, **common: Any) -> Recipe:  # noqa: ANN401 --
 
 
 def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
-    """Raise ConfigError, whose message begins with `where`, unless a stage goes together with the earlier ones."""
+    """Raise ConfigError, whose message begins with `where`, unless a stage goes together with the
+    earlier ones."""
     file_name(stage.name, "the name of a stage")
     changed_preset(stage.preset, {**stage.network, "prediction_heads": stage.prediction_heads or 1})
     for name in (stage.start, stage.teacher):
         if name is not None and name not in earlier:
             find_network(name)  # a missing one is refused now, not after hours of training
-    names = {name.casefold() for name in (TRAINING, *earlier)}  # some systems ignore the case of names
-    require(stage.name.casefold() not in names, f"{where}: another stage or file is called {stage.name!r}; rename it")
+    # some systems ignore the case of names
+    names = {name.casefold() for name in (TRAINING, *earlier)}
+    require(stage.name.casefold() not in names, f"{where}: another stage or file is called "
+            f"{stage.name!r}; rename it")
     require((stage.stage == "distil") == (stage.own_images > 0),
             f"{where}: own_images must be positive in the distil stage, and only there")
     _check_texts(stage, earlier, where)
@@ -109,25 +115,29 @@ def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
 
 def _check_texts(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
     """Raise ConfigError unless the translations that a stage reads can be made."""
-    back, backward = stage.back_translated_by, {name for name, one in earlier.items() if one.reverse}
+    back, backward = stage.back_translated_by, {name for name,
+                                                one in earlier.items() if one.reverse}
     require(stage.translated_by in earlier or stage.translated_by is None,
             f"{where} is translated by {stage.translated_by!r}, which is not an earlier stage")
     require(back is None or back in backward,
             f"{where} is translated back by {back!r}, which is not an earlier stage with reverse")
-    require((stage.back_translations > 0) == (back is not None) and (back is None or stage.copies > 0),
+    require((stage.back_translations > 0) == (back is not None)
+            and (back is None or stage.copies > 0),
             f"{where}: back_translated_by, back_translations and copies belong together")
     require(stage.translated_by not in backward and not (stage.reverse and back),
             f"{where} and its teacher must not translate in opposite directions")
 
 
 def train_recipe(
-    recipe: Sequence[Stage], stop: Stop, report: Callable[[str, dict[str, float]], None], limit: Budget | None = None,
+    recipe: Sequence[Stage], stop: Stop, report: Callable[[str, dict[str, float]], None],
+    limit: Budget | None = None,
 ) -> bool:
-    """Train the stages of a recipe, each in the folder of its name in its `output`; skip finished stages.
+    """Train the stages of a recipe, each in the folder of its name in its `output`; skip finished
+    stages.
 
-    A `training.jsonl` there gets a row per finished stage with a name. `report` is called with the name of a stage and
-    each record of its history, and `limit` is as in `train_stage`. With several processes (`accelerate launch`), the
-    first decodes the training data while the others wait.
+    A `training.jsonl` there gets a row per finished stage with a name. `report` is called with the
+    name of a stage and each record of its history, and `limit` is as in `train_stage`. With several
+    processes (`accelerate launch`), the first decodes the training data while the others wait.
 
     Returns:
         Whether all stages are finished.
@@ -136,9 +146,10 @@ def train_recipe(
         SuperresError: data, settings or an earlier run in the folder do not match.
     """
     given, network = recipe[0], network_of(recipe[0])
-    require(any(stage.reads_more for stage in recipe) == bool(given.more), "the recipe reads further text; give it "
-            "with --more" if not given.more else
-            f"no stage of the recipe reads further text; leave out --more {', '.join(map(str, given.more))}")
+    require(any(stage.reads_more for stage in recipe) == bool(given.more), "the recipe reads "
+            "further text; give it with --more" if not given.more else
+            "no stage of the recipe reads further text; leave out --more "
+            f"{', '.join(map(str, given.more))}")
     if given.name:
         check_data(network, given.data, given.dev, given.crops, *given.more, *given.drawn)
         check_folder(given.output)
@@ -147,10 +158,11 @@ def train_recipe(
     rows, trained = list[dict[str, Any]](), dict[str, Path]()
     for stage in recipe:
         changes: dict[str, Any] = {
-            "output": stage.output / stage.name, "more": stage.more if stage.reads_more else (), "earlier": trained,
-            "reverse": stage.reverse != (stage.start in backward)}
+            "output": stage.output / stage.name, "more": stage.more if stage.reads_more else (),
+            "earlier": trained, "reverse": stage.reverse != (stage.start in backward)}
         for name, unset in (("precision", "auto"), ("threads", None)):
-            if rows and getattr(stage, name) == unset:  # stages of a recipe differ in nothing that it does not say
+            # stages of a recipe differ in nothing that it does not say
+            if rows and getattr(stage, name) == unset:
                 changes[name] = rows[0]["settings"].get(name, unset)
         if rows and network.task == translation.name:  # all stages have the vocabulary of the first
             changes["vocabulary"] = next(iter(trained.values())) / translation.VOCABULARY_FILE
@@ -160,16 +172,18 @@ def train_recipe(
         if ready is None or not train_stage(ready, stop, own_report, limit):
             return False
         trained = {**trained, stage.name: ready.output / "checkpoint"}
-        rows.append({"name": stage.name, "start": None if stage.start is None else Path(stage.start).name,
-                     **read_training(ready.output / "checkpoint")[-1],
+        rows.append({"name": stage.name, "start": None if stage.start is None
+                     else Path(stage.start).name, **read_training(ready.output / "checkpoint")[-1],
                      **{name: value for name in TEXTS if (value := getattr(stage, name))}})
         if stage.name:
-            write_result(stage.output / TRAINING, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            write_result(stage.output / TRAINING,
+                         "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
 
 
 def train_stage(stage: Stage, stop: Stop, report: Report, limit: Budget | None = None) -> bool:
-    """Train a stage to its end or until `stop()`, called after every step, is true; the state is saved either way.
+    """Train a stage to its end or until `stop()`, called after every step, is true; the state is
+    saved either way.
 
     The minutes of the stage begin with `limit`, or with this call.
 
@@ -181,7 +195,8 @@ def train_stage(stage: Stage, stop: Stop, report: Report, limit: Budget | None =
     """
     if stage.minutes and limit is None:
         limit = Budget(60 * stage.minutes, f"{stage.minutes:g} minutes")
-    is_new = not (stage.output / "state").is_dir()  # the time that a resumed run has left is in its state
+    # the time that a resumed run has left is in its state
+    is_new = not (stage.output / "state").is_dir()
     with budget(limit if is_new else None):
         trainer = build_trainer(stage, limit)
     return trainer.run(stop, report)
@@ -196,45 +211,54 @@ def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     network = network_of(stage)
     check_paths(stage, network)
     corpus = CORPORA[network.task](stage, network)
-    teacher = load_teacher(checkpoint_of(stage, stage.teacher), corpus) if stage.teacher is not None else None
+    teacher = load_teacher(checkpoint_of(stage, stage.teacher),
+                           corpus) if stage.teacher is not None else None
     start = None if stage.start is None else checkpoint_of(stage, stage.start)
     model = build_model(corpus.network, stage, start)
     earlier, digest = ([], None) if start is None else (read_training(start), weights_digest(start))
-    card = model_card({source_name(name): checkpoint_of(stage, name) for name in (stage.start, stage.teacher) if name})
+    card = model_card({source_name(name): checkpoint_of(stage, name)
+                       for name in (stage.start, stage.teacher) if name})
     return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
                    files={**corpus.files, **card}, teacher=teacher, start=digest, limit=limit)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
-    """Load the checkpoint that p1 learns from; raise ConfigError if its tokens differ from those of `corpus`."""
+    """Load the checkpoint that p1 learns from; raise ConfigError if its tokens differ from those of
+    `corpus`."""
     teacher = load_checkpoint(folder)
     for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
         there, here = getattr(teacher.config, what), getattr(corpus.network, what)
-        require(there == here, f"the teacher {folder} has {what} {there}, the network to train {here}; choose another "
-                               "--teacher or --preset")
+        require(there == here, f"the teacher {folder} has {what} {there}, the network to train "
+                f"{here}; choose another --teacher or --preset")
     for name, content in read_task_files(folder, teacher.config.task).items():
-        require(content == corpus.files.get(name), f"the teacher {folder} has another {name} than the network to "
-                                                   "train, so their tokens differ; leave --vocabulary out")
+        require(content == corpus.files.get(name), f"the teacher {folder} has another {name} than "
+                "the network to train, so their tokens differ; leave --vocabulary out")
     return teacher
 
 
 def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
-    """Return `stage` with the data that earlier stages decode for it; None if `stop()` returned true."""
+    """Return `stage` with the data that earlier stages decode for it; None if `stop()` returned
+    true."""
     if stage.own_images and stage.start is not None:
         upscaler = Upscaler.load(checkpoint_of(stage, stage.start), stage.device)
         pairs = read_faces(stage.data, upscaler.face_task, "train", stage.own_images)
         pairs = mixed_inputs(pairs, [read_drawn(path, pairs) for path in stage.drawn])
-        exact = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config, upscaler.scoring.prediction_heads)
+        exact = fastest_exact(upscaler.scoring.adaptive, upscaler.model_config,
+                              upscaler.scoring.prediction_heads)
         folder = stage.output / "own"
         done = decode_own_faces(upscaler, pairs, folder, exact, stage.decode_batch, stop, report)
         return dataclasses.replace(stage, own=folder / "faces.npz") if done else None
 
-    def translated(by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]]) -> list[Path] | None:
-        """Translate texts by an earlier stage; a job has the text, the name of the result's folder, and settings."""
-        translator, folder = Translator.load(stage.earlier[by], stage.device), stage.earlier[by].parent
+    def translated(by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]]) -> list[
+        Path] | None:
+        """Translate texts by an earlier stage; a job has the text, the name of the result's folder,
+        and settings."""
+        translator, folder = (Translator.load(stage.earlier[by], stage.device),
+                              stage.earlier[by].parent)
         for text, name, search in jobs:
             pairs = translation.read_pairs(text, translator.languages)
-            if not translate_pairs(translator, pairs, folder / name, search, stage.decode_batch, stop, report):
+            if not translate_pairs(translator, pairs, folder / name, search, stage.decode_batch,
+                                   stop, report):
                 return None
         return [folder / name / "pairs" for _, name, _ in jobs]
 
@@ -245,7 +269,10 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
             for seed in range(1, stage.back_translations + 1)])
     if more is None or stage.translated_by is None:
         return None if more is None else dataclasses.replace(stage, more=tuple(more))
-    further = [(path, f"translated-{'more' if stage.back_translated_by is None else f'back-{number}'}", BeamConfig())
+    further = [(path,
+                f"translated-{'more' if stage.back_translated_by is None else f'back-{number}'}",
+                BeamConfig())
                for number, path in enumerate(more, 1)]
     found = translated(stage.translated_by, [(stage.data, "translated", BeamConfig()), *further])
-    return None if found is None else dataclasses.replace(stage, data=found[0], more=tuple(found[1:]))
+    return None if found is None else dataclasses.replace(stage, data=found[0],
+                                                          more=tuple(found[1:]))

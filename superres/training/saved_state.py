@@ -1,4 +1,5 @@
-"""The resumable state of a run: weights, averaged weights, moments of the optimisers, and position."""
+"""The resumable state of a run: weights, averaged weights, moments of the optimisers, and
+position."""
 
 from __future__ import annotations
 
@@ -39,18 +40,22 @@ class SavedState(Config):
     @classmethod
     def read(cls, folder: Path) -> SavedState:
         """Read the `state.json` in a folder; raise CheckpointError if that is not possible."""
-        return read_json(folder / "state.json", cls.from_dict, CheckpointError, "choose a new run folder")
+        return read_json(folder / "state.json", cls.from_dict, CheckpointError,
+                         "choose a new run folder")
 
 
 def write_state(
-    folder: Path, position: Mapping[str, Any], model: EncoderDecoder, averaged: EncoderDecoder, optimizers: Optimizers,
+    folder: Path, position: Mapping[str, Any], model: EncoderDecoder, averaged: EncoderDecoder,
+    optimizers: Optimizers,
 ) -> None:
-    """Replace the state in `folder` atomically; if that raises OutputError, the previous state is intact.
+    """Replace the state in `folder` atomically; if that raises OutputError, the previous state is
+    intact.
 
     `position` has the fields of `SavedState`, as JSON.
     """
     moments = {f"{numbers[index]}.{name}": value for numbers, optimizer in _numbered(optimizers)
-               for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
+               for index, values in optimizer.state_dict()["state"].items() for name,
+               value in values.items()}
     with replaced_folder(folder) as fresh:
         for name, tensors in (("model", model.state_dict()), ("averaged", averaged.state_dict()),
                               ("optimizer", moments)):
@@ -59,8 +64,10 @@ def write_state(
         (fresh / "state.json").write_text(json.dumps(position))
 
 
-def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder, optimizers: Optimizers) -> None:
-    """Load the weights and moments of the state in `folder`; raise CheckpointError if they are damaged."""
+def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder,
+                 optimizers: Optimizers) -> None:
+    """Load the weights and moments of the state in `folder`; raise CheckpointError if they are
+    damaged."""
     for network, name in ((model, "model.safetensors"), (averaged, "averaged.safetensors")):
         load_weights(network, read_tensors(folder / name), str(folder / name))
     moments: dict[int, dict[str, Tensor]] = {}
@@ -70,16 +77,21 @@ def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder, 
     for numbers, optimizer in _numbered(optimizers):
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         # Fused steps on a GPU need moments whose layout is that of their weights.
-        known = {index: {name: torch.empty_like(weight, dtype=value.dtype).copy_(value) if value.dim() else value
+        known = {index: {name: torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                         if value.dim() else value
                          for name, value in moments[number].items()}
-                 for index, (number, weight) in enumerate(zip(numbers, weights, strict=True)) if number in moments}
-        optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
+                 for index, (number, weight) in enumerate(zip(numbers, weights, strict=True))
+                 if number in moments}
+        optimizer.load_state_dict({"state": known,
+                                   "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _numbered(optimizers: Optimizers) -> Iterator[tuple[range, torch.optim.Optimizer]]:
-    """Yield each optimiser with the numbers of its weights, which name their moments in a saved state."""
+    """Yield each optimiser with the numbers of its weights, which name their moments in a saved
+    state."""
     first = 0
     for optimizer in optimizers:
-        numbers = range(first, first + sum(len(group["params"]) for group in optimizer.param_groups))
+        numbers = range(first,
+                        first + sum(len(group["params"]) for group in optimizer.param_groups))
         yield numbers, optimizer
         first = numbers.stop

@@ -1,4 +1,5 @@
-"""Train a stage: the base by teacher forcing, or heads from a warm start. Training runs on a CPU or several GPUs."""
+"""Train a stage: the base by teacher forcing, or heads from a warm start. Training runs on a CPU or
+several GPUs."""
 
 from __future__ import annotations
 
@@ -57,41 +58,51 @@ T = TypeVar("T")
 class Trainer:
     """One stage of training in a run folder.
 
-    The folder holds `state/` (weights, averaged weights and optimiser, replaced every SAVE_SECONDS), `history.json`,
-    `curves.png`, and at the end `checkpoint/`.
+    The folder holds `state/` (weights, averaged weights and optimiser, replaced every
+    SAVE_SECONDS), `history.json`, `curves.png`, and at the end `checkpoint/`.
 
-    `step` counts optimiser steps, and `seconds` is the training time so far by `clock`, summed over resumes. `history`
-    has one record per report: step, seconds, images (or pairs), and losses or scores.
+    `step` counts optimiser steps, and `seconds` is the training time so far by `clock`, summed over
+    resumes. `history` has one record per report: step, seconds, images (or pairs), and losses or
+    scores.
     """
 
     def __init__(
         self, model: EncoderDecoder, settings: Stage, batches: Batches, folder: str | Path,
-        evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, earlier: Sequence[dict[str, Any]] = (),
-        files: Mapping[str, bytes] | None = None, teacher: EncoderDecoder | None = None,
-        report_steps: int = REPORT_STEPS, start: str | None = None, clock: Callable[[], float] = time.monotonic,
+        evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None,
+        earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
+        teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS,
+        start: str | None = None, clock: Callable[[], float] = time.monotonic,
         limit: Budget | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
-        `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the stages that led to
-        the weights of `model`, and `start` is the digest of the weights that it was warm-started from, if any. `files`
-        has the contents of the task's files in the checkpoint by name. `clock` returns the training time in seconds.
-        The time since the start of `limit`, such as that of reading the data, counts as training time, too.
+        `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the
+        stages that led to the weights of `model`, and `start` is the digest of the weights that it
+        was warm-started from, if any. `files` has the contents of the task's files in the
+        checkpoint by name. `clock` returns the training time in seconds. The time since the start
+        of `limit`, such as that of reading the data, counts as training time, too.
 
         Raises:
-            CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
+            CheckpointError: the state in `folder` belongs to another network, start, or data, or to
+                other settings.
         """
         self.origin = {"start_digest": start, "data_digest": batches.digest()}
         self.batches, self.folder, self.evaluate = batches, Path(folder), evaluate
-        self.report_steps, self.earlier, self.files, self.clock = report_steps, earlier, files or {}, clock
+        self.report_steps, self.earlier, self.files, self.clock = (report_steps, earlier,
+                                                                   files or {}, clock)
         self.began, self.limit = None if limit is None else limit.started, limit
-        # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
-        parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
-        self.accelerator = Accelerator(mixed_precision="no", cpu=training_device(settings).type == "cpu",
+        # Accelerate's mixed precision is a setting of the process, which may train several stages;
+        # `_step` sets it.
+        parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss
+                                                 == "random-head")
+        self.accelerator = Accelerator(mixed_precision="no",
+                                       cpu=training_device(settings).type == "cpu",
                                        kwargs_handlers=[parallel])
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
-        self.ending, self.pace = 0.0, 0.0  # seconds that the final score and saving take, and those of the latest step
-        self.losses: dict[str, list[float]] = {}  # of the start and of the result, on the same batches, by name
+        # seconds that the final score and saving take, and those of the latest step
+        self.ending, self.pace = 0.0, 0.0
+        # of the start and of the result, on the same batches, by name
+        self.losses: dict[str, list[float]] = {}
         self.shown = -math.inf  # when the latest step was last reported
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
@@ -111,16 +122,19 @@ class Trainer:
         self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
 
     def run(
-        self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None,
+        self, stop: Callable[[], bool] = lambda: False,
+        report: Callable[[dict[str, float]], None] = lambda _: None,
     ) -> bool:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
-        `stop` is called after every step. `report` is called with each new record of the history and, about once per
-        second, with a record of the latest step, its losses and its learning "rate". `settings.minutes` include all
-        scores, which are cut short in one process. A signal ends a run between two steps.
+        `stop` is called after every step. `report` is called with each new record of the history
+        and, about once per second, with a record of the latest step, its losses and its learning
+        "rate". `settings.minutes` include all scores, which are cut short in one process. A signal
+        ends a run between two steps.
 
         Returns:
-            Whether the schedule was completed; then `checkpoint/` is written, and lines compare it with the start.
+            Whether the schedule was completed; then `checkpoint/` is written, and lines compare it
+            with the start.
 
         Raises:
             BudgetError: the minutes were over before the end of the first step.
@@ -130,7 +144,8 @@ class Trainer:
         started, before = self.clock() if self.began is None else self.began, self.seconds
         self.began = None
         if self.settings.minutes:
-            self.limit = Budget(60 * self.settings.minutes - before, f"{self.settings.minutes:g} minutes", self.clock)
+            self.limit = Budget(60 * self.settings.minutes - before, f"{self.settings.minutes:g} "
+                                "minutes", self.clock)
             self.limit.started = started
         if self._finished() or self._trained(stop, report, started, before):
             self._end(report)
@@ -138,20 +153,23 @@ class Trainer:
         return False
 
     def _trained(
-        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float, before: float,
+        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float,
+        before: float,
     ) -> bool:
-        """Train from the clock's time `started`, with `before` seconds of training so far: see `run`."""
+        """Train from the clock's time `started`, with `before` seconds of training so far: see
+        `run`."""
         torch.set_num_threads(self.settings.threads or 1)
         if self.accelerator.device.type == "cpu" and self.accelerator.is_main_process:
             precision = {"no": "float32"}.get(self.settings.precision, self.settings.precision)
-            say(f"{self.folder}: training in {precision} on {self.settings.threads} of {usable_cores()} cores; "
-                "--precision and --threads choose")
+            say(f"{self.folder}: training in {precision} on {self.settings.threads} of "
+                f"{usable_cores()} cores; --precision and --threads choose")
         if self.settings.compiled:
             compile_layers(self.model)
         if not self.step and not self.settings.endless:
             scoring = self.clock()
             self._score_start(report)
-            if self.settings.minutes:  # matplotlib is imported, which takes most of the time of saving
+            # matplotlib is imported, which takes most of the time of saving
+            if self.settings.minutes:
                 plot_history([], io.BytesIO())
             self.ending, _ = self._agree(self.clock() - scoring, False)
         self.seconds, _ = self._agree(before + self.clock() - started, False)
@@ -160,12 +178,14 @@ class Trainer:
             return self._loop(stop, report, started, before)
 
     def _loop(
-        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float, before: float,
+        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float,
+        before: float,
     ) -> bool:
         saved = evaluated = time.monotonic()
         stopped = False
         while not self._finished() and not stopped:
-            losses = self._within(math.inf if self.limit is None else self.limit.left - self.ending, self._step)
+            losses = self._within(math.inf if self.limit is None else self.limit.left - self.ending,
+                                  self._step)
             now, earlier = time.monotonic(), self.seconds
             self.seconds = before + self.clock() - started  # which `stop` may read
             self.seconds, stopped = self._agree(self.seconds, stop())
@@ -184,10 +204,12 @@ class Trainer:
                 saved = time.monotonic()
         done = self._finished()
         if done and not self.step:
-            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: reading, measuring and "
-                              f"scoring take {self.seconds + self.ending:.0f} s; give more --minutes")
+            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: "
+                              "reading, measuring and scoring take "
+                              f"{self.seconds + self.ending:.0f} s; give more --minutes")
         if done and self.settings.minutes:
-            self.seconds = max(self.seconds, 60 * self.settings.minutes)  # the rest of the time is for the score
+            # the rest of the time is for the score
+            self.seconds = max(self.seconds, 60 * self.settings.minutes)
         self.save()
         if not done:
             self._plot()
@@ -202,10 +224,12 @@ class Trainer:
         """Score and write the result, and compare it with the start."""
         if self.losses and not self._within(math.inf, self._measure_losses):
             self.losses = {}
-        if self.evaluate is not None and (record := self._within(math.inf, self._evaluation)) is not None:
+        if (self.evaluate is not None and (record := self._within(math.inf, self._evaluation))
+            is not None):
             report(record)
         elif self.evaluate is not None:
-            say(f"{self.folder}: the minutes are over before the result is scored; score it with 'superres evaluate'")
+            say(f"{self.folder}: the minutes are over before the result is scored; score it with "
+                "'superres evaluate'")
         with deferred():
             self.save()
             self._plot()
@@ -225,14 +249,16 @@ class Trainer:
             report(record)
         else:
             self.evaluate = None
-            say(f"{self.folder}: scoring takes more than a tenth of {self.settings.minutes:g} minutes and is left out; "
-                "give more --minutes, or a smaller --dev")
+            say(f"{self.folder}: scoring takes more than a tenth of {self.settings.minutes:g} "
+                "minutes and is left out; give more --minutes, or a smaller --dev")
 
     def _within(self, seconds: float, work: Callable[[], T]) -> T | None:
-        """Return the result of `work`; None if it is cut short after `seconds`, or when the minutes are over.
+        """Return the result of `work`; None if it is cut short after `seconds`, or when the minutes
+        are over.
 
-        Networks stop between two layers. One of several processes does not stop alone, and a compiled layer, which
-        would be compiled again for every new hook, not at all: its steps are short.
+        Networks stop between two layers. One of several processes does not stop alone, and a
+        compiled layer, which would be compiled again for every new hook, not at all: its steps are
+        short.
         """
         compiled = any(part._compiled_call_impl is not None for part in self.loss.modules())
         if self.limit is None or self.accelerator.num_processes > 1 or compiled:
@@ -247,7 +273,8 @@ class Trainer:
             hook.remove()
 
     def _finished(self) -> bool:
-        """Return whether the schedule is complete, or the time left is too short for a step and the final score."""
+        """Return whether the schedule is complete, or the time left is too short for a step and the
+        final score."""
         if not self.settings.minutes:
             return schedule_share(self.settings, self.step, self.seconds) >= 1
         left = 60 * self.settings.minutes - self.seconds - self.ending
@@ -259,30 +286,35 @@ class Trainer:
         return count > 0 and self.step * count // steps > (self.step - 1) * count // steps
 
     def write_checkpoint(self, folder: Path) -> None:
-        """Write the averaged weights, and the stages that led to them; raise OutputError if that is not possible."""
-        save_checkpoint(self.averaged, folder, training=[*self.earlier, self.summary()], files=self.files)
+        """Write the averaged weights, and the stages that led to them; raise OutputError if that is
+        not possible."""
+        save_checkpoint(self.averaged, folder, training=[*self.earlier, self.summary()],
+                        files=self.files)
 
     def summary(self) -> dict[str, Any]:
         """Return a summary of the run: settings, length, latest scores, hardware and versions."""
         scores = {name: value for record in self.history for name, value in record.items()}
         device = self.accelerator.device
-        cores = f"{os.cpu_count()} {platform.machine()} cores ({torch.backends.cpu.get_cpu_capability()})"
+        cores = (f"{os.cpu_count()} {platform.machine()} cores "
+                 f"({torch.backends.cpu.get_cpu_capability()})")
         return {
             "stage": self.settings.stage, "steps": self.step, "seconds": round(self.seconds),
             f"{self.batches.unit}_seen": self.step * self.settings.batch_size,
-            **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in SCORES if name in scores},
+            **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in SCORES
+               if name in scores},
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
             **self.origin, "processes": self.accelerator.num_processes, "torch": torch.__version__,
             "settings": self.settings.to_dict(),
         }
 
     def save(self) -> None:
-        """Replace the resumable state atomically; if that raises OutputError, the previous state is intact."""
+        """Replace the resumable state atomically; if that raises OutputError, the previous state is
+        intact."""
         if not self.accelerator.is_main_process:
             return
-        position = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
-                    "step": self.step, "seconds": self.seconds, "history": self.history, "ending": self.ending,
-                    "losses": self.losses}
+        position = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
+                    **self.origin, "step": self.step, "seconds": self.seconds,
+                    "history": self.history, "ending": self.ending, "losses": self.losses}
         write_state(self.folder / "state", position, self.model, self.averaged, self.optimizers)
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
 
@@ -298,9 +330,11 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
-        decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))  # early weights are forgotten
+        # early weights are forgotten
+        decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()), 1 - decay)
+            torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()),
+                                 1 - decay)
         return losses
 
     def _gradients(self, precision: str) -> dict[str, Tensor]:
@@ -308,19 +342,25 @@ class Trainer:
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
         batch = self.batches.batch(self.step, part, parts).to(self.accelerator.device)
         draw = self.settings.seed * 1_000_003 + self.step
-        torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
-        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
+        # a resumed run with as many processes repeats its dropout
+        torch.manual_seed(draw * parts + part)
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16,
+                            enabled=precision == "bf16"):
+            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding,
+                               batch.lengths)
         self.accelerator.backward(losses["total"])
         return {name: value.detach() for name, value in losses.items()}
 
     def _measure_losses(self) -> bool:
-        """Add the losses of the averaged weights to `losses`; the batches are the same at every call."""
+        """Add the losses of the averaged weights to `losses`; the batches are the same at every
+        call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
-        self.losses = {name: [*self.losses.get(name, [])[:1], value] for name, value in found.items()}
+        self.losses = {name: [*self.losses.get(name, [])[:1], value] for name,
+                       value in found.items()}
         return True
 
-    def _report(self, losses: dict[str, Tensor], report: Callable[[dict[str, float]], None]) -> None:
+    def _report(self, losses: dict[str, Tensor],
+                report: Callable[[dict[str, float]], None]) -> None:
         """Report the losses of a step, if it is time."""
         if self.step % self.report_steps == 0:
             report(self.record(self._means(losses)))
@@ -331,24 +371,29 @@ class Trainer:
 
     def _rate(self) -> float:
         """Return the learning rate of the next step."""
-        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step, self.seconds + self.ending)
+        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step,
+                                                                  self.seconds + self.ending)
 
     def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means of losses over all processes, which have equal shares of a batch."""
-        means = self.accelerator.reduce(torch.stack([value.double() for value in losses.values()]), "mean")
+        means = self.accelerator.reduce(torch.stack([value.double() for value in losses.values()]),
+                                        "mean")
         return dict(zip(losses, means.tolist(), strict=True))
 
     def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
-        """Return the first process's seconds and stop flag, so that all processes end at the same step."""
+        """Return the first process's seconds and stop flag, so that all processes end at the same
+        step."""
         if self.accelerator.num_processes == 1:
             return seconds, stopped
-        first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64, device=self.accelerator.device))
+        first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64,
+                                       device=self.accelerator.device))
         return float(first[0]), bool(first[1])
 
     def record(self, values: dict[str, float]) -> dict[str, float]:
         """Add losses or scores to the history, and return the record.
 
-        A long history keeps every second record of losses, so that saving it stays fast in an endless run.
+        A long history keeps every second record of losses, so that saving it stays fast in an
+        endless run.
         """
         if len(self.history) >= HISTORY:
             self.history = [record for number, record in enumerate(self.history)
@@ -364,22 +409,27 @@ class Trainer:
     def _evaluation(self) -> dict[str, float]:
         """Score the averaged weights, and return the record."""
         with torch.inference_mode(), Progress("scoring"):
-            return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None else {})
+            return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None
+                               else {})
 
     def _resume(self, saved: SavedState) -> None:
         """Continue the run whose state is in the folder; its number of threads may change."""
         for before, now in ((saved.model.to_dict(), self.model.config.to_dict()),
                             (saved.settings.to_dict(), self.settings.to_dict())):
-            different = [f"{name} {before[name]!r} there, {value!r} now" for name, value in now.items()
+            different = [f"{name} {before[name]!r} there, {value!r} now" for name,
+                         value in now.items()
                          if before[name] != value and name != "threads"]
             if different:
-                raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
-                                      "repeat those or choose a new run folder")
+                raise CheckpointError(f"{self.folder} was started with other settings "
+                                      f"({'; '.join(different)}); repeat those or choose a new run "
+                                      "folder")
         for name, digest in self.origin.items():
             if (before := getattr(saved, name)) != digest:
-                options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}[name]
-                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, "
-                                      f"{digest} now); repeat the first or choose a new run folder")
+                options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or "
+                           "--drawn"}[name]
+                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 "
+                                      f"{before} there, {digest} now); repeat the first or choose "
+                                      "a new run folder")
         load_tensors(self.folder / "state", self.model, self.averaged, self.optimizers)
         self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
         self.ending, self.losses = saved.ending, saved.losses

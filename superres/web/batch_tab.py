@@ -1,7 +1,8 @@
-"""The Batch tab, which upscales many uploads, also inside zip files, and its endpoint `/upscale_batch`.
+"""The Batch tab, which upscales many uploads, also inside zip files, and its endpoint
+`/upscale_batch`.
 
-It lists, names and records files as `superres upscale` does (`superres.batch`). They are read one by one and decoded in
-groups, in turns with other visitors, and each has a row in the manifest.
+It lists, names and records files as `superres upscale` does (`superres.batch`). They are read one
+by one and decoded in groups, in turns with other visitors, and each has a row in the manifest.
 """
 
 from __future__ import annotations
@@ -66,14 +67,16 @@ class Finished:
     image: Pixels
 
     def html(self) -> str:
-        """Return the result, beside it the crop of the photo, if it is large enough, and the input, and its file."""
+        """Return the result, beside it the crop of the photo, if it is large enough, and the input,
+        and its file."""
         source, truth, name = self.subject.source, self.subject.truth, self.output.row.output
         crop = [] if truth is None else [drawing.figure(truth, "crop", f"Crop for {name}", None)]
         inputs = "".join([*crop, drawing.figure(source, "input", f"Input of {name}", None)])
         uri = "data:image/png;base64," + base64.b64encode(self.output.data or b"").decode("ascii")
         link = f'<a class="sr-download" download="{escape(name)}" href="{uri}">Download PNG</a>'
         result = drawing.figure(self.image, name, f"Upscaled {name}", below=f"<br>{link}")
-        return f'<div class="sr-finished" role="group" aria-label="{escape(name)}">{result}<div>{inputs}</div></div>'
+        return ('<div class="sr-finished" role="group" '
+                f'aria-label="{escape(name)}">{result}<div>{inputs}</div></div>')
 
 
 @dataclass
@@ -107,7 +110,8 @@ class Batch:
         return [asdict(row) for row in self.rows]
 
     def save(self) -> str | None:
-        """Write the finished results and the manifest as a zip file, and return its path; None without results."""
+        """Write the finished results and the manifest as a zip file, and return its path; None
+        without results."""
         if not self.pictures:
             return None
         path = new_folder() / "superres-batch.zip"
@@ -121,27 +125,30 @@ class Batch:
 def batch_tab(decoder: Decoder) -> None:
     """Lay out the tab."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
-    gr.Markdown(INTRODUCTION.format(source=input_sizes(task), target=task.target_size), elem_classes="sr-introduction")
+    gr.Markdown(INTRODUCTION.format(source=input_sizes(task), target=task.target_size),
+                elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
                             label=f"Images or zip files (at most {MAX_FILES})")
             start = start_control(task, "start-batch", len(task.starts) > 1)
-            finish = gr.Dropdown(list(FINISHES), value=FINISHES[0], label="Finish", info="Make faces whole and crisp.",
-                                 filterable=False)
+            finish = gr.Dropdown(list(FINISHES), value=FINISHES[0], label="Finish", info="Make "
+                                 "faces whole and crisp.", filterable=False)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
             (run,), bar = controls.buttons_of(decoder, "-batch", "batch", "Upscale all")
-            state = gr.HTML('<p class="sr-hint">Every face that is found in a photo becomes a picture; if '
-                            "there is none, its central square does. If a file cannot be read, the page names it and "
-                            "continues with the others.</p>", elem_id="batch-state")
+            state = gr.HTML('<p class="sr-hint">Every face that is found in a photo becomes a '
+                            'picture; if ' "there is none, its central square does. If a file "
+                            "cannot be read, the page names it and continues with the others.</p>",
+                            elem_id="batch-state")
             with gr.Column(elem_id="batch"):
                 archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
                                   visible=controls.visibility(False), elem_id="archive")
                 gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, start, finish, *settings],
-                       [gallery, archive, state], bar, cleared=[state])
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder),
+                       [files, start, finish, *settings], [gallery, archive, state], bar,
+                       cleared=[state])
     controls.note_changes(bar, [files, start, finish, *settings])
     endpoint(decoder, settings)
 
@@ -164,7 +171,8 @@ def batch_for_page(
             parts = "".join(one.html() for one in batch.pictures)
             gallery = f'<div class="sr-result sr-gallery">{parts}</div>' if parts else ""
         # The file is sent again each time: the page may have lost it in a fast sequence of updates.
-        yield gallery, gr.update(value=path, visible=controls.visibility(path is not None)), state_html(batch)
+        yield (gallery, gr.update(value=path, visible=controls.visibility(path is not None)),
+               state_html(batch))
 
 
 def state_html(batch: Batch) -> str:
@@ -172,15 +180,17 @@ def state_html(batch: Batch) -> str:
     errors = [row.error or "" for row in batch.rows if row.status == "failed"]
     items = "".join(f"<li>{escape(error)}</li>" for error in errors)
     notes = "".join(f'<p class="sr-hint">{escape(note)}</p>' for note in batch.notes)
-    failures = f'<p>Not upscaled: {len(errors)}</p><ul class="sr-bad">{items}</ul>' if errors else ""
+    failures = (f'<p>Not upscaled: {len(errors)}</p><ul class="sr-bad">{items}</ul>' if errors
+                else "")
     failed = f", {len(errors)} not upscaled" if errors else ""
-    return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready{failed} <progress '
-            f'max="{batch.total}" '
+    return (f'<label class="sr-progress">{len(batch.pictures)} of {batch.total} ready{failed} '
+            f'<progress max="{batch.total}" '
             f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}{notes}')
 
 
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
-    """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
+    """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to
+    programs."""
     def upscale_files(
         files: Value, start: Value, finish: Value, *values: Value,
     ) -> Iterator[tuple[str | None, dict[str, Any]]]:
@@ -188,7 +198,8 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         for batch in upscale_batch(decoder, files, start, finish, values):
             if len(batch.rows) > finished:
                 finished = len(batch.rows)
-                yield batch.save(), {"total": batch.total, "finished": finished, "rows": batch.manifest()}
+                yield batch.save(), {"total": batch.total, "finished": finished,
+                                     "rows": batch.manifest()}
 
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
@@ -196,22 +207,25 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         finish = gr.Textbox(FINISHES[0], label="finish")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale_batch").click(handler, [files, start, finish, *settings], [archive, report],
-                                         api_name="upscale_batch", **controls.QUEUED)
+        gr.Button("upscale_batch").click(handler, [files, start, finish, *settings],
+                                         [archive, report], api_name="upscale_batch",
+                                         **controls.QUEUED)
 
 
 def upscale_batch(
     decoder: Decoder, uploads: Value, start: Value, finish: Value, settings: Sequence[Value],
 ) -> Iterator[Batch]:
-    """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a row with its error.
+    """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a
+    row with its error.
 
     Photos are reduced to the side `start`, that of the input of one of the stages.
 
-    Raises InvalidInputError without a file or for too many files, ConfigError if the settings do not fit the
-    checkpoint, and StoppedError if the server is stopping.
+    Raises InvalidInputError without a file or for too many files, ConfigError if the settings do
+    not fit the checkpoint, and StoppedError if the server is stopping.
     """
     how = BatchOptions("", finish=finish)
-    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler, finish=finish)
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings),
+                              decoder.upscaler, finish=finish)
     deadline, taken, notes = decoder.deadline(), set[str](), list[str]()
     files = find_files([path_of(upload) for upload in uploads or []], taken, notes)
     upscaler = decoder.upscaler.from_size(decoder.upscaler.face_task.from_size(start).source)
@@ -226,7 +240,8 @@ def upscale_batch(
                 batch.fail(file.entry, file.output, error)
             del left[turn]
             yield batch
-        for shape in dict.fromkeys(subject.source.shape for _, subject in waiting):  # a cascade reads several sizes
+        # a cascade reads several sizes
+        for shape in dict.fromkeys(subject.source.shape for _, subject in waiting):
             group = [one for one in waiting if one[1].source.shape == shape]
             for first in range(0, len(group), GROUP_SIZE):
                 yield from _decode(decoder, group[first:first + GROUP_SIZE], deadline, batch)
@@ -250,17 +265,20 @@ def find_files(uploads: Sequence[str], taken: set[str], notes: list[str]) -> lis
     files = list[File]()
     for upload in uploads:
         for entry in _entries(upload, notes):
-            files.append(File(entry, upload, unique_name(entry.name or Path(entry.input).stem, taken)))
+            files.append(File(entry, upload, unique_name(entry.name or Path(entry.input).stem,
+                                                         taken)))
         if len(files) > MAX_FILES:
-            raise InvalidInputError(f"{len(files)} files are too many at once; upload at most {MAX_FILES}, or use the "
-                                    "command superres upscale")
+            raise InvalidInputError(f"{len(files)} files are too many at once; upload at most "
+                                    f"{MAX_FILES}, or use the command superres upscale")
     if not files:
-        raise InvalidInputError(f"{'; '.join(notes) or 'there is no file yet'}; upload images, or a zip file of images")
+        raise InvalidInputError(f"{'; '.join(notes) or 'there is no file yet'}; upload images, or "
+                                "a zip file of images")
     return files
 
 
 def _entries(upload: str, notes: list[str]) -> Iterator[Input]:
-    """Yield an upload as an input, or those of a zip file; their names and errors never have the server's paths."""
+    """Yield an upload as an input, or those of a zip file; their names and errors never have the
+    server's paths."""
     label = Path(upload).name
     if not label.lower().endswith(".zip"):
         yield input_of(label, label, keep_tree=False)
@@ -278,23 +296,29 @@ def _entries(upload: str, notes: list[str]) -> Iterator[Input]:
 
 def open_files(files: Sequence[File]) -> Iterator[Any]:
     """Yield the content of each file, or the error why it cannot be read."""
-    for (upload, archive), group in itertools.groupby(files, key=lambda file: (file.upload, file.entry.archive)):
+    for (upload, archive), group in itertools.groupby(
+        files, key=lambda file: (file.upload, file.entry.archive)
+    ):
         entries = (file.entry for file in group)
         if archive is not None:
-            yield from (content for _, content in open_members(archive, upload, entries, MAX_FILE_BYTES))
+            yield from (content for _, content in open_members(archive, upload, entries,
+                                                               MAX_FILE_BYTES))
         else:
-            yield from (upload if entry.error is None else InvalidInputError(entry.error) for entry in entries)
+            yield from (upload if entry.error is None else InvalidInputError(entry.error)
+                        for entry in entries)
 
 
 def unique_name(stem: str, taken: set[str]) -> str:
-    """Return the name of an output that any system can unpack, without folders, and with a number if it is taken.
+    """Return the name of an output that any system can unpack, without folders, and with a number
+    if it is taken.
 
     It joins the names `taken`, in which case and the composition of accents do not count.
     """
     letters = stem.replace("\\", "/").rpartition("/")[2]
     printable = "".join(letter if letter.isprintable() else "_" for letter in letters)
     stem = portable_name(printable.encode()[:MOST_NAME].decode(errors="ignore"))
-    for output in itertools.chain([f"{stem}.png"], (f"{stem}-{number}.png" for number in itertools.count(2))):
+    for output in itertools.chain([f"{stem}.png"],
+                                  (f"{stem}-{number}.png" for number in itertools.count(2))):
         if without_case(output) not in taken:
             break
     taken.add(without_case(output))
@@ -302,7 +326,8 @@ def unique_name(stem: str, taken: set[str]) -> str:
 
 
 def _read(
-    file: File, turn: int, content: str | IO[bytes] | SuperresError, batch: Batch, taken: set[str], deadline: Deadline,
+    file: File, turn: int, content: str | IO[bytes] | SuperresError, batch: Batch, taken: set[str],
+    deadline: Deadline,
 ) -> list[Waiting]:
     """Read a file, and return its outputs to be decoded, whose names join `taken`."""
     if isinstance(content, SuperresError):
@@ -313,12 +338,14 @@ def _read(
         face = 0 if subject.crop is None else subject.crop.face
         output = unique_name(f"{entry.name}-face{face}", taken) if face else file.output
         crop = None if subject.crop is None else asdict(subject.crop)
-        found.append((Request(turn, len(found), 1, entry, output, Picture(subject.source), crop), subject))
+        found.append((Request(turn, len(found), 1, entry, output, Picture(subject.source), crop),
+                      subject))
     batch.total += len(found) - 1
     return found
 
 
-def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline, batch: Batch) -> Iterator[Batch]:
+def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline,
+            batch: Batch) -> Iterator[Batch]:
     """Decode a group of outputs into `batch`, and yield it after each frame."""
     sources, before = np.stack([subject.source for _, subject in group]), batch.done
     for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline,
@@ -326,8 +353,10 @@ def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline, batc
         result, batch.is_waiting = frames[""], False
         batch.done = before + float(result.share.mean()) * len(group)
         if result.is_complete:
-            for row, ((request, subject), image) in enumerate(zip(group, result.images, strict=True)):
-                output = batch.settings.drawn(request, image, result.all_traces(row), result.seconds / len(group))
+            for row, ((request, subject), image) in enumerate(zip(group, result.images,
+                                                                  strict=True)):
+                output = batch.settings.drawn(request, image, result.all_traces(row),
+                                              result.seconds / len(group))
                 batch.pictures.append(Finished(output, subject, image))
                 batch.rows.append(output.row)
         yield batch

@@ -1,4 +1,5 @@
-"""The card of a link preview: an input, the face that the model drew from it, and a line that says what they are."""
+"""The card of a link preview: an input, the face that the model drew from it, and a line that says
+what they are."""
 
 from __future__ import annotations
 
@@ -11,17 +12,20 @@ from superres.tasks.image_files import DrawnImage
 from superres.tasks.pictures import Pixels
 
 SIZE = (1200, 630)  # width and height in pixels that link previews ask for
-FACE, OTHER, GAP = 384, 186, 12  # sides of the face and of other faces, and the distance between those, in pixels
+# sides of the face and of other faces, and the distance between those, in pixels
+FACE, OTHER, GAP = 384, 186, 12
 MOST_OTHERS = 4
 BACKGROUND, TEXT, QUIET, ACCENT = "#101418", "#f4f5f7", "#a9b1bd", "#ff9f43"
 NOTE = {"note": "invented detail, not a likeness; never use it to identify anyone"}
 
 
-def card(source: Pixels, face: Pixels, others: Sequence[Pixels] = (), link: str | None = None) -> DrawnImage:
+def card(source: Pixels, face: Pixels, others: Sequence[Pixels] = (),
+         link: str | None = None) -> DrawnImage:
     """Return a card of `SIZE`; its files have the mark that a model drew it.
 
-    `source` is the input, uint8 [s, s, 3], and `face` what the model drew from it, uint8 [S, S, 3]. `others` are up to
-    four further faces for the same input, each as large as `face`, and `link` is an address below the pictures.
+    `source` is the input, uint8 [s, s, 3], and `face` what the model drew from it, uint8 [S, S, 3].
+    `others` are up to four further faces for the same input, each as large as `face`, and `link` is
+    an address below the pictures.
     """
     if len(others) > MOST_OTHERS:
         raise ValueError(f"a card has at most {MOST_OTHERS} other faces, not {len(others)}")
@@ -39,13 +43,16 @@ def card(source: Pixels, face: Pixels, others: Sequence[Pixels] = (), link: str 
     image.paste(shown[1][0], (left + side + arrow, top))
     for number, other in enumerate(others):
         row, column = divmod(number, 2)
-        place = (left + side + arrow + FACE + 2 * GAP + column * (OTHER + GAP), top + row * (OTHER + GAP))
+        place = (left + side + arrow + FACE + 2 * GAP + column * (OTHER + GAP),
+                 top + row * (OTHER + GAP))
         image.paste(Image.fromarray(other).resize((OTHER, OTHER), Image.Resampling.BICUBIC), place)
     sizes = (f"{len(source)}x{len(source)} pixels", left + side // 2, middle + side // 2 + 26), (
-        f"{len(face)}x{len(face)}, drawn by a model", left + side + arrow + FACE // 2, top + FACE + 26)
+        f"{len(face)}x{len(face)}, drawn by a model", left + side + arrow + FACE // 2,
+        top + FACE + 26)
     for caption, x, y in sizes:
         _line(draw, (x, y), caption, 24, QUIET)
-    _line(draw, (SIZE[0] // 2, 594), link or "superres: the detail is invented, not a likeness", 28, ACCENT)
+    _line(draw, (SIZE[0] // 2, 594), link or "superres: the detail is invented, not a likeness", 28,
+          ACCENT)
     return DrawnImage.of(np.asarray(image), NOTE)
 
 
@@ -54,11 +61,13 @@ def headline(colours: int, has_others: bool = False) -> str:
     return f"{colours:,} colours in, {'people' if has_others else 'a person'} who never existed"
 
 
-def _line(draw: ImageDraw.ImageDraw, middle: tuple[int, int], text: str, size: float, colour: str) -> None:
+def _line(draw: ImageDraw.ImageDraw, middle: tuple[int, int], text: str, size: float,
+          colour: str) -> None:
     """Write a centred line, smaller if it would be wider than the card."""
     most = SIZE[0] - 80
     width = draw.textlength(text, ImageFont.load_default(size))
-    draw.text(middle, text, colour, ImageFont.load_default(size * min(1.0, most / max(width, 1))), anchor="mm")
+    draw.text(middle, text, colour, ImageFont.load_default(size * min(1.0, most / max(width, 1))),
+              anchor="mm")
 
 
 def _arrow(draw: ImageDraw.ImageDraw, x: int, y: int) -> None:

@@ -1,4 +1,5 @@
-"""What the server's page and the static page both show: their words, examples, and the data of the paint box."""
+"""What the server's page and the static page both show: their words, examples, and the data of the
+paint box."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from superres.web import drawing
 
 TITLE = "superres: faces, block by block"
 HEADLINE = "Paint {count} pixels, and see who has them"
-INTRODUCTION = ("A model draws a person of {target} pixels who has exactly your {count} colours. Paint, or begin with "
-                "a photo. The detail is invented: <strong>never use it to identify anyone</strong>.")
+INTRODUCTION = ("A model draws a person of {target} pixels who has exactly your {count} colours. "
+                "Paint, or begin with a photo. The detail is invented: <strong>never use it to "
+                "identify anyone</strong>.")
 HOW = Path(__file__).with_name("static") / "how.html"
 """Three small pictures that explain pixel values and steps."""
 LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw. What it draws of
@@ -29,19 +31,22 @@ NAMES = tuple(f"{name}-drawn" for name in (
 """What the drawn examples show, in the order of their files: people whom a model drew."""
 OTHERS = 4
 TEMPERATURE = 0.7
-"""Temperature of samples where the settings are greedy; the higher it is, the more faces are torn."""
+"""Temperature of samples where the settings are greedy; the higher it is, the more faces are
+torn."""
 ICON_SIZE = 48  # longest side of an example's icon, in pixels
 FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels of the screen
 
 
 def introduction(task: FaceTask) -> tuple[str, str]:
     """Return the headline and what follows it, as HTML."""
-    headline, text = (words.format(count=task.source**2, target=task.target_size) for words in (HEADLINE, INTRODUCTION))
+    headline, text = (words.format(count=task.source**2, target=task.target_size)
+                      for words in (HEADLINE, INTRODUCTION))
     return headline, text
 
 
 def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:
-    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and photographs.
+    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and
+    photographs.
 
     `folder` has their files in scripts/faces and scripts/photos.
     """
@@ -54,10 +59,12 @@ def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:
 def box_view(
     task: FaceTask, stages: int, examples: Mapping[str, Pixels], files: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the data of the paint box: its sizes, examples, and the kinds of `files` that it can save."""
-    return {"side": task.source, "target": task.target, "stages": stages, "others": OTHERS, "temperature": TEMPERATURE,
-            "files": files, "suffixes": sorted(IMAGE_SUFFIXES),
-            "examples": [{"name": label_of(name), "icon": icon_of(image)} for name, image in examples.items()]}
+    """Return the data of the paint box: its sizes, examples, and the kinds of `files` that it can
+    save."""
+    return {"side": task.source, "target": task.target, "stages": stages, "others": OTHERS,
+            "temperature": TEMPERATURE, "files": files, "suffixes": sorted(IMAGE_SUFFIXES),
+            "examples": [{"name": label_of(name), "icon": icon_of(image)} for name,
+                         image in examples.items()]}
 
 
 def label_of(name: str) -> str:
@@ -67,13 +74,15 @@ def label_of(name: str) -> str:
 
 
 def icon_of(image: Pixels) -> str:
-    """Return an icon of an example as a data URI: a small copy of a photograph, and an input as it is."""
+    """Return an icon of an example as a data URI: a small copy of a photograph, and an input as it
+    is."""
     if max(image.shape[:2]) <= ICON_SIZE:
         return drawing.data_uri(image, None)
     return drawing.jpeg_uri(Image.fromarray(image), ICON_SIZE)
 
 
 def face_styles(side: int) -> str:
-    """Return the styles of faces of `side` pixels, as wide as a whole multiple of it: --face-96 is up to 96 px."""
+    """Return the styles of faces of `side` pixels, as wide as a whole multiple of it: --face-96 is
+    up to 96 px."""
     widths = "".join(f" --face-{most}: {max(most // side, 1) * side}px;" for most in FACE_WIDTHS)
     return f":root {{ --face: {side}px;{widths} }}"

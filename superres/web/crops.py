@@ -1,4 +1,5 @@
-"""A visitor's picture: read it, let the page move its crop (`static/crop.js`), and reduce the crop as in training."""
+"""A visitor's picture: read it, let the page move its crop (`static/crop.js`), and reduce the crop
+as in training."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from superres.web.turns import Turns
 
 Result = TypeVar("Result")
 READING = Turns(2)
-"""Turns at reading pictures: two are in memory at their full size, and each visitor has one at most."""
+"""Turns at reading pictures: two are in memory at their full size, and each visitor has one at
+most."""
 PHOTO_SIZE = 768  # longer side of the photo on the page, in pixels
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
@@ -45,9 +47,11 @@ UNREAD = """() => { document.dispatchEvent(new CustomEvent("superres-unread")); 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The input of a decoding, uint8 [source, source, 3], and the crop of the photo that it is from, if any.
+    """The input of a decoding, uint8 [source, source, 3], and the crop of the photo that it is
+    from, if any.
 
-    `truth` is the crop reduced to uint8 [target, target, 3]; None without a photo or if the crop is too small.
+    `truth` is the crop reduced to uint8 [target, target, 3]; None without a photo or if the crop is
+    too small.
     """
 
     source: Pixels
@@ -56,18 +60,19 @@ class Subject:
 
 
 def reduce_picture(
-    file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
-    deadline: Deadline | None = None, notes: list[str] | None = None,
+    file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int,
+    name: str = "the file", deadline: Deadline | None = None, notes: list[str] | None = None,
 ) -> Result:
-    """Read an upload or an open file in the visitor's turn, and return `reduce` of its pixels, uint8 [H, W, 3].
+    """Read an upload or an open file in the visitor's turn, and return `reduce` of its pixels,
+    uint8 [H, W, 3].
 
-    A read upload counts as used now, so a sweep keeps it. `least` is the smallest width and height of the picture.
-    Messages have `name`, and never the server's paths. The deadline bounds the time of reading. Lines about damaged
-    metadata are added to `notes`.
+    A read upload counts as used now, so a sweep keeps it. `least` is the smallest width and height
+    of the picture. Messages have `name`, and never the server's paths. The deadline bounds the time
+    of reading. Lines about damaged metadata are added to `notes`.
 
     Raises:
-        InvalidInputError: the file is not a picture, is damaged, too small or too large, takes too much time or memory
-            to decode, or has been deleted.
+        InvalidInputError: the file is not a picture, is damaged, too small or too large, takes too
+            much time or memory to decode, or has been deleted.
         StoppedError: see `Turns.turn`.
     """
     if isinstance(file, (str, os.PathLike)):
@@ -93,13 +98,15 @@ def stop_reading() -> None:
 
 
 def started(task: FaceTask, start: Value, crop: Crop) -> FaceTask:
-    """Return the sizes of a decode that starts from `start` pixels, or from fewer if the crop is smaller."""
+    """Return the sizes of a decode that starts from `start` pixels, or from fewer if the crop is
+    smaller."""
     most = min(task.from_size(start).source, crop.size)
     return task.from_size(max(side for side in task.starts if side <= most))
 
 
 def take(image: Pixels, task: FaceTask, crop: Crop) -> Subject:
-    """Reduce a crop of a picture, uint8 [H, W, 3]; a picture of the input's size is the source as it is."""
+    """Reduce a crop of a picture, uint8 [H, W, 3]; a picture of the input's size is the source as
+    it is."""
     source = input_of(image, crop, task)
     if source is image:
         return Subject(image)
@@ -108,7 +115,8 @@ def take(image: Pixels, task: FaceTask, crop: Crop) -> Subject:
 
 
 def subjects(image: Pixels, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Subject]:
-    """Return the inputs from a picture, one per crop of `choose_crops`, as `superres upscale` has them."""
+    """Return the inputs from a picture, one per crop of `choose_crops`, as `superres upscale` has
+    them."""
     return [take(image, task, crop) for crop in choose_crops(image, task, setting)]
 
 
@@ -127,33 +135,38 @@ def start_control(task: FaceTask, elem_id: str, is_visible: bool) -> gr.Radio:
 def crop_controls(
     upload: gr.File, chosen: Dependency, first: Path, task: FaceTask,
 ) -> tuple[gr.HTML, gr.Radio]:
-    """Lay out the crop of an upload, which is `first` initially and then that of the event `chosen`, and the input.
+    """Lay out the crop of an upload, which is `first` initially and then that of the event
+    `chosen`, and the input.
 
-    Return the hidden component of the chosen square, a crop setting, where "" is the default crop, and the choice of
-    the start, which is visible where the crop allows several.
+    Return the hidden component of the chosen square, a crop setting, where "" is the default crop,
+    and the choice of the start, which is visible where the crop allows several.
     """
     element, preview, setting, is_visible = crop_of(str(first), task, task.source)
     crop = gr.HTML(element, elem_id="crop")
     start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
-    square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
-    # Until the server has seen the picture, a decode takes its default crop, not the last picture's square.
+    square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden",
+                     elem_id="square")
+    # Until the server has seen the picture, a decode takes its default crop, not the last picture's
+    # square.
     chosen.success(None, None, square, js="() => ''", **controls.INSTANT)
-    offered = chosen.success(functools.partial(offer_crop, task), [upload, start], [crop, shown, square, start],
-                             trigger_mode="always_last", api_name="offer_crop", **controls.INSTANT, **controls.RAW)
+    offered = chosen.success(functools.partial(offer_crop, task), [upload, start],
+                             [crop, shown, square, start], trigger_mode="always_last",
+                             api_name="offer_crop", **controls.INSTANT, **controls.RAW)
     for event in (chosen, offered):
         event.failure(None, None, None, js=UNREAD, **controls.INSTANT)
-    gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start], [shown, start],
-          trigger_mode="always_last", api_name="show_crop", **controls.INSTANT, **controls.RAW)
+    gr.on([square.input, start.input], functools.partial(show_crop, task), [upload, square, start],
+          [shown, start], trigger_mode="always_last", api_name="show_crop", **controls.INSTANT,
+          **controls.RAW)
     return square, start
 
 
 def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, bool]:
     """Return the views of a picture.
 
-    They are the element that moves a photo's crop, from the largest one; the view of its input for a chosen start; its
-    first square; and whether it allows several starts. The element shows a reduced copy in a data URI: a visitor's
-    photo has no file that others could find.
+    They are the element that moves a photo's crop, from the largest one; the view of its input for
+    a chosen start; its first square; and whether it allows several starts. The element shows a
+    reduced copy in a data URI: a visitor's photo has no file that others could find.
     """
     def offer(image: Pixels) -> tuple[str, str, str, bool]:
         if task.is_source(image):
@@ -169,8 +182,8 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
         shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
         photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(take(image, started(task, start, chosen), chosen), task, image), chosen.setting,
-                has_choice(task, chosen))
+                preview_html(take(image, started(task, start, chosen), chosen), task, image),
+                chosen.setting, has_choice(task, chosen))
 
     notes: list[str] = []
     element, preview, square, is_visible = reduce_picture(path, offer, task.source, notes=notes)
@@ -178,7 +191,8 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
 
 
 def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:
-    """Return the element of a new upload, the view of its input, its first square, and the choice of the start."""
+    """Return the element of a new upload, the view of its input, its first square, and the choice
+    of the start."""
     element, preview, square, is_visible = "", "", "", False
     try:
         element, preview, square, is_visible = crop_of(path_of(upload), task, start)
@@ -187,11 +201,14 @@ def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, s
     return element, preview, square, gr.update(visible=controls.visibility(is_visible))
 
 
-def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tuple[str, dict[str, Any]]:
-    """Return the view of an upload's input with another square or start, and the choice of the start."""
+def show_crop(task: FaceTask, upload: Value, square: Value, start: Value) -> tuple[str,
+                                                                                   dict[str, Any]]:
+    """Return the view of an upload's input with another square or start, and the choice of the
+    start."""
     def show(image: Pixels) -> tuple[str, bool]:
         subject = chosen(square, start, task, image)
-        return preview_html(subject, task, image), subject.crop is not None and has_choice(task, subject.crop)
+        return (preview_html(subject, task, image),
+                subject.crop is not None and has_choice(task, subject.crop))
 
     preview, is_visible = "", False
     try:
@@ -208,38 +225,46 @@ def has_choice(task: FaceTask, crop: Crop) -> bool:
 
 
 def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subject:
-    """Return the input from a picture for values of the square, which `choose_crops` checks, and of the start."""
+    """Return the input from a picture for values of the square, which `choose_crops` checks, and of
+    the start."""
     crop = largest(choose_crops(image, task, square or DEFAULT_CROP))
     return take(image, started(task, start, crop), crop)
 
 
 def names_of(crop: Crop) -> dict[str, str]:
-    """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a button."""
+    """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a
+    button."""
     if crop.kind == FACE:
         button = f"Found face {crop.face}" if crop.face else "Found face"
         sure = "uncertain, so the frame is upright" if crop.is_uncertain else "clear"
-        return {"name": f"{button}{f' of {crop.faces}' if crop.face else ''} ({sure})", "button": button}
+        return {"name": f"{button}{f' of {crop.faces}' if crop.face else ''} ({sure})",
+                "button": button}
     if crop.kind == "aligned":
         return {"name": "CelebA's crop of aligned pictures", "button": "CelebA's crop"}
-    return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre", "button": "Centre"}
+    return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre",
+            "button": "Centre"}
 
 
 def refusal(error: SuperresError) -> str:
     """Return what tells the paint box why there is no input; the box says it."""
-    return f'<div class="sr-input" data-turn="{secrets.token_hex(4)}" data-refused="{escape(str(error))}" hidden></div>'
+    return (f'<div class="sr-input" data-turn="{secrets.token_hex(4)}" '
+            f'data-refused="{escape(str(error))}" hidden></div>')
 
 
 def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
-    """Return the model's input from a picture, uint8 [H, W, 3], and of a photo its crop and the truth.
+    """Return the model's input from a picture, uint8 [H, W, 3], and of a photo its crop and the
+    truth.
 
-    The paint box takes an input of its size from here, and shows it itself. Of a larger input, it takes the picture
-    reduced to its own size.
+    The paint box takes an input of its size from here, and shows it itself. Of a larger input, it
+    takes the picture reduced to its own size.
     """
     size = f"{len(subject.source)}x{len(subject.source)}"
     alone = "; only the last stage draws" if len(subject.source) > task.source else ""
-    caption = f"{size}: the model's input" + (f", all that it sees{alone}" if subject.crop is not None else alone)
+    caption = f"{size}: the model's input" + (", all that it "
+                                              f"sees{alone}" if subject.crop is not None else alone)
     square = "" if subject.crop is None else f' data-square="{subject.crop.setting}"'
-    truth = "" if subject.truth is None else f' data-truth="{drawing.data_uri(subject.truth, None)}"'
+    truth = ("" if subject.truth is None else ' '
+             f'data-truth="{drawing.data_uri(subject.truth, None)}"')
     in_box, cells = " hidden", ""
     if len(subject.source) != task.source:
         whole = image if subject.crop is None else subject.crop.take(image)

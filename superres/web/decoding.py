@@ -28,7 +28,8 @@ FRAME_SECONDS = 0.15  # of decoding, between two frames
 
 @dataclass
 class Deadline:
-    """The time, as of `time.monotonic()`, at which a request must end. Waiting for a turn postpones it."""
+    """The time, as of `time.monotonic()`, at which a request must end. Waiting for a turn postpones
+    it."""
 
     time: float
 
@@ -41,8 +42,9 @@ class Deadline:
 class Decoder:
     """Decodes for visitors, one request at a time in turns, of at most `time_limit` seconds each.
 
-    A request can decode its input with several variants (settings by name). The variants take turns: the variant with
-    the least decoding time runs next. So all variants have the same decoding time at every frame, and other load on
+    A request can decode its input with several variants (settings by name). The variants take
+    turns: the variant with the least decoding time runs next. So all variants have the same
+        decoding time at every frame, and other load on
     the machine slows them equally. Closing the iterator of a request stops its decoding.
 
     All steps run on one thread, so the math library keeps one set of worker threads.
@@ -62,21 +64,25 @@ class Decoder:
     def warm_up(self, source: Pixels | None = None) -> None:
         """Decode once, so that the first visitor does not wait for one-time preparations.
 
-        The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which the page shows first.
+        The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
+        the page shows first.
         """
-        given = np.full(self.upscaler.face_task.source_shape, 128, np.uint8) if source is None else source
+        given = np.full(self.upscaler.face_task.source_shape, 128,
+                        np.uint8) if source is None else source
         (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
         self.example = None if source is None else frames[""]
         if self.translator is not None:
             deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)
 
     def close(self) -> None:
-        """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
+        """Stop the current decoding at its next frame with StoppedError, and refuse further
+        requests."""
         self.is_closing = True
         self._turns.close()
 
     def before(self, visitor: Visitor) -> int | None:
-        """Return how many requests of others are before that of a visitor who waits for a turn; None if none waits."""
+        """Return how many requests of others are before that of a visitor who waits for a turn;
+        None if none waits."""
         return self._turns.before(visitor)
 
     def deadline(self) -> Deadline:
@@ -90,21 +96,26 @@ class Decoder:
         """Upscale images, uint8 [N, source, source, 3], by the stages from their size on.
 
         The samples of a source are neighbours in the frames.
-        Yield the latest frame of every variant; the last frames are complete. The log names the purpose. If `judged`,
-        the frames of the last variant are those of `judged_last`. With `finish`, there is one frame, of one sample.
+        Yield the latest frame of every variant; the last frames are complete. The log names the
+        purpose. If `judged`, the frames of the last variant are those of `judged_last`. With
+        `finish`, there is one frame, of one sample.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or contradict each other.
-            StoppedError: the deadline (by default `deadline()`) has passed, or the server is stopping.
+            StoppedError: the deadline (by default `deadline()`) has passed, or the server is
+                stopping.
         """
         if finish != FINISHES[0]:
-            yield {name: self.finish(purpose, sources, options, finish, deadline) for name, options in variants.items()}
+            yield {name: self.finish(purpose, sources, options, finish, deadline) for name,
+                   options in variants.items()}
             return
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         upscaler = self.upscaler.from_size(sources.shape[1])
-        resolved = {name: resolve_options(options, upscaler, samples) for name, options in variants.items()}
+        resolved = {name: resolve_options(options, upscaler, samples) for name,
+                    options in variants.items()}
         streams = {
-            name: upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
+            name: upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys,
+                                  interval=self.frame_seconds)
             for name, options in resolved.items()}
         yield from self._run(purpose, deadline, {
             name: judged_last(stream, samples) if judged and name == [*streams][-1] else stream
@@ -114,20 +125,23 @@ class Decoder:
         self, purpose: str, source: Pixels, options: DecodeConfig, samples: Sequence[int] = (1,),
         size: int | None = None, check: Callable[[], None] = lambda: None,
     ) -> Upscaled:
-        """Upscale an image, uint8 [source, source, 3], without frames, to `size` or by all stages; see `upscale`.
+        """Upscale an image, uint8 [source, source, 3], without frames, to `size` or by all stages;
+        see `upscale`.
 
-        `samples` are the numbers of the samples, from 1. `check` is called repeatedly, and raises if the result is no
-        longer wanted.
+        `samples` are the numbers of the samples, from 1. `check` is called repeatedly, and raises
+        if the result is no longer wanted.
         """
         upscaler = self.upscaler if size is None else self.upscaler.at_size(size)
         keys = [image_key(source, sample) for sample in samples]
-        return self._whole(purpose, upscaler, source[None].repeat(len(keys), axis=0), options, check, keys=keys)
+        return self._whole(purpose, upscaler, source[None].repeat(len(keys), axis=0), options,
+                           check, keys=keys)
 
     def finish(
-        self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str, deadline: Deadline | None = None,
-        check: Callable[[], None] = lambda: None,
+        self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str,
+        deadline: Deadline | None = None, check: Callable[[], None] = lambda: None,
     ) -> Upscaled:
-        """Upscale images, uint8 [N, source, source, 3], and finish them, without frames; see `draw` and `upscale`."""
+        """Upscale images, uint8 [N, source, source, 3], and finish them, without frames; see `draw`
+        and `upscale`."""
         upscaler = self.upscaler.from_size(sources.shape[1])
         options = resolve_options(options, upscaler, finish=finish)
         return self._whole(purpose, upscaler, sources, options, check, deadline, finish=finish)
@@ -153,13 +167,15 @@ class Decoder:
     def translate(
         self, purpose: str, lines: Sequence[str], variants: Mapping[str, DecodeConfig | BeamConfig],
     ) -> Iterator[dict[str, Translated]]:
-        """Translate lines of text together, and yield the latest step of every variant; see `upscale`.
+        """Translate lines of text together, and yield the latest step of every variant; see
+        `upscale`.
 
         Raises InvalidInputError, too, if a word is too long for the model.
         """
         assert self.translator is not None  # noqa: S101 -- without it, the page has no tab Translate
         yield from self._run(purpose, None, {
-            name: self.translator.stream(lines, options, interval=0) for name, options in variants.items()})
+            name: self.translator.stream(lines, options, interval=0) for name,
+            options in variants.items()})
 
     def _run(
         self, purpose: str, deadline: Deadline | None, streams: Mapping[str, Iterator[Frame]],
@@ -173,7 +189,8 @@ class Decoder:
     def _advance(
         self, purpose: str, deadline: Deadline, streams: Mapping[str, Iterator[Frame]],
     ) -> Iterator[dict[str, Frame]]:
-        """Advance the stream with the least decoding time, and yield the latest frames of all streams."""
+        """Advance the stream with the least decoding time, and yield the latest frames of all
+        streams."""
         started = time.monotonic()
         clocks, frames = dict.fromkeys(streams, 0.0), dict[str, Frame]()
         outcome, self.is_busy = "stopped", True
@@ -196,19 +213,22 @@ class Decoder:
             self.is_busy = False
             for stream in streams.values():
                 self._thread.submit(stream.close)  # type: ignore[attr-defined]
-            logging.getLogger(__name__).info("%s: %s in %.3f seconds", purpose, outcome, time.monotonic() - started)
+            logging.getLogger(__name__).info("%s: %s in %.3f seconds", purpose, outcome,
+                                             time.monotonic() - started)
 
     def check_time(self, deadline: Deadline) -> None:
         """Raise StoppedError if `deadline` has passed or the server is stopping."""
         if self.is_closing:
             raise StoppedError("the server is stopping; try again in a minute")
         if deadline.left() < 0:
-            raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was stopped; reduce the input, "
-                               "or choose a larger block size or another acceptance")
+            raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was "
+                               "stopped; reduce the input, or choose a larger block size or "
+                               "another acceptance")
 
 
 def judged_last(stream: Iterator[Upscaled], samples: int) -> Iterator[Upscaled]:
-    """Yield the frames of a stream; the last one has its mask of reliable pixels, and the likeliest sample first."""
+    """Yield the frames of a stream; the last one has its mask of reliable pixels, and the likeliest
+    sample first."""
     for frame in stream:
         if frame.is_complete:
             if samples > 1:

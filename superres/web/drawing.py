@@ -1,7 +1,9 @@
-"""HTML that the tabs share: pictures, plots, statistics, notes, and the element that steps through a decode.
+"""HTML that the tabs share: pictures, plots, statistics, notes, and the element that steps through
+a decode.
 
-Pictures are uint8 RGB and become PNGs in data URIs, so the server stores no file for them. The browser enlarges them by
-whole factors, without smoothing. Photographs, on which the page only places a crop, become JPEGs.
+Pictures are uint8 RGB and become PNGs in data URIs, so the server stores no file for them. The
+browser enlarges them by whole factors, without smoothing. Photographs, on which the page only
+places a crop, become JPEGs.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import veiled
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
-# Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
-_VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+# Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can
+# distinguish the colours.
+_VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)],
+                    np.float64)
 JPEG_QUALITY = 85  # of a photograph beside its crop
 DRAWN = dict[str, Any]()
-"""Record of pictures that a model drew, without settings; None is that of inputs, enlargements and true pictures."""
+"""Record of pictures that a model drew, without settings; None is that of inputs, enlargements and
+true pictures."""
 CLEAR = 1.25
-"""Smallest ratio of the times of two decodes that tells them apart: of one decode, other work may take that much."""
+"""Smallest ratio of the times of two decodes that tells them apart: of one decode, other work may
+take that much."""
 
 
 def record_of(
@@ -50,7 +56,8 @@ def record_of(
 
 def data_uri(image: Pixels, record: dict[str, Any] | None = DRAWN) -> str:
     """Return a picture as a PNG in a data URI; see `encode_png` for `record`."""
-    return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record)).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image),
+                                                                  record)).decode("ascii")
 
 
 def jpeg_uri(photo: Image.Image, most: int) -> str:
@@ -62,24 +69,27 @@ def jpeg_uri(photo: Image.Image, most: int) -> str:
 
 
 def figure(
-    image: Pixels, caption: str, alt: str, record: dict[str, Any] | None = DRAWN, overlay: str = "", below: str = "",
-    size: str = "",
+    image: Pixels, caption: str, alt: str, record: dict[str, Any] | None = DRAWN, overlay: str = "",
+    below: str = "", size: str = "",
 ) -> str:
     """Return a picture, uint8 [H, W, 3], with its caption; see `encode_png` for `record`.
 
-    `overlay` has SVG shapes in units of its pixels, `below` has HTML, and `size` is "large", "small" or "".
+    `overlay` has SVG shapes in units of its pixels, `below` has HTML, and `size` is "large",
+    "small" or "".
     """
     height, width = image.shape[:2]
     shapes = overlay and f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>'
-    return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div class="sr-frame">'
-            f'<img src="{data_uri(image, record)}" alt="{escape(alt)}">{shapes}</div>'
+    return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div '
+            f'class="sr-frame"><img src="{data_uri(image, record)}" '
+            f'alt="{escape(alt)}">{shapes}</div>'
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
 
 
 def figures(parts: Sequence[str], label: str, size: str = "") -> str:
-    """Return figures side by side, wrapped to the width of the page; `size` is "compared" for two large ones a row."""
-    return (f'<div class="sr-figures{f" sr-{size}" if size else ""}" role="group" aria-label="{escape(label)}">'
-            f'{"".join(parts)}</div>')
+    """Return figures side by side, wrapped to the width of the page; `size` is "compared" for two
+    large ones a row."""
+    return (f'<div class="sr-figures{f" sr-{size}" if size else ""}" role="group" '
+            f'aria-label="{escape(label)}">{"".join(parts)}</div>')
 
 
 def message(text: str) -> str:
@@ -89,12 +99,14 @@ def message(text: str) -> str:
 
 def fold(summary: str, html: str) -> str:
     """Return details that are folded until their summary is chosen; "" without details."""
-    return html and f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
+    return (html and '<details '
+            f'class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>')
 
 
 def statistics(values: Sequence[tuple[str, str]]) -> str:
     """Return names and values as a list."""
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name,
+                   value in values)
     return f'<dl class="sr-statistics">{rows}</dl>'
 
 
@@ -104,8 +116,10 @@ def is_complete(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> bo
 
 
 def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
-    """Return an explanation of a race between two variants, and its result once both are complete."""
-    note = "The two take turns on the same processor; each clock runs only while its own side decodes."
+    """Return an explanation of a race between two variants, and its result once both are
+    complete."""
+    note = ("The two take turns on the same processor; each clock runs only while its own side "
+            "decodes.")
     if not is_complete(frames):
         return note
     steps = {name: steps_of(result) for name, result in frames.items()}
@@ -113,22 +127,27 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     fast, slow = sorted(frames, key=lambda name: frames[name].seconds)
     ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
     if steps[few] == steps[many]:
-        return f"{note} <b>Both took {steps[few]:,} steps, so their times differ by other work on the machine.</b>"
+        return (f"{note} <b>Both took {steps[few]:,} steps, so their times differ by other work on "
+                "the machine.</b>")
     timed = f"{fast} was {ratio:.1f} times as fast" if ratio >= CLEAR else \
         "both took about as long, since each of the fewer steps takes longer"
     return f"{note} <b>{few} took {steps[few]:,} steps, {many} {steps[many]:,}; {timed}.</b>"
 
 
 def steps_of(result: Upscaled | Translated) -> int:
-    """Return the steps of a decode: the iterations of all stages or sentences; of beam search, the model calls."""
+    """Return the steps of a decode: the iterations of all stages or sentences; of beam search, the
+    model calls."""
     if isinstance(result, Translated):
-        return sum(trace.iterations for line in result.traces for trace in line) or result.model_calls
+        return (sum(trace.iterations for line in result.traces for trace in line)
+                or result.model_calls)
     return sum(trace.iterations for stage in result.stages for trace in stage.traces)
 
 
 def counts_of(traces: list[RowTrace]) -> dict[str, Any]:
-    """Return the numbers of tokens, iterations and model calls of a picture's stages, and tokens per iteration."""
-    return {"tokens": sum(trace.tokens for trace in traces), "iterations": sum(trace.iterations for trace in traces),
+    """Return the numbers of tokens, iterations and model calls of a picture's stages, and tokens
+    per iteration."""
+    return {"tokens": sum(trace.tokens for trace in traces),
+            "iterations": sum(trace.iterations for trace in traces),
             "model_calls": sum(trace.model_calls for trace in traces),
             "mean_accepted_block_size": mean_accepted_block_size(traces)}
 
@@ -139,7 +158,8 @@ def proposals(trace: RowTrace) -> list[list[int]]:
 
 
 def stepper(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", side: int = 0) -> str:
-    """Return the element of `static/stepper.js` for name, seconds and parts of each decode; a part is one sequence."""
+    """Return the element of `static/stepper.js` for name, seconds and parts of each decode; a part
+    is one sequence."""
     data = json.dumps({"kind": kind, "decodes": decodes, "language": language, "side": side},
                       separators=(",", ":"), ensure_ascii=False)
     return ('<superres-stepper role="group" aria-label="Step through the decode" '
@@ -149,20 +169,23 @@ def stepper(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", si
 def unfinished(result: Upscaled, row: int) -> Pixels:
     """Return a partly decoded picture, uint8 [H, W, 3].
 
-    Pixels without all their colours are those of the stage before in a cascade, and otherwise have a grey pattern.
+    Pixels without all their colours are those of the stage before in a cascade, and otherwise have
+    a grey pattern.
     """
     done = result.filled[row].all(axis=2, keepdims=True)
     if result.earlier is None:
         below = _EMPTY[tuple(np.indices(done.shape[:2]) % len(_EMPTY))][:, :, None]
     else:
         small = unfinished(result.earlier, row)
-        below = small.repeat(len(done) // len(small), axis=0).repeat(len(done) // len(small), axis=1)
+        below = small.repeat(len(done) // len(small), axis=0).repeat(len(done) // len(small),
+                                                                     axis=1)
     shown: Pixels = np.where(done, result.images[row], below).astype(np.uint8)
     return shown
 
 
 def block_overlay(result: Upscaled, row: int) -> str:
-    """Return the pixels of the last accepted block as an SVG shape in units of the picture's pixels."""
+    """Return the pixels of the last accepted block as an SVG shape in units of the picture's
+    pixels."""
     current = next((stage for stage in result.stages if not stage.is_complete), result)
     trace, width = current.traces[row], current.images.shape[2]
     if not trace.accepted or result.is_complete:
@@ -170,13 +193,17 @@ def block_overlay(result: Upscaled, row: int) -> str:
     first = trace.positions[-1] // CHANNELS
     last = (trace.positions[-1] + trace.accepted[-1] - 1) // CHANNELS
     squares = (f"M{pixel % width} {pixel // width}h1v1h-1z" for pixel in range(first, last + 1))
-    return f'<path class="sr-block" transform="scale({result.images.shape[2] // width})" d="{"".join(squares)}"/>'
+    return (f'<path class="sr-block" transform="scale({result.images.shape[2] // width})" '
+            f'd="{"".join(squares)}"/>')
 
 
-def colours(values: npt.NDArray[np.float64], lowest: float, highest: float) -> npt.NDArray[np.float64]:
-    """Return colours [..., 3], from dark violet to yellow, for values [...] from `lowest` to `highest`."""
+def colours(values: npt.NDArray[np.float64], lowest: float,
+            highest: float) -> npt.NDArray[np.float64]:
+    """Return colours [..., 3], from dark violet to yellow, for values [...] from `lowest` to
+    `highest`."""
     place = (values - lowest) / max(highest - lowest, 1e-9) * (len(_VIRIDIS) - 1)
-    return np.stack([np.interp(place, np.arange(len(_VIRIDIS)), channel) for channel in _VIRIDIS.T], axis=-1)
+    return np.stack([np.interp(place, np.arange(len(_VIRIDIS)), channel) for channel in _VIRIDIS.T],
+                    axis=-1)
 
 
 def legend(lowest: str, highest: str) -> str:
@@ -187,34 +214,40 @@ def legend(lowest: str, highest: str) -> str:
 
 
 def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
-    """Return a face, uint8 [H, W, 3], tinted by the accepted block size of each pixel, the mean over its colours."""
+    """Return a face, uint8 [H, W, 3], tinted by the accepted block size of each pixel, the mean
+    over its colours."""
     sizes = np.repeat(trace.accepted, trace.accepted).reshape(image.shape).mean(axis=2)
-    mixed: Pixels = (0.3 * image.mean(axis=2, keepdims=True) + 0.7 * colours(sizes, 1, block_size)).astype(np.uint8)
+    mixed: Pixels = (0.3 * image.mean(axis=2, keepdims=True) + 0.7
+                     * colours(sizes, 1, block_size)).astype(np.uint8)
     return mixed
 
 
 def histogram(traces: Sequence[RowTrace], block_size: int) -> str:
-    """Return a bar chart of the pixel values accepted per step, 1 to `block_size`, with their mean."""
+    """Return a bar chart of the pixel values accepted per step, 1 to `block_size`, with their
+    mean."""
     accepted = np.concatenate([trace.accepted for trace in traces])
     shares, bars = 100 * np.bincount(accepted, minlength=block_size + 1)[1:] / len(accepted), []
     for index, share in enumerate(shares):
         colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), 1, block_size))
         left, height = 24 * index, 100 * share / max(shares.max(), 1e-9)
-        bars.append(f'<rect x="{left + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" fill="{colour}"/>'
-                    f'<text x="{left + 12}" y="{108 - height:.1f}">{share:.0f}</text>'
-                    f'<text x="{left + 12}" y="126">{index + 1}</text>')
+        bars.append(f'<rect x="{left + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" '
+                    f'fill="{colour}"/><text x="{left + 12}" '
+                    f'y="{108 - height:.1f}">{share:.0f}</text><text x="{left + 12}" '
+                    f'y="126">{index + 1}</text>')
     words = ", ".join(f"{size}: {share:.0f} %" for size, share in enumerate(shares, 1))
     width = 24 * block_size
-    return (f'<figure class="sr-figure"><svg class="sr-histogram" width="{width}" viewBox="0 -6 {width} 140" '
-            f'role="img" aria-label="Pixel values accepted per step, share of steps. {words}">{"".join(bars)}</svg>'
-            "<figcaption>Pixel values accepted per step, and their share of the steps, %; mean "
-            f"{accepted.mean():.1f}</figcaption></figure>")
+    return (f'<figure class="sr-figure"><svg class="sr-histogram" width="{width}" viewBox="0 -6 '
+            f'{width} 140" role="img" aria-label="Pixel values accepted per step, share of steps. '
+            f'{words}">{"".join(bars)}</svg>' "<figcaption>Pixel values accepted per step, and "
+            f"their share of the steps, %; mean {accepted.mean():.1f}</figcaption></figure>")
 
 
 def mean_and_difference(images: Pixels) -> tuple[Pixels, Pixels, float]:
-    """Return the mean of pictures, uint8 [N, H, W, 3], a map of how much they differ, and its largest value.
+    """Return the mean of pictures, uint8 [N, H, W, 3], a map of how much they differ, and its
+    largest value.
 
-    The difference at a pixel is the standard deviation over the pictures in grey levels, as the mean over the colours.
+    The difference at a pixel is the standard deviation over the pictures in grey levels, as the
+    mean over the colours.
     """
     spread = images.std(axis=0).mean(axis=2)
     mean: Pixels = np.floor(images.mean(axis=0) + 0.5).astype(np.uint8)
@@ -222,25 +255,29 @@ def mean_and_difference(images: Pixels) -> tuple[Pixels, Pixels, float]:
 
 
 def veiled_picture(result: Upscaled, row: int) -> list[tuple[str, Pixels]]:
-    """Return a picture with its unreliable pixels veiled, by name; nothing without a calibration."""
-    return [] if result.reliable is None else [("Unreliable veiled", veiled(result.images[row], result.reliable[row]))]
+    """Return a picture with its unreliable pixels veiled, by name; nothing without a
+    calibration."""
+    return [] if result.reliable is None else [("Unreliable veiled",
+                                                veiled(result.images[row], result.reliable[row]))]
 
 
 def reliability(result: Upscaled, name: str) -> str:
-    """Return the first picture, called `name`, with its veil, and its uncertainty; "" without a calibration."""
+    """Return the first picture, called `name`, with its veil, and its uncertainty; "" without a
+    calibration."""
     found = result.reliability
     if found is None:
         return ""
     ((_, face),), uncertainty = veiled_picture(result, 0), result.uncertainty[0].astype(np.float64)
     shown = colours(uncertainty, 0, uncertainty.max()).astype(np.uint8)
-    note = (f"Of the pixels without a veil, {100 * found.coverage:.0f} % are within {found.tolerance:g} grey levels of "
-            "the truth, as a mean over faces like those of CelebA, drawn with the default settings; of one face, fewer "
-            "may be.")
+    note = (f"Of the pixels without a veil, {100 * found.coverage:.0f} % are within "
+            f"{found.tolerance:g} grey levels of the truth, as a mean over faces like those of "
+            "CelebA, drawn with the default settings; of one face, fewer may be.")
     return figures([
-        figure(face, f"{name}, unreliable pixels veiled", "The face with a veil over its unreliable pixels"),
+        figure(face, f"{name}, unreliable pixels veiled", "The face with a veil over its "
+               "unreliable pixels"),
         figure(shown, "Uncertainty (standard deviation)", "Map of the uncertainty",
                below=legend("0", f"{uncertainty.max():.0f} grey levels"))],
-        "Reliability") + f'<p class="sr-hint">{note}</p>'
+                   "Reliability") + f'<p class="sr-hint">{note}</p>'
 
 
 def numbers_of(result: Upscaled) -> Sequence[int]:
@@ -249,11 +286,13 @@ def numbers_of(result: Upscaled) -> Sequence[int]:
 
 
 def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
-    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground truth."""
+    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground
+    truth."""
     if truth is None:
         return {}
     decibels = float(psnr(image[None], truth[None])[0])
-    return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
+    return {"psnr": decibels if math.isfinite(decibels) else None,
+            "ssim": float(ssim(image[None], truth[None])[0])}
 
 
 def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:

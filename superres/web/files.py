@@ -1,4 +1,5 @@
-"""Temporary files of the server: uploads and results, in folders whose names cannot be guessed, until they are old."""
+"""Temporary files of the server: uploads and results, in folders whose names cannot be guessed,
+until they are old."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ KEEP_BYTES = 2_000_000_000  # of all uploads and results on the server
 
 @contextmanager
 def temporary_files() -> Iterator[Path]:
-    """Make a folder that only the server's user can read, let Gradio keep its files there, and remove it at the end."""
+    """Make a folder that only the server's user can read, let Gradio keep its files there, and
+    remove it at the end."""
     with scratch_folder() as folder:
         before = os.environ.get("GRADIO_TEMP_DIR")
         os.environ["GRADIO_TEMP_DIR"] = str(folder.resolve())
@@ -35,21 +37,24 @@ def temporary_files() -> Iterator[Path]:
 
 
 def new_folder() -> Path:
-    """Make a folder whose name cannot be guessed; Gradio serves its files to those who know their paths."""
+    """Make a folder whose name cannot be guessed; Gradio serves its files to those who know their
+    paths."""
     path = Path(os.environ["GRADIO_TEMP_DIR"]) / secrets.token_hex(16)
     path.mkdir(0o700)
     return path
 
 
 def path_of(upload: Any) -> str:  # noqa: ANN401 -- any JSON value
-    """Return the path of an upload; InvalidInputError if there is none, or if it is not in the temporary folder.
+    """Return the path of an upload; InvalidInputError if there is none, or if it is not in the
+    temporary folder.
 
     The folder has no links. Gradio checks only the paths in values that say that they are files.
     """
     if not upload:
         raise InvalidInputError("there is no image yet; upload one or choose an example")
     path = upload.get("path") if isinstance(upload, dict) else None
-    if not (isinstance(path, str) and Path(os.path.abspath(path)).is_relative_to(os.environ["GRADIO_TEMP_DIR"])):
+    if not (isinstance(path, str)
+            and Path(os.path.abspath(path)).is_relative_to(os.environ["GRADIO_TEMP_DIR"])):
         raise InvalidInputError(f"the file {NOT_UPLOADED}")
     return path
 
@@ -64,10 +69,13 @@ def files_below(folder: Path) -> dict[Path, os.stat_result]:
     return found
 
 
-def sweep(folder: Path, kept: Collection[Path], age: float = KEEP_SECONDS, most_bytes: int = KEEP_BYTES) -> None:
-    """Delete files not used for `age` seconds, the oldest files beyond a total of `most_bytes`, and empty folders.
+def sweep(folder: Path, kept: Collection[Path], age: float = KEEP_SECONDS,
+          most_bytes: int = KEEP_BYTES) -> None:
+    """Delete files not used for `age` seconds, the oldest files beyond a total of `most_bytes`, and
+    empty folders.
 
-    The last use is the time of modification. Files in `kept`, which belong to the page, stay and are not counted.
+    The last use is the time of modification. Files in `kept`, which belong to the page, stay and
+    are not counted.
     """
     oldest, total = time.time() - age, 0
     found = [(status.st_mtime, status.st_size, path) for path, status in files_below(folder).items()

@@ -1,4 +1,5 @@
-"""The choice between a face as the model drew it and a finished one, for which the viewer asks after each decode."""
+"""The choice between a face as the model drew it and a finished one, for which the viewer asks
+after each decode."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ LATEST = Latest()
 def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dict[str, Any]:
     """Return what the viewer of a face needs to ask for the finished one; {} for a sample.
 
-    `values` are those of the controls as the visitor sent them, from which the face was drawn by `options`.
+    `values` are those of the controls as the visitor sent them, from which the face was drawn by
+    `options`.
     """
     if options.is_sampling:
         return {}
@@ -28,7 +30,8 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
 
 
 def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
-    """Draw the finished face of a question, any JSON object, and return it for the page's script."""
+    """Draw the finished face of a question, any JSON object, and return it for the page's
+    script."""
     task = decoder.upscaler.face_task
     side = controls.whole_number("side", asked["side"])
     source = pixels_of(asked["x"], task.from_size(side))
@@ -39,5 +42,6 @@ def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
     record = drawing.record_of(upscaler, options, 1, FINISH)
     return {"faces": [{
         "name": f"Finished, {task.target_size}", "file": "face-finished.png",
-        "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} seconds; --finish "
-                f"{FINISH} on the command line", "uri": drawing.data_uri(result.images[0], record)}]}
+        "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} "
+        f"seconds; --finish {FINISH} on the command line", "uri": drawing.data_uri(result.images[0],
+                                                                                   record)}]}

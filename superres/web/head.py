@@ -1,7 +1,8 @@
-"""The head of the page as link previews and search engines read it: title, description, address, picture and icon.
+"""The head of the page as link previews and search engines read it: title, description, address,
+picture and icon.
 
-Gradio's template has tags of its own, of which some name Gradio. They are removed from the response, so each tag is
-there once.
+Gradio's template has tags of its own, of which some name Gradio. They are removed from the
+response, so each tag is there once.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from superres.web.decoding import Decoder
 
 CARD_PATH = "/card.png"
 ICON_SIDE = 32  # of the icon, an enlarged input, in pixels
-_OTHERS_TAGS = re.compile(rb'\s*<(?:meta\s+(?:property|name)="(?:og|twitter|description)\b[^>]*|title>[^<]*</title)>')
+_OTHERS_TAGS = re.compile(
+    rb'\s*<(?:meta\s+(?:property|name)="(?:og|twitter|description)\b[^>]*|title>[^<]*</title)>')
 
 
 @dataclass(eq=False)
 class Preview:
-    """What the page shows of itself elsewhere: the card of a face that `decoder` draws from `source`, and its tags.
+    """What the page shows of itself elsewhere: the card of a face that `decoder` draws from
+    `source`, and its tags.
 
-    `source` is uint8 [source, source, 3]. The card is drawn when it is first asked for, so no start waits for it.
+    `source` is uint8 [source, source, 3]. The card is drawn when it is first asked for, so no start
+    waits for it.
     """
 
     decoder: Decoder
@@ -53,28 +57,37 @@ class Preview:
 
     def tags(self, address: str) -> str:
         """Return the tags for the page at `address`, which ends in a slash."""
-        task, said = self.decoder.upscaler.face_task, headline(self.source.shape[0] * self.source.shape[1])
-        text = (f"{said}: a model draws a face of {task.target_size} pixels from {task.source_size}, several values "
-                "per step. Watch it, race it, and draw others that fit as well.")
+        task, said = (self.decoder.upscaler.face_task,
+                      headline(self.source.shape[0] * self.source.shape[1]))
+        text = (f"{said}: a model draws a face of {task.target_size} pixels from "
+                f"{task.source_size}, several values per step. Watch it, race it, and draw others "
+                "that fit as well.")
         picture = f"{address}{CARD_PATH[1:]}"
-        alt = f"{said}: the {task.source_size} input beside the face of {task.target_size} that a model drew from it"
-        properties = {"title": TITLE, "description": text, "type": "website", "site_name": "superres", "url": address,
-                      "image": picture, "image:type": "image/png", "image:width": SIZE[0], "image:height": SIZE[1],
+        alt = (f"{said}: the {task.source_size} input beside the face of {task.target_size} that a "
+               "model drew from it")
+        properties = {"title": TITLE, "description": text, "type": "website",
+                      "site_name": "superres", "url": address, "image": picture,
+                      "image:type": "image/png", "image:width": SIZE[0], "image:height": SIZE[1],
                       "image:alt": alt}
-        twitter = {"card": "summary_large_image", "title": TITLE, "description": text, "image": picture,
-                   "image:alt": alt}
+        twitter = {"card": "summary_large_image", "title": TITLE, "description": text,
+                   "image": picture, "image:alt": alt}
         icon = drawing.data_uri(enlarge(self.source[None], "nearest", ICON_SIDE)[0], None)
         return "".join([
             f'<title>{TITLE}</title><meta name="description" content="{escape(text)}">',
-            *(f'<meta property="og:{name}" content="{escape(str(value))}">' for name, value in properties.items()),
-            *(f'<meta name="twitter:{name}" content="{escape(value)}">' for name, value in twitter.items()),
-            f'<link rel="canonical" href="{escape(address)}"><link rel="icon" type="image/png" href="{icon}">'])
+            *(f'<meta property="og:{name}" content="{escape(str(value))}">' for name,
+              value in properties.items()),
+            *(f'<meta name="twitter:{name}" content="{escape(value)}">' for name,
+              value in twitter.items()),
+            f'<link rel="canonical" href="{escape(address)}"><link rel="icon" type="image/png" '
+            f'href="{icon}">'])
 
 
 def address_of(scope: Scope, root_path: str) -> str:
-    """Return the URL of the page, with a slash at its end, as the visitor who sent a request knows it.
+    """Return the URL of the page, with a slash at its end, as the visitor who sent a request knows
+    it.
 
-    A proxy names its scheme by X-Forwarded-Proto, which uvicorn reads, and serves the page under `root_path`.
+    A proxy names its scheme by X-Forwarded-Proto, which uvicorn reads, and serves the page under
+    `root_path`.
     """
     host = Headers(scope=scope).get("host") or ":".join(map(str, scope["server"]))
     return f"{scope['scheme']}://{host}{root_path.rstrip('/')}/"
@@ -108,7 +121,8 @@ def with_preview(app: ASGIApp, preview: Preview, root_path: str = "") -> ASGIApp
 
 
 def tagged(page: bytes, tags: str) -> bytes:
-    """Return a page with `tags` at the start of its head, after its encoding, and without those that it had."""
+    """Return a page with `tags` at the start of its head, after its encoding, and without those
+    that it had."""
     before, script, rest = page.partition(b"<script")  # scripts have texts of their own
     marker = re.search(rb"<meta charset=[^>]*>", before)
     place = marker.end() if marker else 0

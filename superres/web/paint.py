@@ -1,7 +1,8 @@
-"""The paint box: a visitor paints the pixels of an input, and sees the faces that reduce to them after each stroke.
+"""The paint box: a visitor paints the pixels of an input, and sees the faces that reduce to them
+after each stroke.
 
-The box itself is `static/paint.js`. It asks for pictures by hidden components, one per kind of picture, so that a small
-picture never waits for a large one that is drawn for an earlier stroke.
+The box itself is `static/paint.js`. It asks for pictures by hidden components, one per kind of
+picture, so that a small picture never waits for a large one that is drawn for an earlier stroke.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from superres.web.turns import VISITOR, StoppedError, Visitor
 
 FILES = "card", "film"
 KINDS = "small", "large", "others", *FILES
-"""What the box asks for: the first stage's picture, the face, other people with the same pixels, and two files: a card
-with all of them, and the decode of a face as a moving picture."""
+"""What the box asks for: the first stage's picture, the face, other people with the same pixels,
+and two files: a card with all of them, and the decode of a face as a moving picture."""
 FRAMES, FRAME_MS, LAST_MS = 40, 80, 800
 FILM = 256
 """Smallest side of a film in pixels."""
@@ -54,31 +55,38 @@ TOLD = """document.addEventListener("superres-%s", event => {
     trigger("input");
 });
 document.dispatchEvent(new CustomEvent("superres-asking"));"""
-"""Script of a hidden component that has what the box says last: a question, or what the buttons below it take."""
+"""Script of a hidden component that has what the box says last: a question, or what the buttons
+below it take."""
 
 
 def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File, Dependency]:
-    """Lay out the box, and return the hidden components of the painted pixels and of the chosen picture.
+    """Lay out the box, and return the hidden components of the painted pixels and of the chosen
+    picture.
 
-    The first has a value of `pixels_of`, "" where the pixels are those of the chosen picture, whose decodes have their
-    truth. The chosen picture is a visitor's photo or an example, initially the first one; the third value is the
-    event that chooses one, or none.
+    The first has a value of `pixels_of`, "" where the pixels are those of the chosen picture, whose
+    decodes have their truth. The chosen picture is a visitor's photo or an example, initially the
+    first one; the third value is the event that chooses one, or none.
     """
     task = decoder.upscaler.face_task
-    view = box_view(task, decoder.upscaler.stages, {path.stem: read_image(path) for path in examples}, FILES)
+    view = box_view(task, decoder.upscaler.stages,
+                    {path.stem: read_image(path) for path in examples}, FILES)
     view["most_bytes"] = MAX_FILE_BYTES
-    gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>', elem_id="paint", padding=False)
-    painted, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden", elem_id=name)
+    gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>',
+            elem_id="paint", padding=False)
+    painted, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden",
+                              elem_id=name)
                       for name in ("painted", "given"))
     upload = gr.File(str(examples[0]), visible="hidden", elem_id="photo")
     def take_given(value: Value) -> tuple[str | None, str]:
         if value == {}:
             return None, ""
         if isinstance(value, dict) and "example" in value:
-            return str(examples[controls.whole_number("example", value["example"], 0, len(examples) - 1)]), ""
+            return str(examples[controls.whole_number("example", value["example"], 0,
+                                                      len(examples) - 1)]), ""
         return path_of(value), ""
 
-    # Nothing is painted until the box has the new picture's pixels. Gradio would drop an event during another one.
+    # Nothing is painted until the box has the new picture's pixels. Gradio would drop an event
+    # during another one.
     chosen = given.input(take_given, given, [upload, painted], trigger_mode="always_last",
                          **controls.INSTANT, **controls.RAW)
     for kind in KINDS:
@@ -87,10 +95,13 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
 
 
 def answer(kind: str, draw: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Lay out the hidden components by which the page's script asks for pictures, which `draw` returns."""
-    asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden", elem_id=f"ask-{kind}")
+    """Lay out the hidden components by which the page's script asks for pictures, which `draw`
+    returns."""
+    asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden",
+                    elem_id=f"ask-{kind}")
     told = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
-    asked.input(functools.partial(answer_of, draw, kind), asked, told, trigger_mode="always_last", **controls.INSTANT)
+    asked.input(functools.partial(answer_of, draw, kind), asked, told, trigger_mode="always_last",
+                **controls.INSTANT)
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:
@@ -103,7 +114,8 @@ def pixels_of(text: Value, task: FaceTask) -> Pixels:
         InvalidInputError: the text is not that of as many pixels.
     """
     count = math.prod(task.source_shape)
-    wrong = f"the pixels of this link are not {task.source_size}; copy the whole link, or begin with an empty box"
+    wrong = (f"the pixels of this link are not {task.source_size}; copy the whole link, or begin "
+             "with an empty box")
     try:
         values = base64.b64decode(f"{text}{'=' * (-count % 3)}", b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -126,8 +138,8 @@ def answer_of(draw: Callable[[dict[str, Any]], dict[str, Any]], kind: str, quest
 class Latest:
     """The latest pixels of each visitor, so that no decode goes on for pixels that have changed.
 
-    A visitor is known for the last `MOST_VISITORS` questions of others. At most `MOST_INSIDE` questions are answered or
-    wait for their turn, since each of them holds a thread of the server.
+    A visitor is known for the last `MOST_VISITORS` questions of others. At most `MOST_INSIDE`
+    questions are answered or wait for their turn, since each of them holds a thread of the server.
     """
 
     def __init__(self) -> None:
@@ -136,9 +148,11 @@ class Latest:
 
     @contextmanager
     def question(self, pixels: str) -> Iterator[Callable[[], None]]:
-        """Answer a question of `VISITOR` in the block; the value raises StoppedError once there are newer pixels."""
+        """Answer a question of `VISITOR` in the block; the value raises StoppedError once there are
+        newer pixels."""
         if not self._room.acquire(blocking=False):
-            raise StoppedError("too many visitors ask for faces at this moment; try again in a minute")
+            raise StoppedError("too many visitors ask for faces at this moment; try again in a "
+                               "minute")
         try:
             visitor = self.note(pixels)
 
@@ -151,7 +165,8 @@ class Latest:
             self._room.release()
 
     def note(self, pixels: str) -> Visitor:
-        """Note the latest pixels of `VISITOR`, which ends the answers to earlier ones, and return the visitor."""
+        """Note the latest pixels of `VISITOR`, which ends the answers to earlier ones, and return
+        the visitor."""
         visitor = VISITOR.get() or Visitor()
         with self._lock:
             self._pixels[visitor] = pixels
@@ -167,8 +182,9 @@ LATEST = Latest()
 def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what the box asks for, and return it for the page's script.
 
-    A question has the pixels `x` (see `pixels_of`), the temperature `t` and the seed `s` of samples, and the number `n`
-    of the sample that is shown large, 0 for the likeliest face; that of a card also the `link` to write on it.
+    A question has the pixels `x` (see `pixels_of`), the temperature `t` and the seed `s` of
+    samples, and the number `n` of the sample that is shown large, 0 for the likeliest face; that of
+    a card also the `link` to write on it.
     """
     pixels = pixels_of(asked["x"], decoder.upscaler.face_task)
     with LATEST.question(asked["x"]) as check:
@@ -181,27 +197,33 @@ def _drawn(
 ) -> dict[str, Any]:
     task, default = decoder.upscaler.face_task, decoder.upscaler.default
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
-    samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0), "temperature": asked["t"]}))
-    options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1, OTHERS + 1)
+    samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0),
+                                       "temperature": asked["t"]}))
+    options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1,
+                                                                                         OTHERS + 1)
     if kind == "small":
-        return faces_of(decoder, options, draw(options, numbers, size=(*task.between, task.target)[0]), numbers)
+        return faces_of(decoder, options,
+                        draw(options, numbers, size=(*task.between, task.target)[0]), numbers)
     if kind == "large":
         return faces_of(decoder, options, draw(options, numbers), numbers)
     if kind == "others":
         return faces_of(decoder, samples, draw(samples, everyone), everyone)
     if kind == "film":
         return file_of("face.webp", film(draw(options, numbers)))
-    return file_of("card.png", card_of(draw(default), draw(samples, everyone), chosen, str(asked["link"])))
+    return file_of("card.png", card_of(draw(default), draw(samples, everyone), chosen,
+                                       str(asked["link"])))
 
 
-def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and tokens."""
+def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled,
+             numbers: Sequence[int]) -> dict[str, Any]:
+    """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and
+    tokens."""
     faces = []
     for row, (number, image) in enumerate(zip(numbers, result.images, strict=True)):
         counts = drawing.counts_of(result.stage_traces(row))
         uri = drawing.data_uri(image, drawing.record_of(decoder.upscaler, options, number))
-        faces.append({"uri": uri, "digest": short_digest(image.tobytes()), "steps": counts["iterations"],
-                      "tokens": counts["tokens"]})
+        faces.append({"uri": uri, "digest": short_digest(image.tobytes()),
+                      "steps": counts["iterations"], "tokens": counts["tokens"]})
     return {"faces": faces}
 
 
@@ -209,11 +231,13 @@ def film(result: Upscaled) -> bytes:
     """Return a face while it is decoded, as a moving WebP."""
     steps = np.linspace(0, len(result.ends(0)), FRAMES).round().astype(int)
     factor = -(-FILM // result.images.shape[1])
-    first, *others = (Image.fromarray(result.after(0, int(step)).repeat(factor, axis=0).repeat(factor, axis=1))
+    first, *others = (Image.fromarray(result.after(0,
+                                                   int(step)).repeat(factor, axis=0).repeat(factor,
+                                                                                            axis=1))
                       for step in steps)
     content = io.BytesIO()
-    first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0, xmp=marked(None),
-               duration=[*[FRAME_MS] * len(others), LAST_MS])
+    first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0,
+               xmp=marked(None), duration=[*[FRAME_MS] * len(others), LAST_MS])
     return content.getvalue()
 
 

@@ -1,4 +1,5 @@
-"""The static page, which draws faces with the engine in the visitor's browser: any static host serves its folder."""
+"""The static page, which draws faces with the engine in the visitor's browser: any static host
+serves its folder."""
 
 from __future__ import annotations
 
@@ -33,13 +34,16 @@ AROUND = 1.5  # side of the part of a photograph that the page has, over the sid
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
-def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path, examples: Mapping[str, Pixels]) -> None:
+def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
+               examples: Mapping[str, Pixels]) -> None:
     """Write the page into `folder`, which has the engine's files: superres.js and `ENGINE`.
 
-    `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are lossless, so their
-    inputs are those of the server's page. `checkpoint` is the folder of the weights.
+    `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are
+    lossless, so their inputs are those of the server's page. `checkpoint` is the folder of the
+    weights.
     """
-    shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css") if path.is_file()]
+    shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css")
+              if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
         write_result(folder / path.name, path.read_bytes())
     write_result(folder / "faces.css", face_styles(task.target).encode())
@@ -55,14 +59,16 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path, exam
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
-    """Return the part of a photograph around its largest face, turned as the face is, and the face's square in it.
+    """Return the part of a photograph around its largest face, turned as the face is, and the
+    face's square in it.
 
     The square is left, top and side. A picture of the input's size has none.
     """
     if task.is_source(image):
         return image, None
     crop, (height, width) = largest(choose_crops(image, task)), image.shape[:2]
-    around = (replace(crop, left=crop.left - margin, top=crop.top - margin, size=crop.size + 2 * margin)
+    around = (replace(crop, left=crop.left - margin, top=crop.top - margin,
+                      size=crop.size + 2 * margin)
               for margin in range(int((AROUND - 1) / 2 * crop.size), 0, -1))
     part = next((square for square in around if not square.beyond(height, width)), crop)
     pixels = part.take(image)
@@ -71,38 +77,49 @@ def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
     return pixels, [margin, margin, round(crop.size * scale)]
 
 
-def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any], shared: list[str]) -> str:
-    """Return index.html; `shared` are the names of scripts and styles in the order in which they are loaded."""
+def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any],
+            shared: list[str]) -> str:
+    """Return index.html; `shared` are the names of scripts and styles in the order in which they
+    are loaded."""
     headline, text = introduction(task)
     weights, *modules = (folder / name for name in ENGINE)
     size = weights.stat().st_size + max(path.stat().st_size for path in modules)
     styles = [name for name in shared if name.endswith(".css")]
-    links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css", *styles)]
+    links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css",
+                                                                   *styles)]
     links += [f'<script defer src="{name}"></script>' for name in shared if name.endswith(".js")]
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
-        notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]), view=escape(json.dumps(view)),
-        xmp=escape(marked(None).decode()), how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
+        notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
+        view=escape(json.dumps(view)), xmp=escape(marked(None).decode()),
+        how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))
 
 
 def notice_of(checkpoint: Path) -> str:
-    """Return what the page says of the licence of the weights in a folder, as their model card has it."""
+    """Return what the page says of the licence of the weights in a folder, as their model card has
+    it."""
     card = checkpoint / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    name = re.search(r"^license_name: (.+)$", text, re.MULTILINE) or re.search(r"^license: (.+)$", text, re.MULTILINE)
+    name = re.search(r"^license_name: (.+)$", text, re.MULTILINE) or re.search(r"^license: (.+)$",
+                                                                               text, re.MULTILINE)
     licence = name[1].strip() if name else "unknown; ask whoever trained them"
-    return f"The weights ({checkpoint.resolve().name}): {LICENCES.get(licence, f'licence {licence}')}."
+    return (f"The weights ({checkpoint.resolve().name}): "
+            f"{LICENCES.get(licence, f'licence {licence}')}.")
 
 
 def write_worker(folder: Path) -> None:
     """Write the service worker, which keeps the files in `folder` under a digest of all of them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "service-worker.js")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name
+                   != "service-worker.js")
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
-    names = ["./", *(path.relative_to(folder).as_posix() for path in files if path.name not in ENGINE)]
+        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode()
+                      + path.read_bytes())
+    names = ["./",
+             *(path.relative_to(folder).as_posix() for path in files if path.name not in ENGINE)]
     values = {"NAME": digest.hexdigest()[:16], "FILES": names, "ENGINE": ENGINE}
     constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
-    write_result(folder / "service-worker.js", constants.encode() + (SITE / "service-worker.js").read_bytes())
+    write_result(folder / "service-worker.js",
+                 constants.encode() + (SITE / "service-worker.js").read_bytes())

@@ -30,19 +30,23 @@ MAX_LINES = 20
 MAX_CHARACTERS = 2000
 MAX_BEAM = 8
 SHOWN_BLOCK = 4
-"""Block size with which the tab begins: by default, the translator takes one token per step wherever that is faster."""
+"""Block size with which the tab begins: by default, the translator takes one token per step
+wherever that is faster."""
 REPLAY_SECONDS = 4.0  # longest duration of the slow-motion replay of a finished translation
 STEP_SECONDS = 0.3  # longest average duration of a step in the replay
-LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
+LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French",
+             "it": "Italian"}
 EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the street.",
-                   "A girl in a red shirt is standing in front of a house and eating an ice cream.")}
+                   "A girl in a red shirt is standing in front of a house and eating an ice "
+                   "cream.")}
 """Example sentences by source language; they describe scenes as Multi30k does."""
 INTRODUCTION = """{} becomes {}, several tokens per step. The bundled model knows captions of photographs; it
 translates other sentences badly."""
-HINT = ('<p class="sr-hint">The translation will appear here, step by step. The tokens of a step share a colour '
-        "and the number of the step.</p>")
+HINT = ('<p class="sr-hint">The translation will appear here, step by step. The tokens of a step '
+        'share a colour ' "and the number of the step.</p>")
 Times = list[tuple[int, float]]
-"""Times of a decoding's frames: the model calls so far, which increase, and the seconds of decoding."""
+"""Times of a decoding's frames: the model calls so far, which increase, and the seconds of
+decoding."""
 
 
 def translate_tab(decoder: Decoder, translator: Translator) -> None:
@@ -52,39 +56,46 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
     examples = EXAMPLES.get(translator.languages[0], ())
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            text = gr.Textbox(examples[0] if examples else "", label=f"{source}, one sentence per line",
-                              lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
-                              info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters.")
+            text = gr.Textbox(examples[0] if examples else "", label=f"{source}, one sentence per "
+                              "line", lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS,
+                              elem_id="text", info=f"At most {MAX_LINES} lines and "
+                              f"{MAX_CHARACTERS:,} characters.")
             with gr.Column(elem_classes="sr-lines"):
                 buttons = [gr.Button(example, size="sm") for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 heads = translator.model_config.prediction_heads
-                settings = controls.decoding_controls(translator.default, heads, TRANSLATION, min(SHOWN_BLOCK, heads))
+                settings = controls.decoding_controls(translator.default, heads, TRANSLATION,
+                                                      min(SHOWN_BLOCK, heads))
                 settings.append(gr.Slider(
                     0, MAX_BEAM, 0, step=1, label="Beam search",
-                    info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks."))
+                    info="0 decodes in blocks with these settings; above 0: number of hypotheses, "
+                    "without blocks."))
         with gr.Column(scale=3, min_width=300):
-            (run, race), bar = controls.buttons_of(decoder, "-text", "translation", "Translate", "Race",
-                                                   verb="Translating")
+            (run, race), bar = controls.buttons_of(decoder, "-text", "translation", "Translate",
+                                                   "Race", verb="Translating")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
     for triggers, is_race in (([run.click, text.submit], False), ([race.click], True)):
-        controls.decode_on(triggers, functools.partial(translate_for_page, decoder, translator, is_race),
+        controls.decode_on(triggers, functools.partial(translate_for_page, decoder, translator,
+                                                       is_race),
                            [text, *settings], [live], bar)
     controls.note_changes(bar, [text, *settings])
     endpoint(decoder, translator, settings)
 
 
 def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
-    """Return `default` with values of the controls, see `options_of`; the last one is beam search's, 0 for blocks."""
+    """Return `default` with values of the controls, see `options_of`; the last one is beam
+    search's, 0 for blocks."""
     *settings, beam = values
     hypotheses = controls.whole_number("beam", beam, 0, MAX_BEAM)
-    return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings, TRANSLATION)
+    return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings,
+                                                                         TRANSLATION)
 
 
 def lines_of(text: Value) -> list[str]:
-    """Return the lines in a visitor's text or list of lines; InvalidInputError if it is empty, too long or no text."""
+    """Return the lines in a visitor's text or list of lines; InvalidInputError if it is empty, too
+    long or no text."""
     lines = text.removesuffix("\n").split("\n") if isinstance(text, str) else text
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise InvalidInputError("give text, or a list of lines of text")
@@ -92,12 +103,14 @@ def lines_of(text: Value) -> list[str]:
         raise InvalidInputError("there is no text yet; write a sentence or choose an example")
     characters = sum(map(len, lines))
     if len(lines) > MAX_LINES or characters > MAX_CHARACTERS:
-        raise InvalidInputError(f"the text has {len(lines):,} lines and {characters:,} characters, and the limits are "
-                                f"{MAX_LINES} and {MAX_CHARACTERS:,}; translate it in parts")
+        raise InvalidInputError(f"the text has {len(lines):,} lines and {characters:,} characters, "
+                                f"and the limits are {MAX_LINES} and {MAX_CHARACTERS:,}; translate "
+                                "it in parts")
     try:
         "".join(lines).encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"character {error.start + 1} is half of a surrogate pair; correct the text") from error
+        raise InvalidInputError(f"character {error.start + 1} is half of a surrogate pair; correct "
+                                "the text") from error
     return lines
 
 
@@ -112,20 +125,24 @@ def translate_for_page(
         variants = {"One token per step": translator.default.sequential(), name: variant}
     times: dict[str, Times] = {name: [] for name in variants}
     is_first = True
-    for frames, is_due in with_due(decoder.translate("translate", lines, variants), decoder.frame_seconds):
+    for frames, is_due in with_due(decoder.translate("translate", lines, variants),
+                                   decoder.frame_seconds):
         for name, frame in frames.items():
             if not times[name] or frame.model_calls > times[name][-1][0]:
                 times[name].append((frame.model_calls, frame.seconds))
         if is_due:
-            # A decoding that is complete at the first frame was too fast to watch, and is replayed slowly.
-            yield translations_html(translator, lines, frames, times if is_first and is_complete(frames) else None)
+            # A decoding that is complete at the first frame was too fast to watch, and is replayed
+            # slowly.
+            yield translations_html(translator, lines, frames,
+                                    times if is_first and is_complete(frames) else None)
             is_first = False
 
 
 def with_due(
     steps: Iterator[dict[str, Translated]], frame_seconds: float,
 ) -> Iterator[tuple[dict[str, Translated], bool]]:
-    """Yield all frames, and whether each is due: at most one per `frame_seconds`, and the complete frames."""
+    """Yield all frames, and whether each is due: at most one per `frame_seconds`, and the complete
+    frames."""
     due = time.monotonic() + frame_seconds
     for frames in steps:
         is_due = is_complete(frames) or time.monotonic() >= due
@@ -134,7 +151,8 @@ def with_due(
             due = time.monotonic() + frame_seconds
 
 
-def endpoint(decoder: Decoder, translator: Translator, settings: Sequence[gr.components.Component]) -> None:
+def endpoint(decoder: Decoder, translator: Translator,
+             settings: Sequence[gr.components.Component]) -> None:
     """Add the endpoint `/translate`, which streams translations and a report to programs."""
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         variant = variant_of(translator.default, *values)
@@ -146,25 +164,30 @@ def endpoint(decoder: Decoder, translator: Translator, settings: Sequence[gr.com
     with gr.Row(visible=False):
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
-        handler = controls.named(translate, *controls.offered(translator.default, TRANSLATION), "beam")
-        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate",
-                                     **controls.QUEUED)
+        handler = controls.named(translate, *controls.offered(translator.default, TRANSLATION),
+                                 "beam")
+        gr.Button("translate").click(handler, [lines, *settings], [translations, report],
+                                     api_name="translate", **controls.QUEUED)
 
 
-def report_of(translator: Translator, options: DecodeConfig | BeamConfig, result: Translated) -> dict[str, Any]:
+def report_of(translator: Translator, options: DecodeConfig | BeamConfig,
+              result: Translated) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per line."""
-    resolved = {} if isinstance(options, BeamConfig) else {"block_size": translator.block_size(options)}
+    resolved = {} if isinstance(options,
+                                BeamConfig) else {"block_size": translator.block_size(options)}
     lines = []
     for number, traces in enumerate(result.traces, 1):
-        entry: dict[str, Any] = {"line": number, "tokens": result.tokens[number - 1], "parts": result.parts[number - 1],
-                                 "cut": result.cut[number - 1]}
+        entry: dict[str, Any] = {"line": number, "tokens": result.tokens[number - 1],
+                                 "parts": result.parts[number - 1], "cut": result.cut[number - 1]}
         if traces:
             entry["iterations"] = sum(trace.iterations for trace in traces)
             entry["mean_accepted_block_size"] = mean_accepted_block_size(list(traces))
             entry["steps"] = [translator.codec.names(tokens) for tokens in accepted_tokens(traces)]
         lines.append(entry)
-    return {"complete": result.is_complete, "seconds": result.seconds, "model_calls": result.model_calls,
-            "checkpoint": f"{translator.name}@{translator.revision}", "languages": "-".join(translator.languages),
+    return {"complete": result.is_complete, "seconds": result.seconds,
+            "model_calls": result.model_calls,
+            "checkpoint": f"{translator.name}@{translator.revision}",
+            "languages": "-".join(translator.languages),
             "config": {**options.to_dict(), **resolved}, "lines": lines}
 
 
@@ -176,17 +199,20 @@ def slow_motion(times: dict[str, Times]) -> float:
 
 
 def translations_html(
-    translator: Translator, lines: Sequence[str], frames: dict[str, Translated], times: dict[str, Times] | None = None,
+    translator: Translator, lines: Sequence[str], frames: dict[str, Translated],
+    times: dict[str, Times] | None = None,
 ) -> str:
-    """Return the partial or complete translations of source lines by all variants; `times` ask for a slow replay."""
+    """Return the partial or complete translations of source lines by all variants; `times` ask for
+    a slow replay."""
     slower = slow_motion(times) if times else 0.0
     parts = []
     for name, result in frames.items():
         heading = f"<h3>{escape(name)}</h3>" if name else ""
         traces = [trace for line in result.traces for trace in line]  # none of beam search
-        statistics = [("tokens", f"{sum(result.tokens):,}"), ("steps", f"{drawing.steps_of(result):,}"),
-                      *([("tokens per step", f"{mean_accepted_block_size(traces):.1f}")] if traces else []),
-                      ("seconds", f"{result.seconds:.3f}")]
+        statistics = [("tokens", f"{sum(result.tokens):,}"),
+                      ("steps", f"{drawing.steps_of(result):,}"),
+                      *([("tokens per step", f"{mean_accepted_block_size(traces):.1f}")] if traces
+                        else []), ("seconds", f"{result.seconds:.3f}")]
         shown = lines_html(translator, lines, result, times[name] if times else [], slower)
         parts.append(f'<section class="sr-variant">{heading}{shown}{drawing.statistics(statistics)}'
                      f"{steps_html(translator, result)}</section>")
@@ -199,22 +225,27 @@ def translations_html(
             f'rows="{max(2, len(texts))}">{plain}</textarea></label></div>')
 
 
-def lines_html(translator: Translator, lines: Sequence[str], result: Translated, times: Times, slower: float) -> str:
-    """Return the translations with accepted blocks marked; with `times`, when the replay shows them."""
+def lines_html(translator: Translator, lines: Sequence[str], result: Translated, times: Times,
+               slower: float) -> str:
+    """Return the translations with accepted blocks marked; with `times`, when the replay shows
+    them."""
     items = []
     for source, text, traces in zip(lines, result.texts, result.traces, strict=True):
         if traces:
             html = blocks_html(translator, traces, times, slower)
         else:
             seconds = f' style="--at: {slower * times[-1][1]:.3f}s"' if times else ""
-            html = f"<span{seconds}>{escape(text)}</span>" if source.strip() else "<i>an empty line</i>"
+            html = (f"<span{seconds}>{escape(text)}</span>" if source.strip()
+                    else "<i>an empty line</i>")
         items.append(f"<li>{html}</li>")
     return (f'<ol class="sr-text{" sr-replay" if times else ""}{" sr-single" if len(items) == 1 else ""}" '
             f'lang="{escape(translator.languages[1])}">{"".join(items)}</ol>')
 
 
-def blocks_html(translator: Translator, traces: Sequence[RowTrace], times: Times, slower: float) -> str:
-    """Return the accepted blocks of a line; the numbers of the steps continue over the parts of the line."""
+def blocks_html(translator: Translator, traces: Sequence[RowTrace], times: Times,
+                slower: float) -> str:
+    """Return the accepted blocks of a line; the numbers of the steps continue over the parts of the
+    line."""
     parts, numbers = list[str](), itertools.count(1)
     for trace in traces:
         parts.append("")
@@ -224,52 +255,61 @@ def blocks_html(translator: Translator, traces: Sequence[RowTrace], times: Times
             text, number = "".join(itertools.islice(surfaces, len(tokens))), next(numbers)
             block = text.lstrip()
             # The first model call only proposes.
-            seconds = f' style="--at: {slower * np.interp(step + 2, *np.transpose(times)):.3f}s"' if times else ""
+            seconds = (f' style="--at: {slower * np.interp(step + 2, *np.transpose(times)):.3f}s"'
+                       if times else "")
             title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
             parts[-1] += (f'{escape(text[:len(text) - len(block)])}<span class="sr-step'
-                          f'{" sr-ends" if END in tokens else ""}" data-step="{number}" title="{title}"{seconds}>'
-                          f"{escape(block)}</span>")
+                          f'{" sr-ends" if END in tokens else ""}" data-step="{number}" '
+                          f'title="{title}"{seconds}>' f"{escape(block)}</span>")
     return " ".join(parts)
 
 
 def steps_html(translator: Translator, result: Translated) -> str:
     """Return the accepted tokens of each step, as in section 7.4 of the paper; "" without any."""
     is_single = len(result.traces) == 1
-    text = "\n\n".join("\n".join([*([] if is_single else [f"Line {number}"]), *trace_lines(translator, traces)])
+    text = "\n\n".join("\n".join([*([] if is_single else [f"Line {number}"]),
+                                  *trace_lines(translator, traces)])
                        for number, traces in enumerate(result.traces, 1) if traces)
     return text and (f"<details{' open' if is_single else ''}><summary>Steps</summary>"
                      f'<pre class="sr-trace" tabindex="0">{escape(text)}</pre></details>')
 
 
 def hints_html(translator: Translator, frames: dict[str, Translated], slower: float) -> str:
-    """Return notes on the results: the result of a race, lines that were too long, and the speed of the replay."""
+    """Return notes on the results: the result of a race, lines that were too long, and the speed of
+    the replay."""
     if not is_complete(frames):
         return '<p class="sr-hint">Translating ...</p>'
     first = next(iter(frames.values()))
     hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(first)]
     if len(frames) > 1:
         same = len({tuple(result.texts) for result in frames.values()}) == 1
-        hints += [drawing.race_note(frames), f"The translations are {'equal' if same else 'different'}."]
+        hints += [drawing.race_note(frames), "The translations are "
+                  f"{'equal' if same else 'different'}."]
     else:
         hints.append(f"Decoded in {first.seconds:.3f} seconds.")
     if slower > 1:
-        hints.append(f'<span class="sr-slower">The replay is {slower:.0f} times slower than the decoding.</span>')
+        hints.append(f'<span class="sr-slower">The replay is {slower:.0f} times slower than the '
+                     'decoding.</span>')
     return f'<p class="sr-hint" role="status">{" ".join(hints)}</p>'
 
 
 def text_stepper(translator: Translator, frames: dict[str, Translated]) -> str:
-    """Return the element that steps through finished translations, first the last variant's; "" if none has a trace."""
+    """Return the element that steps through finished translations, first the last variant's; "" if
+    none has a trace."""
     decodes = [
         {"name": f"{name}, line {number}" if name else f"Line {number}",
          "seconds": result.seconds, "parts": [_stepper_part(translator, trace) for trace in traces]}
-        for name, result in reversed(frames.items()) for number, traces in enumerate(result.traces, 1) if traces]
+        for name, result in reversed(frames.items()) for number,
+        traces in enumerate(result.traces, 1) if traces]
     return drawing.stepper("text", decodes, translator.languages[1]) if decodes else ""
 
 
 def _stepper_part(translator: Translator, trace: RowTrace) -> dict[str, Any]:
-    """Return the steps of a segment: names of the proposed tokens, and the text that a step adds or would have added.
+    """Return the steps of a segment: names of the proposed tokens, and the text that a step adds or
+    would have added.
 
-    White space at the start of a text is kept, so the texts of the steps, joined, are the translation.
+    White space at the start of a text is kept, so the texts of the steps, joined, are the
+    translation.
     """
     codec, proposed = translator.codec, drawing.proposals(trace)
     texts, rejected, known = list[str](), list[str](), list[int]()
@@ -278,8 +318,9 @@ def _stepper_part(translator: Translator, trace: RowTrace) -> dict[str, Any]:
         texts.append("".join(next(surfaces) for _ in accepted))
         before, after = codec.decode([known + accepted])[0], codec.decode([known + tokens])[0]
         # A token that is a part of a character ends `before` with a replacement character.
-        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1],
+                                    zip(before, after, strict=False))
         rejected.append(after[sum(1 for _ in pairs):])
         known += accepted
-    return {"accepted": trace.accepted, "proposed": [codec.names(tokens) for tokens in proposed], "texts": texts,
-            "rejected": rejected}
+    return {"accepted": trace.accepted, "proposed": [codec.names(tokens) for tokens in proposed],
+            "texts": texts, "rejected": rejected}

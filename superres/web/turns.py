@@ -1,7 +1,8 @@
 """Turns of visitors, so that one who uploads much holds up nobody else.
 
-A visitor is a session of the page at an address. Of the requests that wait, few are under way at a time, at most one
-per visitor (`FairQueue`). They take turns (`Turns`) at reading pictures and at decoding.
+A visitor is a session of the page at an address. Of the requests that wait, few are under way at a
+time, at most one per visitor (`FairQueue`). They take turns (`Turns`) at reading pictures and at
+decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MOST_WAITING = 8  # turns for which one address may wait at a time
 
 
 class StoppedError(SuperresError):
-    """A request was stopped: it exceeded the time limit, there are too many, or the server is stopping."""
+    """A request was stopped: it exceeded the time limit, there are too many, or the server is
+    stopping."""
 
 
 class Visitor(NamedTuple):
@@ -48,7 +50,8 @@ GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
 CHECK_SECONDS = 0.2  # between two looks at `GONE`
 
 
-def next_place(waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int, most_of_address: int) -> int | None:
+def next_place(waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int,
+               most_of_address: int) -> int | None:
     """Return which of the waiting visitors is next, if one may join those `inside`.
 
     It is the first one of the address that has fewest visitors inside; nobody is inside twice.
@@ -56,13 +59,16 @@ def next_place(waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int,
     addresses = Counter(visitor.address for visitor in inside)
     free = [place for place, visitor in enumerate(waiting)
             if visitor not in inside and addresses[visitor.address] < most_of_address]
-    return min(free, key=lambda place: addresses[waiting[place].address]) if free and len(inside) < most else None
+    return (min(free, key=lambda place: addresses[waiting[place].address]) if free and len(inside)
+            < most else None)
 
 
 def requests_before(
-    place: int, waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int, most_of_address: int,
+    place: int, waiting: Sequence[Visitor], inside: Sequence[Visitor], most: int,
+    most_of_address: int,
 ) -> int:
-    """Return how many requests of others are before the waiting one at `place`: those inside, and earlier ones."""
+    """Return how many requests of others are before the waiting one at `place`: those inside, and
+    earlier ones."""
     visitor, left, now = waiting[place], list(range(len(waiting))), list(inside)
     count = sum(one != visitor for one in inside)
     while True:
@@ -87,15 +93,19 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[float]:
-        """Wait for the turn of `VISITOR`, which lasts until the context ends; the value is the seconds waited.
+        """Wait for the turn of `VISITOR`, which lasts until the context ends; the value is the
+        seconds waited.
 
-        Raises StoppedError if too many of the visitor's address wait already, if `GONE` is set, or on `close`.
+        Raises StoppedError if too many of the visitor's address wait already, if `GONE` is set, or
+        on `close`.
         """
-        visitor, gone, started = VISITOR.get() or Visitor(), GONE.get() or threading.Event(), time.monotonic()
+        visitor, gone, started = (VISITOR.get() or Visitor(), GONE.get() or threading.Event(),
+                                  time.monotonic())
         ticket = visitor, object()
         with self._changed:
             if sum(one.address == visitor.address for one, _ in self._waiting) >= MOST_WAITING:
-                raise StoppedError("too many of your requests wait for the server; try again in a minute")
+                raise StoppedError("too many of your requests wait for the server; try again in a "
+                                   "minute")
             self._waiting.append(ticket)
             while ticket in self._waiting and not self._is_next(ticket) and not gone.is_set():
                 self._changed.wait(CHECK_SECONDS)
@@ -115,16 +125,19 @@ class Turns:
                 self._changed.notify_all()
 
     def _is_next(self, ticket: tuple[Visitor, object]) -> bool:
-        place = next_place([visitor for visitor, _ in self._waiting], self._inside, self.most, self.most)
+        place = next_place([visitor for visitor, _ in self._waiting], self._inside, self.most,
+                           self.most)
         return place is not None and self._waiting[place] is ticket
 
     def before(self, visitor: Visitor) -> int | None:
-        """Return how many requests of others are before the first one of a visitor; None if none of theirs waits."""
+        """Return how many requests of others are before the first one of a visitor; None if none of
+        theirs waits."""
         with self._changed:
             waiting = [one for one, _ in self._waiting]
             if visitor not in waiting:
                 return None
-            return requests_before(waiting.index(visitor), waiting, self._inside, self.most, self.most)
+            return requests_before(waiting.index(visitor), waiting, self._inside, self.most,
+                                   self.most)
 
     def close(self) -> None:
         """Stop those who wait now."""
@@ -134,10 +147,12 @@ class Turns:
 
 
 class FairQueue(Queue):
-    """Gradio's queue with the order of `next_place`: `UNDER_WAY` events at a time; only the first does not wait."""
+    """Gradio's queue with the order of `next_place`: `UNDER_WAY` events at a time; only the first
+    does not wait."""
 
     def __len__(self) -> int:
-        """Return the number of requests that wait, those under way included, since they take turns."""
+        """Return the number of requests that wait, those under way included, since they take
+        turns."""
         queued = sum(len(waiting.queue) for waiting in self.event_queue_per_concurrency_id.values())
         return queued + max(len(self._under_way()) - 1, 0)
 
@@ -145,7 +160,8 @@ class FairQueue(Queue):
         return [event for job in self.active_jobs for event in job or ()]
 
     def before(self, visitor: Visitor, view: str) -> int | None:
-        """Return how many requests of others are before that of a visitor for a view; None if none waits here.
+        """Return how many requests of others are before that of a visitor for a view; None if none
+        waits here.
 
         `view` is the element id of one of the request's outputs.
         """
@@ -161,8 +177,8 @@ class FairQueue(Queue):
     def get_events(self) -> tuple[list[Event], bool, str] | None:
         """Take the next event, if one may begin, from its queue: there is one queue."""
         for name, events in self.event_queue_per_concurrency_id.items():
-            place = next_place(list(map(Visitor.of, events.queue)), list(map(Visitor.of, self._under_way())),
-                               UNDER_WAY, UNDER_WAY // 2)
+            place = next_place(list(map(Visitor.of, events.queue)),
+                               list(map(Visitor.of, self._under_way())), UNDER_WAY, UNDER_WAY // 2)
             if place is not None:
                 return [events.queue.pop(place)], False, name
         return None

@@ -23,26 +23,30 @@ from superres.web.files import new_folder, path_of
 def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
     def upscale(
-        image: Value, crop: str, start: float, samples: float, keep: str, finish: str, *values: Value,
+        image: Value, crop: str, start: float, samples: float, keep: str, finish: str,
+        *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
+        options = resolve_options(controls.options_of(decoder.upscaler.default, values),
+                                  decoder.upscaler)
         task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
         deadline = decoder.deadline()
-        found = crops.reduce_picture(path_of(image), lambda pixels: crops.subjects(pixels, task, crop), task.source,
+        found = crops.reduce_picture(path_of(image),
+                                     lambda pixels: crops.subjects(pixels, task, crop), task.source,
                                      deadline=deadline)
         subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
         squares = [one.crop.setting for one in found if one.crop is not None]
         upscaler = decoder.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         check_keep(keep or None, count, finish)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count, deadline,
-                                      judged=bool(keep), finish=finish):
+        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count,
+                                      deadline, judged=bool(keep), finish=finish):
             result, paths = frames[""], list[str]()
             if keep and result.is_complete:
                 result = result.of_rows([0])
             folder = new_folder()
             for row, number in enumerate(drawing.numbers_of(result)):
-                path, record = folder / f"face-{number}.png", drawing.record_of(upscaler, options, number, finish)
+                path, record = folder / f"face-{number}.png", drawing.record_of(upscaler, options,
+                                                                                number, finish)
                 path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
                 paths.append(str(path))
             yield paths, {**report_of(subject, result), "crops": squares}
@@ -56,8 +60,8 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
         finish = gr.Textbox(FINISHES[0], label="finish")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
-        gr.Button("upscale").click(handler, [image, crop, start, samples, keep, finish, *settings], [files, report],
-                                   api_name="upscale", **controls.QUEUED)
+        gr.Button("upscale").click(handler, [image, crop, start, samples, keep, finish, *settings],
+                                   [files, report], api_name="upscale", **controls.QUEUED)
 
 
 def report_of(subject: crops.Subject, result: Upscaled) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from superres.web.race import race_html
 from superres.web.upscale_endpoint import endpoint
 
 LARGEST = f"A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."
-HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of it. <b>Race</b> '
-        "draws it with one pixel value per step, too, side by side, and <b>Draw samples</b> makes a sheet of faces "
-        "that have the same colours. They appear here while they are drawn.</p>")
+HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of '
+        'it. <b>Race</b> ' "draws it with one pixel value per step, too, side by side, and <b>Draw "
+        "samples</b> makes a sheet of faces that have the same colours. They appear here while "
+        "they are drawn.</p>")
 
 
 def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
@@ -54,16 +55,18 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
     with gr.Accordion("Lab: decoding settings", open=False):
         settings = controls.decoding_controls(decoder.upscaler.default, heads)
         samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
-                            info=f"Drawn at temperature {TEMPERATURE} if the temperature above is 0.")
+                            info=f"Drawn at temperature {TEMPERATURE} if the temperature above is "
+                            "0.")
     gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
-    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race", padding=False)
+    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race",
+            padding=False)
     gr.Markdown(f"{LIMITS} {LARGEST}", elem_classes="sr-introduction")
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
         controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
                            [upload, square, start, painted, *settings], [results], bar)
-    next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed, seed,
-                            **controls.INSTANT)
+    next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed,
+                            seed, **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
                        functools.partial(sheet_for_page, decoder),
                        [upload, square, start, painted, samples, *settings], [results], bar)
@@ -73,35 +76,43 @@ def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
 
 
 def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
-    """Return the input of the decoder's warm-up, with the truth if it is from the picture `path`; None without one."""
+    """Return the input of the decoder's warm-up, with the truth if it is from the picture `path`;
+    None without one."""
     if decoder.example is None or decoder.example.sources is None:
         return None
     source, task = decoder.example.sources[0], decoder.upscaler.face_task
     found = crops.reduce_picture(path, lambda image: crops.subjects(image, task), task.source)
-    return next((subject for subject in found if np.array_equal(subject.source, source)), crops.Subject(source))
+    return next((subject for subject in found if np.array_equal(subject.source, source)),
+                crops.Subject(source))
 
 
 def upscale_for_page(
-    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value, *settings: Value,
+    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value,
+    *settings: Value,
 ) -> Iterator[str]:
-    """Upscale, in a race also one pixel value per step, and yield the page's HTML: the live view, then the results."""
-    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
+    """Upscale, in a race also one pixel value per step, and yield the page's HTML: the live view,
+    then the results."""
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings),
+                              decoder.upscaler)
     variants = {"": options}
     if is_race:
         variants = {"One pixel value per step": options.sequential(), "In blocks": options}
     deadline = decoder.deadline()
     subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     asks = question_of(subject.source, options, list(settings))
-    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline, asks=asks)
+    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline,
+                        asks=asks)
 
 
 def sheet_for_page(
-    decoder: Decoder, upload: Value, square: Value, start: Value, painted: Value, samples: float, *settings: Value,
+    decoder: Decoder, upload: Value, square: Value, start: Value, painted: Value, samples: float,
+    *settings: Value,
 ) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
     options = sampled(controls.options_of(decoder.upscaler.default, settings))
     variants = {"": resolve_options(options, decoder.upscaler)}
-    deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
+    deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1,
+                                                                controls.MAX_SAMPLES)
     subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
     yield from views_of(decoder, "samples", subject, variants, deadline, count)
 
@@ -110,15 +121,18 @@ def views_of(
     decoder: Decoder, purpose: str, subject: crops.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
     count: int = 1, asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> Iterator[str]:
-    """Decode `count` pictures with each variant, and yield their live view, and at the end the results.
+    """Decode `count` pictures with each variant, and yield their live view, and at the end the
+    results.
 
     `asks` is that of `question_of`, for a face that can be finished.
     """
     options = list(variants.values())[-1]
     LATEST.note("")  # nobody waits for the finished face of an earlier decode
-    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline, judged=True):
-        shown = results_html(decoder.upscaler, subject, options, frames, asks) if is_complete(frames) else (
-            frames_html(frames))
+    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline,
+                                  judged=True):
+        shown = results_html(decoder.upscaler, subject, options, frames,
+                             asks) if is_complete(frames) else (
+                                 frames_html(frames))
         yield f'<div class="sr-result">{shown}</div>'
 
 
@@ -128,12 +142,14 @@ def subject_of(
     """Return the input of a decoding: painted pixels, or that from an upload."""
     if painted:
         return crops.Subject(pixels_of(painted, task))
-    return crops.reduce_picture(path_of(upload), functools.partial(crops.chosen, square, start, task), task.source,
+    return crops.reduce_picture(path_of(upload), functools.partial(crops.chosen, square, start,
+                                                                   task), task.source,
                                 deadline=deadline)
 
 
 def frames_html(frames: Mapping[str, Upscaled]) -> str:
-    """Return the partly decoded pictures of all variants with statistics: one large, a race of two, or a sheet."""
+    """Return the partly decoded pictures of all variants with statistics: one large, a race of two,
+    or a sheet."""
     count = sum(len(result.images) for result in frames.values())
     size = "large" if count == 1 else "" if len(frames) > 1 else "small"
     parts = []
@@ -141,13 +157,15 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
         for row in range(len(result.images)):
             counts = drawing.counts_of(result.stage_traces(row))
             number = f" {row + 1}" if len(result.traces) > 1 else ""
-            caption = f"{name or 'Decoding'}{number}{stage_under_way(result)}: {math.floor(100 * result.share[row])} %"
+            caption = (f"{name or 'Decoding'}{number}{stage_under_way(result)}: "
+                       f"{math.floor(100 * result.share[row])} %")
             below = "" if number else drawing.statistics([
                 ("steps", f"{counts['iterations']:,}"),
                 ("pixel values per step", f"{counts['mean_accepted_block_size']:.1f}"),
                 ("seconds", f"{result.seconds:.2f}")])
-            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, drawing.DRAWN,
-                                        drawing.block_overlay(result, row), below, size))
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption,
+                                        drawing.DRAWN, drawing.block_overlay(result, row), below,
+                                        size))
     note = f'<p class="sr-hint">{drawing.race_note(frames)}</p>' if len(frames) > 1 else ""
     return note + drawing.figures(parts, "Live decoding")
 
@@ -156,7 +174,8 @@ def results_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
     asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> str:
-    """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
+    """Return the results of the last variant, whose settings are `options`: the picture, and its
+    details folded."""
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
     whose = " The details below are of the face as the model drew it." if asks else ""
@@ -171,19 +190,23 @@ def results_html(
 
 
 def summary_of(result: Upscaled) -> str:
-    """Return how long a decode took, its steps, and how many one pixel value per step would take, all stages together.
+    """Return how long a decode took, its steps, and how many one pixel value per step would take,
+    all stages together.
 
     It speaks of pictures: a photo may show no face.
     """
     count, traces = len(result.traces), [trace for one in result.stages for trace in one.traces]
-    values, steps = (sum(getattr(trace, name) for trace in traces) for name in ("tokens", "iterations"))
+    values, steps = (sum(getattr(trace, name) for trace in traces) for name in ("tokens",
+                                                                                "iterations"))
     drawn, each = ("One picture", "") if count == 1 else (f"{count} pictures", " for each")
     return (f"{drawn} in {result.seconds:.2f} seconds: {steps / count:,.0f} steps{each} instead of "
             f"{values // count:,}, {mean_accepted_block_size(traces):.1f} pixel values per step.")
 
 
-def compared(subject: crops.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels, dict[str, Any] | None]]:
-    """Yield pictures by name: the input, its enlargement, of one face its earlier stages, the results, the truth.
+def compared(subject: crops.Subject, result: Upscaled) -> Iterator[tuple[str, Pixels,
+                                                                         dict[str, Any] | None]]:
+    """Yield pictures by name: the input, its enlargement, of one face its earlier stages, the
+    results, the truth.
 
     The third value is the record for `drawing.figure`.
     """
@@ -198,11 +221,13 @@ def compared(subject: crops.Subject, result: Upscaled) -> Iterator[tuple[str, Pi
 def baselines(subject: crops.Subject, result: Upscaled) -> list[tuple[str, Pixels]]:
     """Return the input by name, and an enlargement without a network, both of the result's size."""
     names = (f"Input, {size_of(subject.source)}", "nearest"), ("Lanczos", "lanczos")
-    return [(name, enlarge(subject.source[None], method, result.images.shape[1])[0]) for name, method in names]
+    return [(name, enlarge(subject.source[None], method, result.images.shape[1])[0]) for name,
+            method in names]
 
 
 def earlier_pictures(result: Upscaled, row: int) -> list[tuple[str, Pixels]]:
-    """Return the pictures by name that the stages before the last one drew of a face, of the result's size."""
+    """Return the pictures by name that the stages before the last one drew of a face, of the
+    result's size."""
     return [(name, enlarge(stage.images[row:row + 1], "nearest", result.images.shape[1])[0])
             for name, stage in list(stages_of(result))[:-1]]
 
@@ -229,14 +254,18 @@ def pictures_html(subject: crops.Subject, result: Upscaled) -> str:
     note = "" if subject.truth is None else \
         '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is closer.</p>'
     return drawing.figures([
-        drawing.figure(image, caption_of(name, image, None if image is subject.truth else subject.truth), name, record)
+        drawing.figure(image,
+                       caption_of(name, image, None if image is subject.truth else subject.truth),
+                       name, record)
         for name, image, record in compared(subject, result)], "Side by side", "compared") + note
 
 
 def stage_under_way(result: Upscaled) -> str:
     """Return which stage of a cascade is decoding, as part of a caption."""
-    number = next((number for number, stage in enumerate(result.stages, 1) if not stage.is_complete), 0)
-    return f", stage {number} of {len(result.stages)}" if number and result.earlier is not None else ""
+    number = next((number for number, stage in enumerate(result.stages, 1)
+                   if not stage.is_complete), 0)
+    return (f", stage {number} of {len(result.stages)}" if number and result.earlier is not None
+            else "")
 
 
 def stages_of(result: Upscaled) -> Iterator[tuple[str, Upscaled]]:
@@ -256,30 +285,37 @@ def viewer_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled,
     asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> str:
-    """Return the element that compares a picture with others at a divider; of several samples, also their sheet.
+    """Return the element that compares a picture with others at a divider; of several samples, also
+    their sheet.
 
     With the sheet are the mean of the samples, and a map of how much they differ.
     """
     faces, sheet = [], ""
-    for row, (number, name, image) in enumerate(zip(numbers_of(result), names_of(result), result.images, strict=True)):
+    for row, (number, name, image) in enumerate(zip(numbers_of(result), names_of(result),
+                                                    result.images, strict=True)):
         own = [*earlier_pictures(result, row), *drawing.veiled_picture(result, row)]
-        faces.append({"name": name, "note": note_of(subject, result, row), "made": made_by(options, number),
-                      "file": f"face-{number}.png", "before": uris(own, drawing.DRAWN),
+        faces.append({"name": name, "note": note_of(subject, result, row),
+                      "made": made_by(options, number), "file": f"face-{number}.png",
+                      "before": uris(own, drawing.DRAWN),
                       "uri": drawing.data_uri(image, drawing.record_of(upscaler, options, number))})
     before = uris([*baselines(subject, result), *truth_of(subject)], None)
     if len(faces) > 1:
         mean, spread, highest = drawing.mean_and_difference(result.images)
         before.append({"name": f"Mean of {len(faces)}", "uri": drawing.data_uri(mean)})
         sheet = drawing.figures([
-            drawing.figure(mean, caption_of(f"Mean of {len(faces)}", mean, subject.truth), "Mean of the samples"),
-            drawing.figure(spread, "How much they differ (standard deviation)", "Map of the differences",
-                           below=drawing.legend("0", f"{highest:.0f} grey levels"))], "Mean and differences")
+            drawing.figure(mean, caption_of(f"Mean of {len(faces)}", mean, subject.truth),
+                           "Mean of the samples"),
+            drawing.figure(spread, "How much they differ (standard deviation)",
+                           "Map of the differences",
+                           below=drawing.legend("0", f"{highest:.0f} grey levels"))],
+                                "Mean and differences")
     data = json.dumps({"before": before, "faces": faces, **asks}, separators=(",", ":"))
     return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
 
 
 def made_by(options: DecodeConfig, number: int) -> str:
-    """Return in a few words how the picture of a sample was made, for example "sample 3 of seed 1" or "epsilon 2"."""
+    """Return in a few words how the picture of a sample was made, for example "sample 3 of seed 1"
+    or "epsilon 2"."""
     parts = [f"sample {number} of seed {options.seed}"] if options.is_sampling else []
     if options.sampling != "coupled":
         parts.append(options.sampling)
@@ -291,13 +327,15 @@ def made_by(options: DecodeConfig, number: int) -> str:
 
 
 def note_of(subject: crops.Subject, result: Upscaled, row: int) -> str:
-    """Return what is known of a picture: its scores if there is a truth, and of several samples its bits/dim."""
+    """Return what is known of a picture: its scores if there is a truth, and of several samples its
+    bits/dim."""
     scored = caption_of("", result.images[row], subject.truth)
     bits = f"{result.bits_per_dim[row]:.3f} bits per pixel value" if result.samples else ""
     return "; ".join(filter(None, (scored, bits)))
 
 
-def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) -> list[dict[str, str]]:
+def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) -> list[dict[str,
+                                                                                             str]]:
     """Return named pictures for the page's scripts; see `drawing.data_uri` for `record`."""
     return [{"name": name, "uri": drawing.data_uri(image, record)} for name, image in pictures]
 
@@ -305,8 +343,10 @@ def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) 
 def faces_stepper(result: Upscaled) -> str:
     """Return the element that steps through finished pictures."""
     below, seconds = [""] * len(result.traces), result.seconds
-    if result.earlier is not None:  # pixels that are not decoded show the picture of the stage before
-        below, seconds = list(map(drawing.data_uri, result.earlier.images)), seconds - result.earlier.seconds
+    # pixels that are not decoded show the picture of the stage before
+    if result.earlier is not None:
+        below, seconds = (list(map(drawing.data_uri, result.earlier.images)),
+                          seconds - result.earlier.seconds)
     return drawing.stepper("face", [
         {"name": f"Sample {number}", "seconds": seconds, "below": uri,
          "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}
@@ -315,18 +355,21 @@ def faces_stepper(result: Upscaled) -> str:
 
 
 def blocks_html(result: Upscaled) -> str:
-    """Return the heat map of the first picture, and the histogram over all pictures, of one stage."""
+    """Return the heat map of the first picture, and the histogram over all pictures, of one
+    stage."""
     block_size = max(trace.proposed.shape[1] for trace in result.traces)
     if block_size == 1:
         return '<p class="sr-hint">Every step accepted one pixel value.</p>'
     heat = drawing.figure(
         drawing.heat_map(result.images[0], result.traces[0], block_size),
-        "Pixel values accepted in the step of each pixel", "Heat map over the face: pixel values accepted per step",
-        below=drawing.legend("1", str(block_size)))
-    return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Pixel values accepted per step")
+        "Pixel values accepted in the step of each pixel", "Heat map over the face: pixel values "
+        "accepted per step", below=drawing.legend("1", str(block_size)))
+    return drawing.figures([heat, drawing.histogram(result.traces, block_size)], "Pixel values "
+                           "accepted per step")
 
 
-def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled) -> str:
+def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig,
+                 result: Upscaled) -> str:
     """Return the command that gives the same pictures."""
     default = upscaler.default
     stages = upscaler.from_size(len(subject.source)).stages
@@ -345,5 +388,6 @@ def command_html(upscaler: Upscaler, subject: crops.Subject, options: DecodeConf
     for name in controls.offered(default, FACES):
         value = getattr(options, name)
         if value != getattr(default, name) and name not in unused:
-            parts.append(as_option(name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+            parts.append(as_option(name, ",".join(map(str, value)) if isinstance(value, tuple)
+                                   else str(value)))
     return f'<pre class="sr-trace" tabindex="0">{escape(" ".join(parts))}</pre>'

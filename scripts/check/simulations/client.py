@@ -9,7 +9,8 @@ import httpx
 from superres.survey.credentials import new_token
 
 SIGHT: dict[str, Any] = {
-    "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key",
+    "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800,
+    "input": "key",
 }
 """Values that a page on a typical screen reports with each choice."""
 
@@ -17,8 +18,9 @@ SIGHT: dict[str, Any] = {
 class RaterClient:
     """One rater's connection to the voting page at `address`, such as "http://127.0.0.1:8000/".
 
-    `session` is the session token of the rater, generated for the first enrolment, which can be repeated with it. All
-    methods raise httpx.HTTPError if no complete response was received; the server may have got the request.
+    `session` is the session token of the rater, generated for the first enrolment, which can be
+    repeated with it. All methods raise httpx.HTTPError if no complete response was received; the
+    server may have got the request.
     """
 
     def __init__(self, address: str) -> None:
@@ -29,7 +31,8 @@ class RaterClient:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """Send a GET request, or a POST request with `body` as JSON."""
         headers = {"X-Session": self.session}
-        return self._client.request("GET" if body is None else "POST", path, headers=headers, json=body)
+        return self._client.request("GET" if body is None else "POST", path, headers=headers,
+                                    json=body)
 
     def enrol(self, rater_id: str, key: str = "") -> httpx.Response:
         """Agree to the consent text as `rater_id`; `key` is the key of a personal link."""

@@ -29,11 +29,14 @@ MEDIAN_MS = 2500.0
 
 
 class SimulatedRater(threading.Thread):
-    """A rater who prefers method a with the logit `mean`, plus an effect of each image, equal for all raters."""
+    """A rater who prefers method a with the logit `mean`, plus an effect of each image, equal for
+    all raters."""
 
-    def __init__(self, number: int, address: str, store: Store, mean: float, image_sd: float, seed: int) -> None:
+    def __init__(self, number: int, address: str, store: Store, mean: float, image_sd: float,
+                 seed: int) -> None:
         super().__init__(name=f"simulated-{seed}-{number}")
-        self.client, self.store, self.mean, self.image_sd, self.seed = RaterClient(address), store, mean, image_sd, seed
+        self.client, self.store, self.mean, self.image_sd, self.seed = (RaterClient(address), store,
+                                                                        mean, image_sd, seed)
         self.rng, self.votes, self.trouble = np.random.default_rng([seed, number]), 0, ""
 
     def run(self) -> None:
@@ -70,12 +73,15 @@ class SimulatedRater(threading.Thread):
 
 
 def vote_in(
-    study: str, store: Store, address: str, raters: int, mean: float, rater_sd: float, image_sd: float, seed: int,
+    study: str, store: Store, address: str, raters: int, mean: float, rater_sd: float,
+    image_sd: float, seed: int,
 ) -> int:
     """Let simulated raters vote concurrently in a served study; return the number of votes."""
     store.study(study)
-    own = [rater_sd * float(np.random.default_rng([seed, n, 1]).standard_normal()) for n in range(raters)]
-    crowd = [SimulatedRater(n, address, store, mean + own[n], image_sd, seed) for n in range(raters)]
+    own = [rater_sd * float(np.random.default_rng([seed, n, 1]).standard_normal())
+           for n in range(raters)]
+    crowd = [SimulatedRater(n, address, store, mean + own[n], image_sd, seed)
+             for n in range(raters)]
     for rater in crowd:
         rater.start()
     for rater in track(crowd, f"simulating raters of {study}", "raters"):
@@ -83,19 +89,22 @@ def vote_in(
     for rater in crowd:
         if rater.trouble:
             server = command_line("serve", study, store=store.location)
-            raise StoreError(f"the votes in {study} are incomplete: {rater.name} failed at {address} "
-                             f"({rater.trouble}); start the study there with {server}")
+            raise StoreError(f"the votes in {study} are incomplete: {rater.name} failed at "
+                             f"{address} ({rater.trouble}); start the study there with {server}")
     return sum(rater.votes for rater in crowd)
 
 
 def vote_over_http(
     study: str,
-    store: Annotated[str, typer.Option(envvar=STORE_VARIABLE, help="The store that the server uses.")] = DEFAULT_STORE,
-    address: Annotated[str, typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
-    raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
-    seed: Seed = 0,
+    store: Annotated[str, typer.Option(envvar=STORE_VARIABLE, help="The store that the server "
+                                       "uses.")] = DEFAULT_STORE,
+    address: Annotated[str,
+                       typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
+    raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4,
+    image_sd: ImageSd = 1.0, seed: Seed = 0,
 ) -> None:
     """Let simulated raters vote concurrently in a served study."""
     mean = mean_logit(preference / 100, float(np.hypot(rater_sd, image_sd)))
     votes = vote_in(study, Store(store), address, raters, mean, rater_sd, image_sd, seed)
-    print(f"SIMULATION: {votes} votes of {raters} simulated raters are in {study}; their preference is {preference} %")
+    print(f"SIMULATION: {votes} votes of {raters} simulated raters are in {study}; their "
+          f"preference is {preference} %")

@@ -17,8 +17,10 @@ from superres.survey.study import Study
 
 
 @contextmanager
-def serving(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> Iterator[str]:
-    """Serve a study on a free port of this machine, by default without a limit of enrolments; yield its address."""
+def serving(store: Store, study: Study, root_path: str = "",
+            limit: EnrolmentLimit | None = None) -> Iterator[str]:
+    """Serve a study on a free port of this machine, by default without a limit of enrolments; yield
+    its address."""
     app = study_app(store, study, root_path, limit or EnrolmentLimit(0, 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -1,6 +1,7 @@
 """Proposers: the sources of unverified tokens.
 
-Exact acceptance gives the verifier's own tokens with any proposer; only the number of iterations differs.
+Exact acceptance gives the verifier's own tokens with any proposer; only the number of iterations
+differs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Proposals of a draft model: a smaller checkpoint of the same vocabulary (Leviathan et al. 2023; Chen et al. 2023)."""
+"""Proposals of a draft model: a smaller checkpoint of the same vocabulary (Leviathan et al. 2023;
+Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -14,37 +15,42 @@ if TYPE_CHECKING:
     from superres.interfaces import ScoringModel, Session, Sources
 
 READ = 2
-"""Tokens that the draft reads per step. The first step reads the token before the block as well: it may be the last
-proposal of the block before, which the draft has not read."""
+"""Tokens that the draft reads per step. The first step reads the token before the block as well: it
+may be the last proposal of the block before, which the draft has not read."""
 
 
 class DraftProposer(Proposer):
-    """Tokens chosen by a draft model, one after another; its session is rolled back with the verifier's."""
+    """Tokens chosen by a draft model, one after another; its session is rolled back with the
+    verifier's."""
 
     draws = True
     block_size = 4  # each proposal costs one call of the draft model
-    least_block = 2  # in blocks of one token the draft would not read the tokens that its next proposals depend on
+    # in blocks of one token the draft would not read the tokens that its next proposals depend on
+    least_block = 2
     resource = "draft"
     training = "a draft model"
 
     def __init__(self, draft: ScoringModel | None = None) -> None:
         """Use the model `draft`; raises ConfigError if it is None."""
         if draft is None:
-            raise ConfigError("the draft proposer needs a draft model; name its checkpoint with --draft")
+            raise ConfigError("the draft proposer needs a draft model; name its checkpoint with "
+                              "--draft")
         self.draft = draft
 
     def check(self, model: ScoringModel) -> None:
         for field, what in (("vocabulary", "tokens in its vocabulary"), ("length", "target tokens"),
                             ("end_token", "as its end token")):
             mine, theirs = getattr(self.draft, field), getattr(model, field)
-            require(mine == theirs, f"the draft model has {mine} {what}, the verifier {theirs}; choose a draft that "
-                                    "was trained for it")
+            require(mine == theirs, f"the draft model has {mine} {what}, the verifier {theirs}; "
+                    "choose a draft that was trained for it")
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
         return self.draft.encode(source, padding)
 
-    def new_state(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Session:
-        # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads only READ tokens.
+    def new_state(self, source: Sources, width: int, padding: Tensor | None,
+                  copies: int) -> Session:
+        # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads
+        # only READ tokens.
         session = self.draft.session(source, max(width, READ), padding, copies)
         session.resize(READ)
         return session
@@ -60,7 +66,8 @@ class DraftProposer(Proposer):
         before = context.tokens.gather(1, (position - 1).clamp(min=0).unsqueeze(1))
         tokens = [before, first]  # each [B, 1]
         for number in range(len(offsets)):
-            output = session.step(torch.cat(tokens[-READ:], dim=1), position + number)  # scores [B, 2, V]
+            # scores [B, 2, V]
+            output = session.step(torch.cat(tokens[-READ:], dim=1), position + number)
             tokens.append(context.sampler(output.scores[:, -1:], offsets[number : number + 1]))
         return torch.cat(tokens[READ:], dim=1)  # [B, k - 1]
 

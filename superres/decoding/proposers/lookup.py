@@ -1,10 +1,17 @@
-"""Prompt lookup: propose the continuation of an earlier match of the latest tokens, in the source or in the target."""
+"""Prompt lookup: propose the continuation of an earlier match of the latest tokens, in the source
+or in the target."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.proposer import Context, Proposer, ProposerData, RowTensors, state_of
+from superres.decoding.proposers.proposer import (
+    Context,
+    Proposer,
+    ProposerData,
+    RowTensors,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,13 +22,15 @@ LONGEST = 3  # Largest number of latest tokens to match
 
 
 class LookupProposer(Proposer):
-    """Copies the continuation of the longest match of the latest tokens; of equally long matches, the latest one.
+    """Copies the continuation of the longest match of the latest tokens; of equally long matches,
+    the latest one.
 
-    A continuation that reaches the latest token starts over. Without a match, the latest token is repeated. The state
-    of the rows is their source tokens [B, S].
+    A continuation that reaches the latest token starts over. Without a match, the latest token is
+    repeated. The state of the rows is their source tokens [B, S].
     """
 
-    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> RowTensors:
+    def new_state(self, source: Tensor, width: int, padding: Tensor | None,
+                  copies: int) -> RowTensors:
         return RowTensors(source.repeat_interleave(copies, dim=0))
 
     def as_data(self, session: Session) -> ProposerData:
@@ -32,8 +41,11 @@ class LookupProposer(Proposer):
 
         source: Tensor = state_of(context.session).tensors[0]
         first = context.first.unsqueeze(1)
-        text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)], dim=1)  # [B, N]
-        last = source.shape[1] + context.position.unsqueeze(1)  # [B, 1]: place of the latest token in `text`
+        # [B, N]
+        text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)],
+                         dim=1)
+        # [B, 1]: place of the latest token in `text`
+        last = source.shape[1] + context.position.unsqueeze(1)
         place = torch.arange(text.shape[1], device=text.device)
         matched = torch.zeros_like(text)  # [B, N]: length of the match that ends at each place
         same = (place < last).long()

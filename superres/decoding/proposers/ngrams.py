@@ -1,4 +1,5 @@
-"""Proposals from n-gram counts: the most frequent next token in training data, stored in a small file."""
+"""Proposals from n-gram counts: the most frequent next token in training data, stored in a small
+file."""
 
 from __future__ import annotations
 
@@ -31,13 +32,15 @@ NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
 class NgramTable:
     """The most frequent next token of every context that is frequent enough.
 
-    A context is 0..n-1 tokens; it has a distinct number, so that one table holds contexts of all lengths. Raises
-    ConfigError if a value is below 1, or there are more contexts than an int64 can number.
+    A context is 0..n-1 tokens; it has a distinct number, so that one table holds contexts of all
+    lengths. Raises ConfigError if a value is below 1, or there are more contexts than an int64 can
+    number.
     """
 
     order: int  # n, the largest number of tokens of an n-gram
     vocabulary: int  # V
-    channels: int  # number of channels, which are counted separately: 3 for intensities of pixels, 1 for text
+    # number of channels, which are counted separately: 3 for intensities of pixels, 1 for text
+    channels: int
     # numbers of the contexts, int64 [N], in ascending order; contexts of no token come first
     keys: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     # the most frequent next token of each context, int64 [N]
@@ -48,13 +51,14 @@ class NgramTable:
         for name in ("vocabulary", "channels"):
             require_whole(name, getattr(self, name))
         # Checked first, so that the power below stays small.
-        message = (f"n-grams of order {self.order} over {self.vocabulary} tokens do not fit 64-bit numbers; use a "
-                   "smaller --order")
+        message = (f"n-grams of order {self.order} over {self.vocabulary} tokens do not fit 64-bit "
+                   "numbers; use a smaller --order")
         require(self.order <= MAX_ORDER, message)
         require(self.order * self.channels * self.vocabulary ** (self.order - 1) < 2**63, message)
 
     def number(self, channel: NumbersT, before: Sequence[NumbersT]) -> NumbersT:
-        """Return the numbers of contexts, given the next token's channel and the tokens before it, nearest first."""
+        """Return the numbers of contexts, given the next token's channel and the tokens before it,
+        nearest first."""
         context = channel * 0
         for token in before:
             context = context * self.vocabulary + token
@@ -64,25 +68,29 @@ class NgramTable:
     def truncated(self, order: int) -> NgramTable:
         """Return the n-grams of at most `order` tokens; raises ConfigError if `order` is below 1.
 
-        With 1, every proposal is the most frequent token (unigrams); with 2, it depends on the token before (bigrams).
+        With 1, every proposal is the most frequent token (unigrams); with 2, it depends on the
+        token before (bigrams).
         """
         require_whole("the order of n-grams", order)
         base, context = np.divmod(self.keys, self.vocabulary ** (self.order - 1))
         order = min(order, self.order)
         kept = base < order * self.channels
         return NgramTable(order, self.vocabulary, self.channels,
-                          base[kept] * self.vocabulary ** (order - 1) + context[kept], self.tokens[kept])
+                          base[kept] * self.vocabulary ** (order - 1) + context[kept],
+                          self.tokens[kept])
 
     def to_bytes(self) -> bytes:
         """Return the table as a safetensors file."""
         from safetensors.numpy import save
 
         settings = np.array([self.order, self.vocabulary, self.channels])
-        return save({"keys": self.keys, "tokens": self.tokens.astype(np.int32), "settings": settings})
+        return save({"keys": self.keys, "tokens": self.tokens.astype(np.int32),
+                     "settings": settings})
 
     @classmethod
     def read(cls, path: Path) -> NgramTable:
-        """Read a file written from `to_bytes`; raises CheckpointError if it is missing, damaged or another file."""
+        """Read a file written from `to_bytes`; raises CheckpointError if it is missing, damaged or
+        another file."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -92,24 +100,30 @@ class NgramTable:
             settings, keys, tokens = arrays["settings"], arrays["keys"], arrays["tokens"]
             order, vocabulary, channels = settings.tolist()
             table = cls(order, vocabulary, channels, keys, tokens.astype(np.int64))
-            whole = (keys.dtype == np.int64 and tokens.dtype == np.int32 and keys.shape == tokens.shape
+            whole = (keys.dtype == np.int64 and tokens.dtype == np.int32 and keys.shape
+                     == tokens.shape
                      and keys.ndim == 1 and len(keys) >= 1 and bool((keys[1:] > keys[:-1]).all())
                      and 0 <= tokens.min() <= tokens.max() < table.vocabulary)
         except FileNotFoundError as error:
-            raise CheckpointError(f"no n-grams at {path}; count them with 'superres train ngrams'") from error
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise CheckpointError(f"{path} is not a table of n-grams ({plain(str(error))}); count them with "
-                                  "'superres train ngrams'") from error
+            raise CheckpointError(f"no n-grams at {path}; count them with 'superres train "
+                                  "ngrams'") from error
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError,
+                ConfigError) as error:
+            raise CheckpointError(f"{path} is not a table of n-grams ({plain(str(error))}); count "
+                                  "them with 'superres train ngrams'") from error
         if not whole:
             raise CheckpointError(f"{path} contains inconsistent n-grams; count them again with "
                                   "'superres train ngrams'")
         return table
 
 
-def count_ngrams(rows: Iterable[Int64], table: NgramTable, least: int = 2, limit: int = 200_000) -> NgramTable:
-    """Return a table of the n-grams of training targets, rows int64 [T], with the settings of an empty `table`.
+def count_ngrams(rows: Iterable[Int64], table: NgramTable, least: int = 2,
+                 limit: int = 200_000) -> NgramTable:
+    """Return a table of the n-grams of training targets, rows int64 [T], with the settings of an
+    empty `table`.
 
-    Contexts that occur at least `least` times are kept, the `limit` most frequent ones, and all contexts of no token.
+    Contexts that occur at least `least` times are kept, the `limit` most frequent ones, and all
+    contexts of no token.
     """
     targets = [np.asarray(row, np.int64) for row in rows]
     found = [_likeliest(*_contexts(targets, table, length)) for length in range(table.order)]
@@ -117,25 +131,30 @@ def count_ngrams(rows: Iterable[Int64], table: NgramTable, least: int = 2, limit
     bare = np.arange(len(keys)) < len(found[0][0])
     kept = np.flatnonzero((counts >= least) & ~bare)
     kept = kept[np.argsort(-counts[kept], kind="stable")[:limit]]
-    # Sorted indexes give sorted keys: longer contexts have higher numbers, and each length is sorted already.
+    # Sorted indexes give sorted keys: longer contexts have higher numbers, and each length is
+    # sorted already.
     kept = np.sort(np.concatenate([np.flatnonzero(bare), kept]))
     return replace(table, keys=keys[kept], tokens=tokens[kept])
 
 
 def _contexts(targets: Sequence[Int64], table: NgramTable, length: int) -> tuple[Int64, Int64]:
-    """Return the numbers of all contexts of `length` tokens, and their next tokens, int64 [M] each."""
+    """Return the numbers of all contexts of `length` tokens, and their next tokens, int64 [M]
+    each."""
     contexts = [table.number(np.arange(length, len(row)) % table.channels,
-                             [row[length - 1 - back : len(row) - 1 - back] for back in range(length)])
+                             [row[length - 1 - back : len(row) - 1 - back]
+                              for back in range(length)])
                 for row in targets]
     return np.concatenate(contexts), np.concatenate([row[length:] for row in targets])
 
 
 def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return the distinct contexts in ascending order, their most frequent (then smallest) next tokens, and counts."""
+    """Return the distinct contexts in ascending order, their most frequent (then smallest) next
+    tokens, and counts."""
     pairs, counts = np.unique(np.stack([contexts, following]), axis=1, return_counts=True)
     best = np.lexsort((pairs[1], -counts, pairs[0]))
     keys, first = np.unique(pairs[0][best], return_index=True)
-    return keys, pairs[1][best][first], np.add.reduceat(counts, np.unique(pairs[0], return_index=True)[1])
+    return keys, pairs[1][best][first], np.add.reduceat(counts,
+                                                        np.unique(pairs[0], return_index=True)[1])
 
 
 class NgramProposer(Proposer):
@@ -147,21 +166,22 @@ class NgramProposer(Proposer):
     def __init__(self, table: NgramTable | None = None) -> None:
         """Use the counts in `table`; raises ConfigError if it is None."""
         if table is None:
-            raise ConfigError("the ngram proposer needs counts; name their file with --ngrams, and make it with "
-                              "'superres train ngrams'")
+            raise ConfigError("the ngram proposer needs counts; name their file with --ngrams, and "
+                              "make it with 'superres train ngrams'")
         self.table = table
         self._cached: tuple[Tensor, Tensor] | None = None
 
     def check(self, model: ScoringModel) -> None:
         counted = self.table.vocabulary
-        require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
-                f"{model.vocabulary}; count them for this model")
+        require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, "
+                f"but the model has {model.vocabulary}; count them for this model")
 
     def as_data(self, session: Session) -> ProposerData:
         import torch
 
         keys, known = self._table_on(torch.device("cpu"))
-        return ProposerData("ngram", keys=keys, known=known, order=self.table.order, channels=self.table.channels)
+        return ProposerData("ngram", keys=keys, known=known, order=self.table.order,
+                            channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch
@@ -194,6 +214,7 @@ class NgramProposer(Proposer):
         import torch
 
         if self._cached is None or self._cached[0].device != device:
-            parts = (torch.from_numpy(part).to(device) for part in (self.table.keys, self.table.tokens))
+            parts = (torch.from_numpy(part).to(device) for part in (self.table.keys,
+                                                                    self.table.tokens))
             self._cached = next(parts), next(parts)
         return self._cached

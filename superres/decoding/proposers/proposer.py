@@ -1,4 +1,5 @@
-"""The interface of proposers: their input, their properties, and the state that they store for each row of a batch."""
+"""The interface of proposers: their input, their properties, and the state that they store for each
+row of a batch."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ class ProposerData:
 
     kind: str  # heads, jacobi, draft, ngram, lookup or lookahead
     uses_heads: bool = False  # whether the prediction heads propose
-    draft: Session | None = None  # session of the draft model for the same rows, which reads two tokens per step
+    # session of the draft model for the same rows, which reads two tokens per step
+    draft: Session | None = None
     keys: Tensor | None = None  # contexts of n-grams in ascending order, int64 [N]
     known: Tensor | None = None  # the next token of each context, int64 [N]
     order: int = 0  # number of tokens of the longest n-gram
     channels: int = 0  # number of channels that n-grams are counted for
     source: Tensor | None = None  # source tokens, int64 [B, S]
-    longest: int = 0  # largest number of latest tokens that are looked up in the source and the target
+    # largest number of latest tokens that are looked up in the source and the target
+    longest: int = 0
 
 
 @dataclass
@@ -38,8 +41,8 @@ class Context:
     position: Tensor  # number of committed tokens, [B]
     first: Tensor  # the token at `position`, which the loop has already chosen, [B]
     tokens: Tensor  # committed tokens [B, T + W]; the tokens from `position` on are undefined
-    # turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does. In speculative
-    # sampling it draws proposals instead
+    # turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does.
+    # In speculative sampling it draws proposals instead
     sampler: Sampler
 
     @property
@@ -49,46 +52,57 @@ class Context:
 
     @property
     def width(self) -> int:
-        """Number of pixels per row of the target picture; T of text. The pixel above is `width` * 3 tokens before."""
+        """Number of pixels per row of the target picture; T of text. The pixel above is `width` * 3
+        tokens before."""
         return self.shape[-2:][0]
 
 
 class Proposer:
     """Makes proposals. Exact acceptance gives the verifier's own tokens for any proposals."""
 
-    uses_heads: ClassVar[bool] = False  # Whether it uses the prediction heads, which limit the number of proposals
-    block_size: ClassVar[int | None] = None  # Default block size k; None for the number of prediction heads
+    # Whether it uses the prediction heads, which limit the number of proposals
+    uses_heads: ClassVar[bool] = False
+    # Default block size k; None for the number of prediction heads
+    block_size: ClassVar[int | None] = None
     least_block: ClassVar[int] = 1  # Smallest block size that an adaptive block size may choose
     draws: ClassVar[bool] = False
-    """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of that call's scores.
-    Speculative sampling assigns probability 1 to the proposals of other proposers."""
+    """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of
+    that call's scores. Speculative sampling assigns probability 1 to the proposals of other
+    proposers."""
     resource: ClassVar[str | None] = None
-    """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's only argument."""
+    """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's
+    only argument."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the fields of `DecodeConfig` that only this proposer reads, besides `resource`."""
     proposes_tree: ClassVar[bool] = False
-    """Whether it proposes a tree of several continuations per step (see `superres.decoding.loop.decoding_type`)."""
+    """Whether it proposes a tree of several continuations per step (see
+    `superres.decoding.loop.decoding_type`)."""
     training: ClassVar[str] = "none"  # What must be trained for it, as human-readable text
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """Return proposals int64 [B, k - 1] for the tokens at `context.position + offsets`; `offsets` are 1..k-1."""
+        """Return proposals int64 [B, k - 1] for the tokens at `context.position + offsets`;
+        `offsets` are 1..k-1."""
         raise NotImplementedError
 
     def as_data(self, session: Session) -> ProposerData | None:
-        """Return the proposer as data for the rows of `session`, so that another decoder can run the iterations.
+        """Return the proposer as data for the rows of `session`, so that another decoder can run
+        the iterations.
 
-        None leaves the iterations to the plain decoder. A class that overrides `propose` overrides this method as well.
+        None leaves the iterations to the plain decoder. A class that overrides `propose` overrides
+        this method as well.
         """
         return None
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
-        """Encode `source` for `new_state`; arguments as for `superres.interfaces.ScoringModel.encode`."""
+        """Encode `source` for `new_state`; arguments as for
+        `superres.interfaces.ScoringModel.encode`."""
         return source
 
     def new_state(
         self, source: Sources, width: int, padding: Tensor | None, copies: int,
     ) -> Session | RowTensors | None:
-        """Return the state of a new batch; arguments as for `superres.interfaces.ScoringModel.session`.
+        """Return the state of a new batch; arguments as for
+        `superres.interfaces.ScoringModel.session`.
 
         A class that does not define this method has no state.
         """
@@ -99,7 +113,8 @@ class Proposer:
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
-        """Raise ConfigError if it does not support `options`, blocks of `block_size` and targets of `length` tokens."""
+        """Raise ConfigError if it does not support `options`, blocks of `block_size` and targets of
+        `length` tokens."""
 
     @property
     def weight_bytes(self) -> int:
@@ -109,7 +124,8 @@ class Proposer:
 
 def sources_at(sources: Sources, rows: Tensor) -> Sources:
     """Return the sources in `rows`, int64 [R]; those of each part for a tuple of sources."""
-    return tuple(sources_at(part, rows) for part in sources) if isinstance(sources, tuple) else sources[rows]
+    return tuple(sources_at(part, rows) for part in sources) if isinstance(sources,
+                                                                           tuple) else sources[rows]
 
 
 class RowTensors:
@@ -122,7 +138,8 @@ class RowTensors:
         for tensor in self.tensors:
             tensor.copy_(tensor[rows])
 
-    def copy_rows(self, rows: Tensor, other: RowTensors, chosen: Tensor, cache: bool = True) -> None:
+    def copy_rows(self, rows: Tensor, other: RowTensors, chosen: Tensor,
+                  cache: bool = True) -> None:
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
@@ -131,7 +148,8 @@ class RowTensors:
 
 
 class StatefulSession:
-    """A session joined with a state of the same rows, such as a proposer's: a `superres.interfaces.Session`.
+    """A session joined with a state of the same rows, such as a proposer's: a
+    `superres.interfaces.Session`.
 
     Both are rolled back by moving the position. Methods that move rows move them in both.
     """
@@ -143,7 +161,8 @@ class StatefulSession:
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         return self.session.step(tokens, position)
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor,
+                sampler: Sampler) -> Tensor:
         return self.session.propose(output, index, first, offsets, sampler)
 
     def resize(self, width: int) -> None:
@@ -155,7 +174,8 @@ class StatefulSession:
         self.session.select(rows, length)
         self.state.select(rows, length)
 
-    def copy_rows(self, rows: Tensor, other: StatefulSession, chosen: Tensor, cache: bool = True) -> None:
+    def copy_rows(self, rows: Tensor, other: StatefulSession, chosen: Tensor,
+                  cache: bool = True) -> None:
         self.session.copy_rows(rows, other.session, chosen, cache)
         self.state.copy_rows(rows, other.state, chosen, cache)  # type: ignore[arg-type]
 
@@ -164,14 +184,16 @@ class StatefulSession:
 
 
 class WrappedModel:
-    """The base of models that change another model's sessions: a `superres.interfaces.ScoringModel`.
+    """The base of models that change another model's sessions: a
+    `superres.interfaces.ScoringModel`.
 
     Its encoded sources are a tuple: those of the model, and what the class adds.
     """
 
     def __init__(self, model: ScoringModel) -> None:
         self.model = model
-        self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
+        self.vocabulary, self.length, self.end_token = (model.vocabulary, model.length,
+                                                        model.end_token)
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
         self.own_threads = model.own_threads
 
@@ -188,7 +210,8 @@ class WrappedModel:
 
 
 class StatefulModel(WrappedModel):
-    """A model whose sessions include the proposer's state; the sources are those of the model and of the proposer."""
+    """A model whose sessions include the proposer's state; the sources are those of the model and
+    of the proposer."""
 
     def __init__(self, model: ScoringModel, proposer: Proposer) -> None:
         super().__init__(model)
@@ -202,13 +225,15 @@ class StatefulModel(WrappedModel):
         own, proposers = source if isinstance(source, tuple) else (source, source)
         return self.model.encode(own, padding), self.proposer.encode(proposers, padding)
 
-    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+    def tree_session(self, source: Sources, tree: Tree, kept: int,
+                     padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
         own = source[0] if isinstance(source, tuple) else source
         made: TreeSession = self.model.tree_session(own, tree, kept, padding)
         return made
 
-    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None,
+                copies: int = 1) -> Session:
         own, proposers = source if isinstance(source, tuple) else (source, source)
         session = self.model.session(own, width, padding, copies)
         state = self.proposer.new_state(proposers, width, padding, copies)
@@ -216,7 +241,8 @@ class StatefulModel(WrappedModel):
 
 
 def with_proposer_state(model: ScoringModel, proposer: Proposer) -> ScoringModel:
-    """Return `model` itself, or a model whose sessions include the state of `proposer` if the proposer has a state.
+    """Return `model` itself, or a model whose sessions include the state of `proposer` if the
+    proposer has a state.
 
     Raises ConfigError if the proposer does not fit the model.
     """
@@ -228,7 +254,9 @@ def with_proposer_state(model: ScoringModel, proposer: Proposer) -> ScoringModel
 
 
 def state_of(session: Session) -> Any:  # noqa: ANN401 -- the result of the proposer's own `new_state`
-    """Return the proposer's state of the batch of `session`, which must be one of `with_proposer_state`."""
+    """Return the proposer's state of the batch of `session`, which must be one of
+    `with_proposer_state`."""
     if not isinstance(session, StatefulSession):
-        raise ValueError("the proposer stores state per row; make sessions with with_proposer_state(model, proposer)")
+        raise ValueError("the proposer stores state per row; make sessions with "
+                         "with_proposer_state(model, proposer)")
     return session.state

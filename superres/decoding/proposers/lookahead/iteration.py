@@ -1,24 +1,29 @@
-"""Lookahead decoding (Fu et al. 2024): n-grams from Jacobi iterations, verified several at a time, without training.
+"""Lookahead decoding (Fu et al. 2024): n-grams from Jacobi iterations, verified several at a time,
+without training.
 
-Every step reads two branches in one model call (section 3 of that paper). The lookahead branch holds a window of W
-future tokens at N - 1 stages of a Jacobi iteration. Each token that the last stage predicts completes an n-gram, which
-is added to a pool. The verification branch reads up to G n-grams of the pool that begin with the row's last token. The
-longest continuation that passes is accepted.
+Every step reads two branches in one model call (section 3 of that paper). The lookahead branch
+holds a window of W future tokens at N - 1 stages of a Jacobi iteration. Each token that the last
+stage predicts completes an n-gram, which is added to a pool. The verification branch reads up to G
+n-grams of the pool that begin with the row's last token. The longest continuation that passes is
+accepted.
 
-The method suits text, where a word tends to have the same continuation at every place. It also needs a device on which
-a step of (W + G)(N - 1) columns costs little more than a step of one column. It does not suit images: the continuation
-of an intensity depends on its place, so only smooth areas repeat, in short n-grams. Trained heads accept more tokens
-with fewer columns. Images are still decoded exactly, since the attention windows apply to every column.
+The method suits text, where a word tends to have the same continuation at every place. It also
+needs a device on which a step of (W + G)(N - 1) columns costs little more than a step of one
+column. It does not suit images: the continuation of an intensity depends on its place, so only
+smooth areas repeat, in short n-grams. Trained heads accept more tokens with fewer columns. Images
+are still decoded exactly, since the attention windows apply to every column.
 
 Several processes may divide the columns of a step among them (section 3.4; `Peers`). Each process
-holds the whole model and its own cache. It reads its part of the window's columns and of the candidates, which needs no
-communication. After a step, the processes exchange the accepted and the predicted tokens only. Each process computes
-the keys and values of tokens that another process accepted, by reading the last N tokens again. The rewritten cache
-entries are the same in every process, so results do not depend on which process accepted a token.
+holds the whole model and its own cache. It reads its part of the window's columns and of the
+candidates, which needs no communication. After a step, the processes exchange the accepted and the
+predicted tokens only. Each process computes the keys and values of tokens that another process
+accepted, by reading the last N tokens again. The rewritten cache entries are the same in every
+process, so results do not depend on which process accepted a token.
 
-Every process has the same pool, so it knows the tokens of all candidates. Speculative sampling tries candidates one
-after another, and what it tries at a place depends on the accepted tokens and on these tokens alone. So each process
-follows the accepted tokens as far as its own candidates do, and one of them reaches the end (`verify_candidates`).
+Every process has the same pool, so it knows the tokens of all candidates. Speculative sampling
+tries candidates one after another, and what it tries at a place depends on the accepted tokens and
+on these tokens alone. So each process follows the accepted tokens as far as its own candidates do,
+and one of them reaches the end (`verify_candidates`).
 """
 
 from __future__ import annotations
@@ -43,30 +48,34 @@ from superres.tree import Tree, TreeSession
 
 
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
-    """Return the part of 0..`count` - 1 that belongs to process `rank`; parts differ in size by at most one."""
+    """Return the part of 0..`count` - 1 that belongs to process `rank`; parts differ in size by at
+    most one."""
     return range(count * rank // processes, count * (rank + 1) // processes)
 
 
 class Layout:
     """The meaning of each column of a step (figure 2b of Fu et al.).
 
-    Cell (s, c) of the window, stage s and column c, is a guess of the token s + c places after the row's last token.
-    Cell (0, 0) is that last token itself, the root. A cell attends to the cells of stage 0 up to its own column,
-    and to the earlier stages of its own column. The tokens of a candidate attend to the root and to one another.
+    Cell (s, c) of the window, stage s and column c, is a guess of the token s + c places after the
+    row's last token. Cell (0, 0) is that last token itself, the root. A cell attends to the cells
+    of stage 0 up to its own column, and to the earlier stages of its own column. The tokens of a
+    candidate attend to the root and to one another.
 
     Attributes:
-        tree: the columns in this order: tokens that are read again, the root, the candidates, the window's last stage,
-            and the window's other stages.
+        tree: the columns in this order: tokens that are read again, the root, the candidates, the
+            window's last stage, and the window's other stages.
         paths: columns of the root and of each candidate, int64 [G, N].
         guesses: columns of the window's last stage, [W].
-        cells: stage and window column of each column of the step after the candidates, int64 [2, ...].
+        cells: stage and window column of each column of the step after the candidates, int64 [2,
+            ...].
     """
 
-    def __init__(self, ngram_size: int, columns: Sequence[int], candidates: int, reread: int = 0) -> None:
+    def __init__(self, ngram_size: int, columns: Sequence[int], candidates: int,
+                 reread: int = 0) -> None:
         """Lay out a step for n-grams of `ngram_size` tokens and a number of `candidates` to verify.
 
-        `columns` are those of the window whose guesses are predicted, in ascending order. The step reads a number of
-        `reread` tokens before the root again.
+        `columns` are those of the window whose guesses are predicted, in ascending order. The step
+        reads a number of `reread` tokens before the root again.
         """
         last = ngram_size - 2
         parents, paths = [*range(-1, reread)], []
@@ -76,9 +85,12 @@ class Layout:
             paths.append(path)
         stages = [(stage, column) for stage in range(1, last + 1) for column in columns]
         trunk = [(0, column) for column in range(1, columns[-1] + 1)]
-        cells = sorted(trunk + stages, key=lambda cell: cell[0] != last)  # cells of other stages need no scores
-        number = {(0, 0): reread, **{cell: column for column, cell in enumerate(cells, len(parents))}}
-        parents += [number[(stage - 1, column) if stage else (0, column - 1)] for stage, column in cells]
+        # cells of other stages need no scores
+        cells = sorted(trunk + stages, key=lambda cell: cell[0] != last)
+        number = {(0, 0): reread,
+                  **{cell: column for column, cell in enumerate(cells, len(parents))}}
+        parents += [number[(stage - 1, column) if stage else (0, column - 1)] for stage,
+                    column in cells]
         guesses = [number[last, column] for column in columns]
         self.paths, self.guesses = torch.tensor(paths), torch.tensor(guesses)
         self.cells = torch.tensor(cells, dtype=torch.int64).view(-1, 2).t()
@@ -95,15 +107,17 @@ class Layout:
         if peers is None:
             return cls(ngram_size, range(window), candidates)
         rank, count = peers.rank, peers.count
-        require(count <= min(window, candidates), f"{count} processes need a window and candidates of at least "
-                                                  f"{count}, not {window} and {candidates}; start fewer processes")
-        return cls(ngram_size, partition(window, rank, count), len(partition(candidates, rank, count)), ngram_size - 1)
+        require(count <= min(window, candidates), f"{count} processes need a window and candidates "
+                f"of at least {count}, not {window} and {candidates}; start fewer processes")
+        return cls(ngram_size, partition(window, rank, count),
+                   len(partition(candidates, rank, count)), ngram_size - 1)
 
 
 class LookaheadDecoder(PlainDecoder):
     """Blockwise decoding whose step reads a tree; each row also has a window and a pool of n-grams.
 
-    If several processes decode the batch together (`ScoringModel.peers`), all of them hold equal states.
+    If several processes decode the batch together (`ScoringModel.peers`), all of them hold equal
+    states.
     """
 
     session: TreeSession
@@ -115,38 +129,48 @@ class LookaheadDecoder(PlainDecoder):
         super().__init__(model, session, options, keys, block_size, proposer, *others)
         batch, device, self.size, self.peers = len(keys), keys.device, block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
-        self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
+        self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses,
+                                                                       layout.cells))
         self.stages, self.columns = self.cells
         self.root = slice(layout.tree.root, layout.tree.root + 1)
         self.offsets = torch.arange(self.size + 1, device=device)
         rank, processes = (0, 1) if self.peers is None else (self.peers.rank, self.peers.count)
         own = partition(self.candidates, rank, processes)
         self.own = slice(own.start, own.stop)
-        self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
-        # The pending candidates of all processes, [B, G, N - 1], and whether there are such, [B, G].
+        self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64,
+                                  device=device)
+        # The pending candidates of all processes, [B, G, N - 1], and whether there are such, [B,
+        # G].
         self.found = self.window.new_zeros(batch, self.candidates, self.size - 1)
         self.known = torch.zeros(batch, self.candidates, dtype=torch.bool, device=device)
         self.pool = (getattr(proposer, "pool", None) or NgramPool)(batch, self.size, device)
 
     @classmethod
     def open_session(
-        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
-        padding: Tensor | None = None,
+        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int,
+        width: int | None = None, padding: Tensor | None = None,
     ) -> Session:
         """See `PlainDecoder.open_session`; also raises ConfigError as `Layout.of` does."""
-        require(width is None, f"lookahead determines its own step width; leave out the width {width}")
+        require(width is None, "lookahead determines its own step width; leave out the width "
+                f"{width}")
         tree = Layout.of(options, block_size, model.peers).tree
         session: TreeSession = model.tree_session(source, tree, block_size, padding)
         return session
 
-    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best block [B, N] of all candidates, and the number of its tokens that are accepted [B].
+    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor,
+                                                                                     Tensor]:
+        """Return the best block [B, N] of all candidates, and the number of its tokens that are
+        accepted [B].
 
-        Sets `following` [B], the token after the accepted ones, and `predicted` [B, W], by the window's last stage.
+        Sets `following` [B], the token after the accepted ones, and `predicted` [B, W], by the
+        window's last stage.
         """
         best, accepted, self.following = self._best_candidate(state, output.scores)
         self.predicted = output.scores[:, self.guesses].argmax(-1)  # [B, W]
-        continuation = self.found.gather(1, best.view(-1, 1, 1).expand(-1, 1, self.size - 1)).squeeze(1)  # [B, N - 1]
+        # [B, N - 1]
+        continuation = self.found.gather(
+            1, best.view(-1, 1, 1).expand(-1, 1, self.size - 1)
+        ).squeeze(1)
         block = torch.cat([state.proposals[:, self.root], continuation], dim=1)  # [B, N]
         if self.peers is None:
             self.session.keep(self.paths[best])
@@ -156,10 +180,12 @@ class LookaheadDecoder(PlainDecoder):
         return block, torch.minimum(accepted, state.missing())
 
     def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
-        """See `PlainDecoder.propose`: add n-grams to the pool, advance the window, and fill the next columns."""
+        """See `PlainDecoder.propose`: add n-grams to the pool, advance the window, and fill the
+        next columns."""
         stages = torch.cat([self.window, self.predicted.unsqueeze(1)], dim=1)  # [B, N, W]
         self.pool.add(stages.transpose(1, 2))
-        # Each guess keeps its place in the sequence; the last guess is repeated beyond the window's end.
+        # Each guess keeps its place in the sequence; the last guess is repeated beyond the window's
+        # end.
         width = stages.shape[2]
         column = torch.arange(width, device=accepted.device) + accepted.unsqueeze(1) - 1  # [B, W]
         column = column.clamp(0, width - 1).unsqueeze(1)  # [B, 1, W]
@@ -168,7 +194,8 @@ class LookaheadDecoder(PlainDecoder):
         found, known = self.pool.find(self.following, self.candidates)  # [B, G, N - 1], [B, G]
         self.found.copy_(found)
         self.known.copy_(known)
-        parts = [self.following.unsqueeze(1), found[:, self.own].flatten(1), self.window[:, self.stages, self.columns]]
+        parts = [self.following.unsqueeze(1), found[:, self.own].flatten(1),
+                 self.window[:, self.stages, self.columns]]
         if self.peers is not None:
             reread = (state.place - self.size + self.offsets[1:-1]).clamp(min=0)  # [B, N - 1]
             parts.insert(0, state.tokens.gather(1, reread))
@@ -187,41 +214,48 @@ class LookaheadDecoder(PlainDecoder):
         self.pool.shrink(rows)
 
     def _best_candidate(self, state: DecodeState, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each row's best candidate, the number of accepted tokens, and the token after them, all [B].
+        """Return each row's best candidate, the number of accepted tokens, and the token after
+        them, all [B].
 
-        The best one of a process is one of its own candidates; by speculative sampling, it is that of all processes,
-        and the number is 0 if only other processes know it.
+        The best one of a process is one of its own candidates; by speculative sampling, it is that
+        of all processes, and the number is 0 if only other processes know it.
         """
         batch, (count, size) = len(scores), self.paths.shape
         target = state.place + self.offsets[1:]  # [B, N]
         if self.samplers.speculative:
             return self._sampled_candidate(scores, target)
-        proposed, known = self.found[:, self.own], self.known[:, self.own]  # [B, G', N - 1], [B, G']
+        # [B, G', N - 1], [B, G']
+        proposed, known = self.found[:, self.own], self.known[:, self.own]
         sampler = self.samplers.at(target)
         offsets = self.offsets[: size - 1].repeat(count)  # [G' (N - 1)]
-        adjusted = sampler.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)  # [B, G' (N - 1), V]
+        # [B, G' (N - 1), V]
+        adjusted = sampler.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)
         adjusted = adjusted.view(batch * count, size - 1, -1)  # [B G', N - 1, V]
-        verdicts = self.criterion.accept(proposed.flatten(0, 1), adjusted, target[:, :-1].repeat_interleave(count, 0))
+        verdicts = self.criterion.accept(proposed.flatten(0, 1), adjusted,
+                                         target[:, :-1].repeat_interleave(count, 0))
         passed = verdicts.view(batch, count, -1) & known.unsqueeze(-1)  # [B, G', N - 1]
         accepted, best = (1 + passed.long().cumprod(2).sum(2)).max(1)
         path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
         chosen = sampler(scores.gather(1, path))  # [B, N]
-        return best + self.own.start, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
+        return best + self.own.start, accepted, chosen.gather(1,
+                                                              accepted.unsqueeze(1) - 1).squeeze(1)
 
     def _sampled_candidate(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `_best_candidate` by speculative sampling.
 
-        `scores` are those of the step's columns, [B, M, V], and `target` the positions of the tokens of candidates, and
-        the next one, [B, N].
+        `scores` are those of the step's columns, [B, M, V], and `target` the positions of the
+        tokens of candidates, and the next one, [B, N].
         """
         rows = torch.arange(len(scores), device=scores.device)
         temperature = self.samplers.temperature(target)  # [B, N, 1]
 
         def at_place(candidate: Tensor, place: int) -> Tensor:
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)  # [B, 1, V]
-            return distribution(scaled(own, temperature[:, place : place + 1], self.samplers.options)).squeeze(1)
+            return distribution(scaled(own, temperature[:, place : place + 1],
+                                       self.samplers.options)).squeeze(1)
 
-        # A place is verified once, and the block ends at the first rejected token: all blocks use the same numbers.
+        # A place is verified once, and the block ends at the first rejected token: all blocks use
+        # the same numbers.
         uniform = self.samplers.uniform(target, torch.zeros_like(target[0]))  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
         best, passed, following, follows = verify_candidates(
@@ -235,9 +269,11 @@ class LookaheadDecoder(PlainDecoder):
         """
         width, size = self.window.shape[2], self.size
         predicted = F.pad(self.predicted, (0, width - self.predicted.shape[1]))  # [B, W]
-        own = torch.cat([accepted.unsqueeze(1), self.following.unsqueeze(1), block, predicted], dim=1)
+        own = torch.cat([accepted.unsqueeze(1), self.following.unsqueeze(1), block, predicted],
+                        dim=1)
         parts = peers.gather(own)  # [processes, B, 2 + N + W]
-        # Of equally long blocks the first counts, as in a single process: candidates are divided in order.
+        # Of equally long blocks the first counts, as in a single process: candidates are divided in
+        # order.
         best = parts[:, :, 0].max(0).indices
         chosen = parts[best, torch.arange(len(best), device=best.device)]  # [B, 2 + N + W]
         self.predicted = torch.cat([part[:, 2 + size :][:, : len(partition(width, rank, peers.count))]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class LookaheadProposer(Proposer):
-    """N-grams from Jacobi iterations, several of which are verified per step; the block size is N."""
+    """N-grams from Jacobi iterations, several of which are verified per step; the block size is
+    N."""
 
     proposes_tree = True
     settings = ("window", "candidates")
@@ -29,10 +30,11 @@ class LookaheadProposer(Proposer):
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
         reach = options.window + block_size - 2
-        require(reach <= length, f"window {options.window} and block size {block_size} reach {reach} tokens ahead, "
-                                 f"more than the {length} target tokens; choose smaller values")
-        require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every step, but lookahead "
-                                        "may have none; leave min-block out")
+        require(reach <= length, f"window {options.window} and block size {block_size} reach "
+                f"{reach} tokens ahead, more than the {length} target tokens; choose smaller "
+                "values")
+        require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every "
+                "step, but lookahead may have none; leave min-block out")
 
     def as_data(self, session: Session) -> ProposerData | None:
         """See `Proposer.as_data`; single steps read another pool."""

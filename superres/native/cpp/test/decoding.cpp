@@ -1,6 +1,6 @@
 // Tests of whole decodes through the interface of native.cpp: small models with pseudo-random weights encode, verify and
 // propose. The tokens, scores and conditioning must have the recorded bits in every variant. Whether they are those of the
-// network in Python, tests/test_native.py checks.
+// network in Python, tests/proofs/test_native.py checks.
 
 #include <algorithm>
 #include <deque>

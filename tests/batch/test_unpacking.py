@@ -1,0 +1,518 @@
+"""Small archives that claim or unpack to much are refused in little memory, in every command that
+reads them."""
+
+from __future__ import annotations
+
+import bz2
+import copy
+import gzip
+import io
+import json
+import lzma
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from hostile_archives import npy, npz, parquet_dictionary, parquet_lie, tar_header
+from pyarrow import parquet
+
+from superres.batch.archives import DAMAGED, READER, list_members, read_members
+from superres.errors import InvalidInputError
+from superres.system import unpacking
+from superres.system.folders import Tally
+from superres.system.unpacking import Gate, Unpacked, array_header, read_array, tar_members
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+
+
+def zeros(count):
+    """Return `count` bytes of zeros compressed by gzip, in members of 16 MB."""
+    return gzip.compress(bytes(1 << 24)) * (count >> 24)
+
+
+def overlapping(path):
+    """Write a zip file whose 400 members all are the same 16 MB of zeros."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("0.png", bytes(1 << 24))
+        (first,) = archive.infolist()
+        for number in range(1, 400):
+            again = copy.copy(first)
+            again.filename = f"{number}.png"
+            archive.filelist.append(again)
+
+
+def hostile(folder):
+    """Write the archives of the issue, and some more, and return their paths."""
+    gig = zeros(1 << 30)
+    files = {
+        "pax.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
+        "global.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
+        "long.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
+        "huge.tar": tar_header("a.png", 1 << 60),
+        "skip.tar": tar_header("a.bin", 1 << 60) + bytes(10_240),
+        "skip.tar.gz": gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24),
+        "negative.tar": tar_header("a.png", -5) + bytes(10_240),
+        "sparse.tar": tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
+        "members.tar.gz": gzip.compress(tar_header("a.png", 0) * 400_000),
+        "headers.tar": (tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0"))
+        * 20_000, "bomb.tar.xz": lzma.compress(tar_header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
+        "bomb.tar.bz2": bz2.compress(tar_header("a.bin", 1 << 33)) + bz2.compress(bytes(1 << 24))
+        * 300,
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for name, start, content in (
+        ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
+        ("empty", npy((10**12, 0, 8, 3)), b""),
+        ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)),
+        ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
+        ("zeros", npy((4_000_000, 8, 8, 3)), bytes(4_000_000 * 192))):
+        (folder / f"{name}.npz").write_bytes(npz(start, content))
+    overlapping(folder / "overlap.zip")
+    parquet_dictionary(folder / "dictionary.parquet")
+    parquet_dictionary(folder / "rows.parquet", 2_000_000, 400)
+    parquet_dictionary(folder / "many.parquet", 100, 500_000)
+    parquet_lie(folder / "lie.parquet")
+    return [*files, "overlap.zip", "claim.npz", "negative.npz", "empty.npz", "lying.npz",
+            "tall.npz", "zeros.npz", "dictionary.parquet", "rows.parquet", "many.parquet",
+            "lie.parquet"]
+
+
+UPSCALE = """
+import json, psutil, resource, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from superres.batch.archives import READER
+from superres.batch.inputs import find_inputs
+from superres.batch.opening import open_inputs
+
+def seconds():
+    ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    going = [psutil.Process(child.process.pid).cpu_times() for child in READER._idle]
+    return sum(one.ru_utime + one.ru_stime for one in ended) + sum(one.user + one.system for one in going)
+
+before = seconds()
+for path in sys.argv[2:]:
+    found = list(find_inputs([path], [], False, False, Path("out")))
+    told = [str(content) for _, content in open_inputs(found) if isinstance(content, Exception)]
+    # ru_maxrss has what the process that started this one took.
+    most = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+    now = seconds()
+    print(json.dumps([most, now - before, told]))
+    before = now
+"""
+TRAIN = """
+import json, resource, sys
+from pathlib import Path
+from superres.errors import InvalidInputError
+from superres.tasks.face_data import _read_arrays
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    _read_arrays(Path(sys.argv[2]))
+    told = "accepted"
+except InvalidInputError as error:
+    told = str(error)
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([(usage.ru_maxrss - before) // 1024, usage.ru_utime + usage.ru_stime, told]))
+"""
+
+
+def measured(code, *paths):
+    """Return what a reader of these files prints of each: its most megabytes so far, processor
+    seconds, what it said.
+
+    One process reads them all; the seconds include those of its own processes.
+    """
+    def bound():
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parents[1]),
+                           *map(str, paths)],
+                          capture_output=True, text=True, check=True, preexec_fn=bound,
+                          timeout=1200)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archives")
+    return folder, hostile(folder)
+
+
+@pytest.mark.slow
+def test_small_archives_that_claim_much_take_little(archives):
+    folder, names = archives
+    assert len(names) == 23
+    for name, (megabytes, seconds, told) in zip(names,
+                                                measured(UPSCALE,
+                                                         *(folder / name for name in names)),
+                                                strict=True):
+        assert "is damaged or not an archive" in told[-1], (name, told)
+        assert "\n" not in told[-1]
+        assert megabytes < 200, (name, megabytes)
+        assert seconds < 12, (name, seconds)
+
+
+def small(folder, kind):
+    """Write a small archive of a few pictures, and return its content, unpacked if it is a tar
+    file."""
+    path, pictures = folder / f"a.{kind}", {f"x/{number}.png": os.urandom(50 * number)
+                                            for number in (1, 2, 3)}
+    if kind == "npz":
+        np.savez_compressed(path, lr=np.stack([PICTURE] * 3), ids=np.arange(3))
+    elif kind == "parquet":
+        written(path, 3)
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in pictures.items():
+                archive.writestr(name, content * 9)
+    else:
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT if kind == "tar.gz"
+                          else tarfile.PAX_FORMAT) as archive:
+            for name, content in pictures.items():
+                member = tarfile.TarInfo(name if len(content) < 100 else "deep/" * 50 + name)
+                member.size, member.mtime = len(content), 1.5
+                archive.addfile(member, io.BytesIO(content))
+            link = tarfile.TarInfo("link.png")
+            link.type, link.linkname = tarfile.SYMTYPE, "x/1.png"
+            archive.addfile(link)
+    return path.read_bytes()
+
+
+def mutated(content, rng):
+    """Return content with some bytes and numbers changed, and parts cut out, or repeated up to
+    10,000 times."""
+    found = bytearray(content)
+    for _ in range(rng.integers(4)):
+        place, length = rng.integers(len(found) + 1), int(rng.choice([1, 4, 12, 512, 1536]))
+        if len(found) > 512 and rng.integers(2):
+            place -= place % 512
+        part = bytes(found[place : place + length])
+        put = [rng.bytes(length), b"", b"\xff" * length, b"7" * length, b"2 " * (length // 2),
+               part * int(rng.choice([2, 100, 10_000]))][rng.integers(6)]
+        found[place : place + length] = put[: 2_000_000]
+    return bytes(found)
+
+
+def summed(content):
+    """Return a tar file whose headers have their right sums, so that what is in them counts."""
+    found = bytearray(content)
+    for place in range(0, len(found) - 511, 512):
+        if found[place + 257 : place + 262] == b"ustar":
+            found[place + 148 : place + 156] = b" " * 8
+            found[place + 148 : place + 156] = b"%06o\0 " % sum(found[place : place + 512])
+    return bytes(found)
+
+
+PACK = {"tar.gz": gzip.compress, "tar.bz2": bz2.compress, "tar.xz": lzma.compress}
+KINDS = ("tar", *PACK, "zip", "npz", "parquet")
+MUTATIONS = 300 if os.environ.get("SUPERRES_FUZZ_SECONDS") else 5  # of each kind
+
+
+def test_mutated_archives_take_little_of_the_process_that_reads_them(tmp_path):
+    rng, paths = np.random.default_rng(0), []
+    for kind in KINDS:
+        content = small(tmp_path, kind)
+        for number in range(MUTATIONS):
+            changed = mutated(content, rng)
+            changed = summed(changed) if "tar" in kind and number % 2 else changed
+            changed = PACK.get(kind, bytes)(changed)
+            paths.append(tmp_path / f"{number}.{kind}")
+            paths[-1].write_bytes(mutated(changed, rng) if number % 5 == 0 else changed)
+    found = measured(UPSCALE, *paths)
+    assert len(found) == len(KINDS) * MUTATIONS
+    for path, (megabytes, seconds, told) in zip(paths, found, strict=True):
+        assert megabytes < 400, (path, megabytes)
+        assert seconds < 5, (path, seconds)
+        assert all("\n" not in one and len(one) < 1000 for one in told), told
+    assert len(found) // 4 < sum(bool(told) for _, _, told in found) < len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1 << 33, 8, 8, 3), (-5, 8, 8, 3), (4_000_000, 8, 8, 3)])
+def test_data_to_train_on_claim_no_more_than_they_have(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("hr.npy",
+                         npy(shape) + bytes(4_000_000 * 192 if shape[0] == 4_000_000 else 0))
+        for name in ("lr", "ids"):
+            archive.writestr(f"{name}.npy", npy(shape))
+    ((megabytes, seconds, told),) = measured(TRAIN, tmp_path / "data.npz")
+    assert "is not a readable .npz" in told
+    assert megabytes < 200
+    assert seconds < 12
+
+
+def test_honest_archives_of_every_compression_are_read(tmp_path):
+    buffer = io.BytesIO()
+    # long names, in each format of tar
+    names = [f"{'deep/' * 60}{number}.png" for number in range(40)]
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                content = os.urandom(3000)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        plain = buffer.getvalue()
+        two = gzip.compress(plain[:5000]) + gzip.compress(plain[5000:]) + bytes(512)
+        for packed in (plain, gzip.compress(plain), bz2.compress(plain), lzma.compress(plain), two,
+                       lzma.compress(plain, format=lzma.FORMAT_ALONE)):
+            (tmp_path / "a").write_bytes(packed)
+            with open(tmp_path / "a", "rb") as file:
+                assert [member.name for member, _ in tar_members(file, Gate(0))] == names
+            with open(tmp_path / "a", "rb") as file:
+                assert Unpacked(file, Gate(0)).read(2 * len(plain))[: len(plain)] == plain
+
+
+@pytest.mark.parametrize("packed", [0, 100, 10**6])
+def test_a_gate_lets_through_what_a_size_justifies_and_no_more(packed):
+    members, size = 10_000 + packed // 50, 500_000_000 + 200 * packed
+    gate = Gate(packed)
+    for _ in range(10):
+        gate.let(members // 10, size // 10)
+    gate = Gate(packed)
+    names = 20_000_000 + 4 * packed
+    gate.let(members, size, names, size)
+    with pytest.raises(ValueError, match=f"over {members:,} members"):
+        gate.let(1)
+    for more in ({"unpacked": size + 1}, {"content": size + 1}):
+        with pytest.raises(ValueError, match="unpacks to over"):
+            Gate(packed).let(**more)
+    with pytest.raises(ValueError, match="names have over"):
+        Gate(packed).let(names=names + 1)
+    gate = Gate(packed)
+    assert gate.seconds == 60 + packed // 100_000
+    gate.end -= gate.seconds + 1
+    with pytest.raises(ValueError, match=rf"it takes over {gate.seconds} seconds of processor "
+                       rf"time"):
+        gate.let()
+
+
+def many(path, count, content=b"x"):
+    """Write a container of `count` members of little content, and return their number that its size
+    justifies."""
+    kind = path.suffix
+    if kind == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("0.png", content)
+            archive.filelist *= count
+    elif kind == ".gz":
+        path.write_bytes(gzip.compress((tar_header("0.png", 1) + content.ljust(512, b"\0"))
+                                       * count))
+    elif kind == ".npz":
+        np.savez_compressed(path, np.zeros((count, 1, 1, 3), np.uint8))
+    else:
+        parquet_dictionary(path, 1, count)
+    return 10_000 + path.stat().st_size // 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zip", "tar.gz", "npz", "parquet"])
+def test_every_container_lets_as_many_members_through_as_its_size_justifies(tmp_path, kind):
+    for count in (9_999, 12_000):
+        path = tmp_path / f"{count}.{kind}"
+        most, tally, told = many(path, count), Tally("it"), ""
+        try:
+            list(list_members(str(path), str(path), tally))
+        except ValueError as error:
+            told = str(error)
+        if count <= most:
+            assert (tally.seen, told) == (count, "")
+        else:
+            assert tally.seen <= most
+            assert f"it has over {most:,} members, too many for its size" in told
+
+
+def test_a_cut_archive_ends_early(tmp_path):
+    content = gzip.compress(os.urandom(100_000))
+    (tmp_path / "a").write_bytes(content[:50_000])
+    with open(tmp_path / "a", "rb") as file, pytest.raises(EOFError, match="it ends early"):
+        Unpacked(file, Gate(0)).read(1 << 20)
+
+
+def test_xz_takes_a_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "MOST_DICTIONARY", 1_000_000)
+    (tmp_path / "a").write_bytes(lzma.compress(bytes(100), preset=9))
+    with open(tmp_path / "a", "rb") as file, pytest.raises(lzma.LZMAError, match=r"[Mm]emory"):
+        Unpacked(file, Gate(0)).read(100)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_arrays_of_numpy_are_read_as_numpy_reads_them(tmp_path, version):
+    pictures = np.stack([PICTURE] * 5)
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, pictures, version)
+    stream.seek(0)
+    assert array_header(stream) == ((5, 8, 8, 3), False, np.dtype(np.uint8))
+    np.savez_compressed(tmp_path / "a.npz", hr=pictures, ids=np.arange(5, dtype=np.int32),
+                        none=pictures[:0], turned=np.asfortranarray(pictures))
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert np.array_equal(read_array(archive, "hr"), pictures)
+        assert np.array_equal(read_array(archive, "turned"), pictures)
+        assert np.array_equal(read_array(archive, "ids"), np.arange(5))
+        assert read_array(archive, "none").shape == (0, 8, 8, 3)
+
+
+def test_arrays_that_are_none_are_refused():
+    for content in (b"", b"no array at all", b"\x93NUMPY\x09\0" + bytes(20)):
+        with pytest.raises((ValueError, struct.error)):
+            array_header(io.BytesIO(content))
+
+
+def written(path, count=50, size=300):
+    """Write a Parquet file of random pictures and return its rows."""
+    rows = [(f"k{number}", os.urandom(size)) for number in range(count)]
+    parquet.write_table(pyarrow.table({"key": [key for key, _ in rows],
+                                       "image": [content for _, content in rows]}),
+                        path)
+    return rows
+
+
+def read(path):
+    """Return the names of an archive's pictures, and their content or the error's text, until the
+    archive's own."""
+    names, contents = [], []
+    try:
+        names += list_members(str(path), path.name, Tally("it"))
+        for found in read_members(str(path), path.name, [number for number, _ in names]):
+            contents.append(str(found) if isinstance(found, InvalidInputError) else
+                            found if isinstance(found, np.ndarray) else found.read())
+    except DAMAGED as error:
+        return [name for _, name in names], contents, str(error)
+    return [name for _, name in names], contents, None
+
+
+def test_content_of_any_size_comes_whole_and_a_reader_that_is_given_up_ends_its_process(tmp_path):
+    rows = written(tmp_path / "a.parquet", 1100)
+    assert read(tmp_path / "a.parquet") == ([f"{key}.png" for key, _ in rows],
+                                            [content for _, content in rows], None)
+    pictures = [os.urandom(size) for size in (1, 4_000_000, 9_000_001)]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar, zipfile.ZipFile(tmp_path / "a.zip",
+                                                                       "w") as archive:
+        for number, content in enumerate(pictures):
+            member = tarfile.TarInfo(f"{number}.png")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+            archive.writestr(f"{number}.png", content)
+    for path in (tmp_path / "a.tar", tmp_path / "a.zip"):
+        assert read(path) == (["0.png", "1.png", "2.png"], pictures, None)
+    assert len(READER._idle) == 1
+    reader = read_members(str(tmp_path / "a.tar"), "a.tar", [1, 1, 2])
+    first, found = next(reader), next(reader)
+    assert (first.closed, found.read()) == (True, pictures[1])
+    (child,) = READER._busy
+    reader.close()
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_members_are_read_on_when_the_reader_is_killed(tmp_path):
+    rows = written(tmp_path / "a.parquet", 40)
+    contents = []
+    # the last one is not there
+    for content in read_members(str(tmp_path / "a.parquet"), "a.parquet", range(41)):
+        contents.append(content.read())
+        if len(contents) in (1, 20, 40):
+            (child,) = READER._busy
+            child.process.kill()
+    assert contents == [content for _, content in rows]
+
+
+def pax(*records, size=None):
+    """Return a tar file of one member after an extended header of these records."""
+    text = b"".join(records)
+    header = tar_header("x", len(text) if size is None else size, tarfile.XHDTYPE)
+    return (header + text + bytes(-len(text) % 512) + tar_header("a.png", 3)
+            + b"abc".ljust(512, b"\0") + bytes(1024))
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    (pax(b"15 comment=abc\n"), None), (pax(b"14 path=b.png\n"), None),
+    (pax(b"2 " * 4000 + b"a=b\n"), "an extended header is damaged"),
+    (pax(b"9 a=b\n"), "an extended header is damaged"),
+    (pax(b"10 size=-5\n"), "an extended header is damaged"),
+    (pax(b"0 a=b\n"), "an extended header is damaged"),
+    (pax(bytes(10_001)), "an extended header claims 10,001 bytes"),
+    (pax(b"30 size=%021d\n" % 3), "an extended header is damaged"),
+    *((pax(record), "it has sparse members") for record in (
+        b"22 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"24 GNU.sparse.map=0,100\n")),
+    (tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(1024), "it has sparse members"),
+    (tar_header("a.png", 3) + b"abc".ljust(512, b"\0") + b"x" + bytes(511), "a header is damaged: "
+     "bad checksum"),
+    (tar_header("a.png", 3) + b"abc".ljust(512, b"\0") + b"x" * 100, "it ends early"),
+    (b"", "it is empty")])
+def test_extended_headers_of_tar_files_are_short_and_sound(content, told, tmp_path):
+    (tmp_path / "a.tar").write_bytes(content)
+    names, contents, error = read(tmp_path / "a.tar")
+    assert error == told
+    if told is None:
+        assert (names, contents) == (["b.png" if b"b.png" in content else "a.png"], [b"abc"])
+
+
+def test_records_of_extended_headers_that_do_not_count_take_no_memory():
+    assert unpacking._records(b"8 abc=d\n14 path=b.png\n7 e=fg\n11 size=42\n") == {"path": "b.png",
+                                                                                   "size": "42"}
+
+
+def test_members_of_long_names_are_left_out_by_name(tmp_path):
+    names = ["a.png", "b" * 4096 + ".png", "c" * 4092 + ".png", "ü" * 2047 + ".png"]
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar, zipfile.ZipFile(tmp_path / "a.zip",
+                                                                             "w") as archive:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+            archive.writestr(name, b"")
+    for path in (tmp_path / "a.tar.gz", tmp_path / "a.zip"):
+        tally = Tally(path.name, "member")
+        assert [name for _, name in list_members(str(path), path.name, tally)] == ["a.png",
+                                                                                   names[2]]
+        assert tally.line() == (f"{path.name}: 4 members: 2 used, 2 left out (2 with a name of "
+                                "over 4,096 bytes)")
+
+
+def test_a_row_of_parquet_that_has_only_a_path_says_so(tmp_path):
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = [{"bytes": None, "path": "in/a.png"}, {"bytes": b"b", "path": "b.png"},
+            {"bytes": None, "path": None}]
+    parquet.write_table(pyarrow.table({"image": pyarrow.array(rows, kind)}), tmp_path / "a.parquet")
+    (first, *others), error = read(tmp_path / "a.parquet")[1:]
+    assert first.startswith("a.parquet/in/a.png is only a path in the file, without the picture; "
+                            "save")
+    assert (others, error) == ([b"b", "a.parquet/000002.png is empty (0 bytes); provide an image "
+                                "file"], None)
+
+
+def test_damaged_parquet_files_are_refused_in_one_line(tmp_path):
+    rows, path, rng = (written(tmp_path / "a.parquet"), tmp_path / "damaged.parquet",
+                       np.random.default_rng(0))
+    content = (tmp_path / "a.parquet").read_bytes()
+    refused = []
+    for number in range(12):
+        damaged = bytearray(content)
+        for place in rng.integers(4, len(content) - 8, 1 + number):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged if number else damaged[:-100])
+        names, _, error = read(path)
+        assert len(names) <= len(rows)
+        refused += [error] if error is not None else []
+    assert refused
+    assert all("\n" not in error and 3 < len(error) < 500 for error in refused), refused
+
+
+def test_a_reader_that_is_killed_is_told(tmp_path, monkeypatch):
+    many(tmp_path / "a.zip", 1)
+    for end, told in (("os.abort()", "ended with signal 6"),
+                      ("sys.exit('full')", "ended with status 1"),
+                      ("print('half')", "its answer has over")):
+        READER.close()
+        monkeypatch.setattr("superres.system.confined._START", f"import os, sys; {end}")
+        with pytest.raises(ValueError, match=told):
+            list(list_members(str(tmp_path / "a.zip"), "a.zip", Tally("it")))

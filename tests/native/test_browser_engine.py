@@ -1,0 +1,254 @@
+"""The engine in a browser, run by node: its pictures are those of the compiled engine in int8,
+whatever the variant."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import native_kernels
+import superres
+from superres.cli.main import run
+from superres.config import DecodeConfig, general_costs
+from superres.errors import ConfigError
+from superres.evaluation.recording import stages_of
+from superres.native import abi
+from superres.native.image import offset_of, size_and_alignment
+from superres.native.variants import WASM
+from superres.pipeline.browser_export import exact_block, packed_weights, stage_image, write_engine
+from superres.system.output import short_digest
+from superres.tasks.faces import area_reduce, image_key
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native_kernels.node() is None, reason="no Node.js with relaxed SIMD"),
+    pytest.mark.skipif(native_kernels.package("ziglang") is None, reason="no ziglang"),
+]
+
+SCRIPT = Path(__file__).with_name("browser_engine.mjs")
+FACES = Path(__file__).parents[2] / "scripts" / "faces"
+WAYS = {
+    "exact": {}, "blocks of three": {"blockSize": 3}, "one token": {"blockSize": 1},
+    "distance": {"accept": "distance", "epsilon": 3},
+    "top-k": {"accept": "top-k", "topK": 4, "blockSize": 7}, "first stage": {"size": 32},
+    "sample": {"temperature": 0.7, "sample": 3, "seed": 2**40 + 1},
+    "sample within 2": {"temperature": 1, "accept": "distance"},
+}
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return superres.load("celeba-8to64", device="cpu", engine="native-int8")
+
+
+@pytest.fixture(scope="module")
+def folder(upscaler, tmp_path_factory):
+    path = tmp_path_factory.mktemp("engine")
+    write_engine(path, upscaler)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """24 inputs: drawn faces, mirrored ones, brighter ones, and halves of two."""
+    faces = np.stack([np.asarray(Image.open(path).convert("RGB"))
+                      for path in sorted(FACES.glob("*.png"))[:6]])
+    faces = area_reduce(faces, 8, 8)
+    mixed = np.concatenate([faces[:, :4], faces[::-1, 4:]], axis=1)
+    return np.concatenate([faces, faces[:, :, ::-1], 255 - (255 - faces) // 2, mixed])
+
+
+def asked(folder, questions, variant=""):
+    """Return what the engine answers to (source, way)."""
+    given = json.dumps([{"cells": source.flatten().tolist(), "way": way} for source,
+                        way in questions])
+    result = subprocess.run([native_kernels.node(), SCRIPT, folder,
+                             *([variant] if variant else [])], input=given,
+                            check=True, capture_output=True, text=True)
+    return json.loads(result.stdout)
+
+
+def expected(upscaler, source, way):
+    """Return the digest and the steps of each stage of the picture that the compiled engine
+    draws."""
+    accept, drawn = way.get("accept", "exact"), {}
+    sizes = [way.get("blockSize") or (exact_block(stage) if accept == "exact" else 24)
+             for stage in stages_of(upscaler)]
+    for size in {*sizes}:
+        options = DecodeConfig(
+            block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2),
+            consistent=True, temperature=way.get("temperature", 0.0), seed=way.get("seed", 0),
+            nucleus=upscaler.default.nucleus)
+        drawn[size] = upscaler.at_size(way.get("size", 64))(
+            source[None], options, keys=[image_key(source, way.get("sample", 1))])
+    traces = [drawn[size].stages[number].traces[0] for number,
+              size in enumerate(sizes[: len(drawn[sizes[0]].stages)])]
+    return short_digest(drawn[sizes[0]].images[0].tobytes()), [
+        (trace.tokens, trace.iterations, trace.accepted) for trace in traces]
+
+
+def test_the_block_size_of_exact_pictures_is_that_of_the_recorded_costs(upscaler, monkeypatch):
+    for slope, least, most in ((0.1, 2, 24), (2.0, 1, 1)):
+        record = general_costs(slope)
+        monkeypatch.setattr(upscaler.last, "costs", {"native-int8": {"wasm32-relaxed": record}})
+        assert least <= exact_block(upscaler.last) <= most
+        about, _ = stage_image(upscaler.last)
+        assert about["block"] == exact_block(upscaler.last)
+
+
+@pytest.mark.parametrize("variant", [variant.name for variant in WASM])
+def test_pictures_of_all_ways_are_those_of_the_compiled_engine(folder, upscaler, sources, variant):
+    count = 2 if variant == "wasm32-relaxed" else 1  # the other one is slow
+    questions = [(source, way) for source in sources[:count] for way in WAYS.values()]
+    found = asked(folder, questions, variant)
+    assert found["info"]["variant"] == variant
+    for (source, way), answer in zip(questions, found["answers"], strict=True):
+        digest, stages = expected(upscaler, source, way)
+        assert answer["digest"] == digest, way
+        assert [(stage["tokens"], stage["steps"], stage["accepted"])
+                for stage in answer["stages"]] == [
+                    (tokens, steps, list(accepted)) for tokens, steps, accepted in stages], way
+
+
+@pytest.mark.parametrize(("kind", "number", "way"), [
+    ("small", 0, {"size": 32}), ("large", 0, {}),
+    ("large", 3, {"temperature": 0.7, "seed": 5, "sample": 3}),
+], ids=["small", "large", "sample"])
+def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_browser(
+    folder, sources, kind, number, way,
+):
+    """The server's page loads the checkpoint with the engine that it takes on this processor by
+    itself.
+
+    Steps may differ, since the fastest blocks do.
+    """
+    pytest.importorskip("gradio")
+    from superres.web.decoding import Decoder
+    from superres.web.paint import drawn
+
+    link = urlsafe_b64encode(sources[0].tobytes()).decode()
+    decoder = Decoder(superres.load("celeba-8to64", device="cpu"))
+    try:
+        (face,) = drawn(decoder, kind, {"x": link, "t": 0.7, "s": 5, "n": number})["faces"]
+    finally:
+        decoder.close()
+    (answer,) = asked(folder, [(sources[0], way)])["answers"]
+    assert face["digest"] == answer["digest"]
+
+
+def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_path):
+    upscaler = superres.load("celeba-8to64-doubling", device="cpu", engine="native-int8")
+    write_engine(tmp_path, upscaler)
+    questions = [(sources[0], way) for way in ({}, WAYS["sample"])]
+    for (source, way), answer in zip(questions, asked(tmp_path, questions)["answers"], strict=True):
+        digest, stages = expected(upscaler, source, way)
+        assert answer["digest"] == digest, way
+        assert len(stages) == len(answer["stages"]) == 3
+
+
+def test_24_exact_pictures_are_those_of_one_token_per_step_and_reduce_to_their_inputs(folder,
+                                                                                      sources):
+    assert len({source.tobytes() for source in sources}) == 24
+    questions = [(source, {"blockSize": size}) for source in sources for size in (4, 1)]
+    answers = asked(folder, questions)["answers"]
+    for source, blocks, single in zip(sources, answers[::2], answers[1::2], strict=True):
+        assert blocks["digest"] == single["digest"]
+        assert blocks["stages"][1]["steps"] < single["stages"][1]["steps"] == 64 * 64 * 3
+        image = np.array(blocks["pixels"], np.uint8).reshape(64, 64, 3)
+        assert np.array_equal(area_reduce(image, 8, 8, is_reduced=True), source)
+
+
+def test_partial_pictures_grow_and_the_trace_is_complete(folder, sources):
+    (answer,) = asked(folder, [(sources[0], {"blockSize": 10})])["answers"]
+    assert answer["pictures"] > 10
+    assert answer["beginning"]  # all of a picture behind its tokens is 0
+    for stage in answer["stages"]:
+        assert sum(stage["accepted"]) == stage["tokens"] == stage["side"] ** 2 * 3
+        assert all(len(block) == 10 for block in stage["proposed"])
+
+
+@pytest.mark.parametrize(("way", "message"), [
+    ({"accept": "near"}, "accept is near; give exact, distance or top-k"),
+    ({"epsilon": -1}, "epsilon is -1; give a whole number from 0 on"),
+    ({"blockSize": 1.5}, "blockSize is 1.5; give a whole number from 0 on"),
+    ({"temperature": 1e-9}, "temperature is 1e-9; give 0, or at least 0.01"),
+    ({"size": 16}, "size is 16; give 32 or 64"),
+])
+def test_a_wrong_setting_is_named(folder, sources, way, message):
+    (answer,) = asked(folder, [(sources[0], way)])["answers"]
+    assert answer["error"] == f"RangeError: {message}"
+
+
+def test_an_input_of_another_size_is_named(folder):
+    (answer,) = asked(folder, [(np.zeros((4, 4, 3), np.uint8), {})])["answers"]
+    assert answer["error"] == "RangeError: 48 values were given; the input has 8x8 pixels of 3"
+
+
+def changed(folder, path, old, new):
+    """Copy a folder with other weights, in whose header `old` is `new`."""
+    path.mkdir()
+    for file in folder.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    content = gzip.decompress((folder / "weights.bin").read_bytes())
+    assert content.count(old) == 1
+    (path / "weights.bin").write_bytes(gzip.compress(content.replace(old, new), 1))
+    return path
+
+
+def test_a_browser_that_computes_other_numbers_is_refused(folder, tmp_path):
+    header = gzip.decompress((folder / "weights.bin").read_bytes())
+    place = header.index(b'"self_test": "') + len(b'"self_test": "')
+    other = changed(folder, tmp_path / "other", header[place : place + 16], b"0123456789abcdef")
+    assert "other rounding" in asked(other, [])["error"]
+
+
+def test_files_of_different_releases_are_refused(folder, tmp_path):
+    other = changed(folder, tmp_path / "other", b'"format": 2', b'"format": 3')
+    assert ("weights.bin has format 3, and superres.js knows 2; export the folder "
+            "again" in asked(other, [])["error"])
+
+
+def test_a_module_of_another_release_is_refused(folder, tmp_path):
+    digest = abi.DIGEST.encode()
+    other = changed(folder, tmp_path / "other", digest, digest[::-1])
+    assert "of different releases; export the folder again" in asked(other, [])["error"]
+
+
+def test_a_damaged_file_is_refused(folder, tmp_path):
+    other = changed(folder, tmp_path / "other", b'"format": 2', b'"format": 2')
+    content = bytearray((other / "weights.bin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (other / "weights.bin").write_bytes(content)
+    assert asked(other, [])["error"] == "weights.bin is damaged"
+
+
+def test_a_network_of_another_kind_is_refused():
+    with pytest.raises(ConfigError, match="does not know a network such as that of celeba-8to32, "
+                       "or not with the"):
+        packed_weights(superres.load("celeba-8to32", device="cpu", engine="native"))
+
+
+def test_weights_are_the_same_in_every_export(folder, upscaler):
+    assert packed_weights(upscaler) == (folder / "weights.bin").read_bytes()
+
+
+def test_addresses_have_four_bytes_and_structures_are_aligned():
+    assert size_and_alignment(abi.CLinear) == (40, 8)  # three integers, three addresses, padding
+    assert offset_of(abi.CLinear, "scale") == 32
+    assert offset_of(abi.CSession, "size.width") == 8
+    assert size_and_alignment(abi.CInput) == (24, 8)
+    assert size_and_alignment(abi.CThreads) == (32, 8)
+
+
+def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path, capsys):
+    (tmp_path / "notes").touch()
+    assert run(["export", "web", str(tmp_path)]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]

@@ -1,0 +1,294 @@
+"""The Python API: pictures of any kind in, results that a notebook shows, public names, types, and
+the notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import pickle
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+from PIL import Image
+from textual import write_checkpoint
+from typing_extensions import get_overloads
+
+from superres.checkpoint import save_checkpoint
+from superres.config import BeamConfig, DecodeConfig, DecodeOptions
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.proposers import PROPOSERS
+from superres.errors import (
+    CheckpointError,
+    ConfigError,
+    InvalidInputError,
+    OutputError,
+    SuperresError,
+)
+from superres.pipeline.auto import load
+from superres.pipeline.display import MOST_SHOWN
+from superres.pipeline.registration import register_criterion, register_engine, register_proposer
+from superres.pipeline.resolved_options import SETTINGS
+from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
+from superres.tasks.photos import choose_crops
+from tests.pipeline.test_pipeline import FAST, WIDE_STEPS
+from tests.tasks.test_photos import astronaut, group_photo
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "docs" / "first-hour.ipynb"
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return Translator.load(write_checkpoint(tmp_path_factory.mktemp("text") / "toy"), "cpu",
+                           "plain")
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "pillow", "array", "list", "arrays"])
+def test_a_picture_of_any_kind_gives_the_same_result(upscaler, tmp_path, kind):
+    photo = astronaut()
+    path = tmp_path / "photo.png"
+    photo.save(path)
+    pixels = np.asarray(photo)
+    given = {"path": path, "text": str(path), "pillow": photo, "array": pixels, "list": [path],
+             "arrays": pixels[None]}
+    result = upscaler(given[kind], WIDE_STEPS)
+    (crop,) = result.crops
+    assert crop == choose_crops(pixels, upscaler.face_task)[0]
+    np.testing.assert_array_equal(result.sources,
+                                  upscaler.face_task.source_of(crop.take(pixels))[None])
+    np.testing.assert_array_equal(result.images, upscaler(result.sources, WIDE_STEPS).images)
+    assert result.inputs == [0]
+    name = str(path) if kind in ("path", "text", "list") else "picture 1"
+    assert result.notes == [f"{name} (512x512): crop face, one face found; {crop.size}x{crop.size} "
+                            f"pixels at ({crop.left}, {crop.top}) turned by {crop.turn:g} degrees "
+                            "are used, and the model sees only 8x8"]
+
+
+def test_pictures_of_the_model_s_input_size_stay_as_they_are(upscaler, rng):
+    sources = rng.integers(0, 256, (3, 8, 8, 3), np.uint8)
+    batch = upscaler(sources, WIDE_STEPS)
+    assert batch.sources is sources
+    assert (batch.crops, batch.notes, batch.inputs) == ([], [], [0, 1, 2])
+    mixed = upscaler([sources[0], Image.fromarray(sources[1]), sources[2]], WIDE_STEPS)
+    np.testing.assert_array_equal(mixed.images, batch.images)
+    np.testing.assert_array_equal(upscaler(sources[0], WIDE_STEPS).images, batch.images[:1])
+    assert mixed.notes == []
+    assert upscaler(sources[0], WIDE_STEPS, crop="0,0,8").notes == [
+        "picture 1 (8x8): crop as given; 8x8 pixels at (0, 0) are used, and the model sees only "
+        "8x8"]
+
+
+def test_a_photo_with_three_faces_gives_three_images_and_the_crop_can_be_chosen(upscaler):
+    photo, _ = group_photo()
+    result = upscaler([astronaut(8), photo], WIDE_STEPS)
+    assert result.images.shape == (4, 32, 32, 3)
+    assert result.inputs == [0, 1, 1, 1]
+    assert [crop.face for crop in result.crops] == [0, 1, 2, 3]
+    for crop, size in (("centre", 400), ("10,20,30", 30)):
+        one = upscaler(photo, WIDE_STEPS, crop=crop)
+        assert [square.size for square in one.crops] == [size]
+        *_, last = upscaler.stream(photo, WIDE_STEPS, crop=crop)
+        np.testing.assert_array_equal(last.images, one.images)
+        assert last.notes == one.notes
+    assert upscaler([], WIDE_STEPS).images.shape == (0, 32, 32, 3)
+
+
+def test_results_are_pillow_pictures_and_files(rng, tmp_path):
+    result = Upscaled(rng.integers(0, 256, (2, 32, 32, 3), np.uint8), [], 1.5)
+    assert [picture.size for picture in result.pictures] == [(32, 32)] * 2
+    paths = result.save(tmp_path / "face.webp")
+    assert [path.name for path in paths] == ["face-1.webp", "face-2.webp"]
+    for path, image in zip(paths, result.images, strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
+    assert Upscaled(result.images[:1], [],
+                    1.5).save(str(tmp_path / "one.png")) == [tmp_path / "one.png"]
+    with pytest.raises(ConfigError, match=r"face\.jpg must end in \.png, .*; other formats would "
+                       r"change pixels"):
+        result.save("face.jpg")
+    with pytest.raises(OutputError, match="cannot write"):
+        result.save(tmp_path / "missing" / "face.png")
+
+
+def test_floats_from_0_to_1_are_pictures_and_a_note_says_so(upscaler, rng):
+    source = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    result = upscaler((source / 255).astype(np.float32), WIDE_STEPS)
+    np.testing.assert_array_equal(result.sources[0], source)
+    assert result.notes == ["picture 1: floats from 0 to 1 are taken as 0 to 255"]
+    with pytest.raises(InvalidInputError, match=r"or floats from 0 to 1, not float64 \[8, 8, 3\]; "
+                       r"convert it"):
+        upscaler(source * 1.0, WIDE_STEPS)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, (32, 32)), (3, (96, 32)), (9, (256, 64)),
+                                             (100, (256, 256))])
+def test_a_notebook_shows_the_images_with_their_notes(rng, count, size):
+    images = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
+    result = Upscaled(images, [], 1.5, notes=["<b>.jpg (9x9): crop centre"])
+    with Image.open(io.BytesIO(result._repr_png_())) as sheet:
+        assert sheet.size == size
+        np.testing.assert_array_equal(np.asarray(sheet)[:32, :32], images[0])
+        if count == 9:
+            np.testing.assert_array_equal(np.asarray(sheet)[32:, :32], images[8])
+            assert (np.asarray(sheet)[32:, 32:] == 255).all()
+    html = result._repr_html_()
+    shown = re.search(r'src="data:image/png;base64,([^"]+)" width="(\d+)"', html)
+    assert base64.b64decode(shown[1]) == result._repr_png_()
+    assert int(shown[2]) == 3 * size[0]
+    assert "&lt;b&gt;.jpg (9x9): crop centre" in html
+    assert "<b>" not in html
+    assert ("not shown: 36 images" in html) == (count > MOST_SHOWN)
+    assert len(html) < 400_000
+
+
+def test_a_notebook_shows_the_pictures_of_every_stage_in_whole_pixels(rng):
+    small, large = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (32, 64))
+    html = Upscaled(large, [], 1.5, earlier=Upscaled(small, [], 1.0))._repr_html_()
+    shown = re.findall(r'base64,([^"]+)" width="(\d+)" alt="([^"]+)"', html)
+    assert [(width, alt) for _, width, alt in shown] == [
+        ("192", "2 upscaled pictures of 32x32"), ("256", "2 upscaled pictures of 64x64")]
+    for (png, *_), images in zip(shown, (small, large), strict=True):
+        with Image.open(io.BytesIO(base64.b64decode(png))) as sheet:
+            np.testing.assert_array_equal(np.asarray(sheet), np.concatenate(images, axis=1))
+
+
+def test_a_notebook_shows_translations_as_text():
+    texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
+    html = Translated(texts, [], [], [], [], 7, 0.25)._repr_html_()
+    assert html.startswith("<ol><li>Ein Hund &amp; &lt;i&gt;Schnee&lt;/i&gt;.</li><li>x</li>")
+    assert "101 lines, 0.25 s, 7 model calls" in html
+    assert "not shown: 37 lines" in html
+
+
+def test_type_checkers_know_what_load_returns():
+    found = [get_type_hints(one) for one in get_overloads(load)]
+    assert [(one["name_or_dir"], one["return"]) for one in found] == [
+        (Literal["celeba-8to32", "celeba-32to64", "celeba-8to64"], Upscaler),
+        (Literal["multi30k-en-de"], Translator), (str | Path, Any)]
+
+
+def test_the_notebook_runs_and_its_outputs_are_committed_and_small(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(NOTEBOOK, 4)
+    assert NOTEBOOK.stat().st_size < 200_000
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(cells, 1):
+        assert cell.execution_count == number
+        assert all(output.output_type != "error" and output.get("name") != "stderr"
+                   for output in cell.outputs)
+    nbclient.NotebookClient(notebook, timeout=600,
+                            resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output.data for cell in cells for output in cell.outputs if "data" in output]
+    assert sum("image/png" in data and "<img" in data.get("text/html", "") for data in shown) == 5
+    printed = "".join(output.text for cell in cells for output in cell.outputs if output.get("name")
+                      == "stdout")
+    assert "the same picture: True" in printed
+    assert "the same small picture: True" in printed
+
+
+@pytest.mark.parametrize("name", ["celeba-8to64", "multi30k-en-de"])
+def test_a_loaded_pipeline_is_pickled_as_its_checkpoint_device_engine_and_default(name, tmp_path,
+                                                                                  rng):
+    pipeline = load(name, "cpu", "plain")
+    pipeline.default = pipeline.options(block_size=2)
+    data = pickle.dumps(pipeline)
+    assert len(data) < 2000
+    again = pickle.loads(data)  # noqa: S301 -- our own
+    assert (type(again), again.name, again.revision, again.engine, again.device, again.default) == (
+        type(pipeline), pipeline.name, pipeline.revision, "plain", pipeline.device,
+        pipeline.default)
+    if isinstance(again, Upscaler):
+        assert again.face_task == pipeline.face_task
+        smaller = pickle.loads(pickle.dumps(again.at_size(32)))  # noqa: S301 -- our own
+        assert smaller.face_task == again.at_size(32).face_task
+    else:
+        assert again(["a dog"]).texts == pipeline(["a dog"]).texts
+
+
+def test_a_pipeline_is_unpickled_with_its_own_weights_only(upscaler, tmp_path):
+    with pytest.raises(ConfigError, match="random cannot be pickled, since it was not loaded from "
+                       "a checkpoint"):
+        pickle.dumps(upscaler)
+    save_checkpoint(upscaler.model, tmp_path / "mine")
+    data = pickle.dumps(Upscaler.load(tmp_path / "mine", "cpu", "plain"))
+    save_checkpoint(random_model(FAST, seed=5, dtype=torch.float32), tmp_path / "mine")
+    with pytest.raises(CheckpointError, match="mine has other weights"):
+        pickle.loads(data)  # noqa: S301 -- our own
+
+
+def test_options_have_the_types_of_the_settings_and_the_built_in_names_of_choices():
+    types = get_type_hints(DecodeOptions)
+    assert types.keys() == SETTINGS.keys()
+    for name, kind in get_type_hints(DecodeConfig).items():
+        if name in types and not SETTINGS[name].choices:
+            assert types[name] == kind
+    built_in = {"accept": CRITERIA, "proposer": PROPOSERS, "sampling": SETTINGS["sampling"].choices}
+    for name, names in built_in.items():
+        assert set(get_args(types[name])) == set(getattr(names, "built_in", names))
+    assert {name for name, about in SETTINGS.items() if about.choices} == built_in.keys()
+
+
+WRONG = [None, 3, -1, 2.5, math.nan, True, "x", "", b"x", [], [None], [1, 2], ("a",), {}, {"a": 1},
+         object(), np.zeros(3), np.zeros((2, 8, 8, 3))]
+"""Values, most of which are wrong wherever they are given."""
+PICTURE = np.zeros((8, 8, 3), np.uint8)
+
+
+def last(frames):
+    return [*frames][-1]
+
+
+@pytest.mark.parametrize("call", [
+    lambda up, tr, one, v: load(v), lambda up, tr, one, v: load("celeba-8to32", v),
+    lambda up, tr, one, v: load("celeba-8to32", "cpu", v),
+    lambda up, tr, one, v: Upscaler.load(v, "cpu", "plain"), lambda up, tr, one, v: up(v, one),
+    lambda up, tr, one, v: up(PICTURE, one if v is None else v),
+    lambda up, tr, one, v: up(PICTURE, one, crop=v),
+    lambda up, tr, one, v: up(PICTURE, one, keys=v),
+    lambda up, tr, one, v: up(PICTURE, one, width=v),
+    lambda up, tr, one, v: up(PICTURE, one, progress=v),
+    lambda up, tr, one, v: last(up.stream(v, one)),
+    lambda up, tr, one, v: last(up.stream(PICTURE, one, crop=v)),
+    lambda up, tr, one, v: last(up.stream(PICTURE, one, interval=v)),
+    lambda up, tr, one, v: last(up.stream(PICTURE, one if v is None else v)),
+    lambda up, tr, one, v: up.at_size(v), lambda up, tr, one, v: up.from_size(v),
+    lambda up, tr, one, v: up.bits_per_dim(v, v),
+    lambda up, tr, one, v: up.bits_per_dim(PICTURE[None], v),
+    lambda up, tr, one, v: up(PICTURE[:0].reshape(0, 8, 8, 3), one).save(v),
+    lambda up, tr, one, v: tr(v, one), lambda up, tr, one, v: tr(["a"], one if v is None else v),
+    lambda up, tr, one, v: tr(["a"], one, keys=v),
+    lambda up, tr, one, v: tr(["a"], one, batch_size=v),
+    lambda up, tr, one, v: tr(["a"], one, width=v),
+    lambda up, tr, one, v: tr(["a"], one, progress=v),
+    lambda up, tr, one, v: last(tr.stream(v, one)),
+    lambda up, tr, one, v: last(tr.stream(["a"], one, interval=v)),
+    lambda up, tr, one, v: last(tr.stream(["a"], one if v is None else v)),
+    lambda up, tr, one, v: register_proposer(v),
+    lambda up, tr, one, v: register_proposer("some")(v),
+    lambda up, tr, one, v: register_criterion(v),
+    lambda up, tr, one, v: register_criterion("some")(v), lambda up, tr, one, v: register_engine(v),
+    lambda up, tr, one, v: register_engine("some")(v),
+    *(lambda up, tr, one, v, name=name: up.options(**{name: v}) for name in SETTINGS),
+    *(lambda up, tr, one, v, name=name: DecodeConfig(**{name: v}) for name in SETTINGS),
+    *(lambda up, tr, one, v, name=name: BeamConfig(**{name: v}) for name in ("size",
+                                                                             "length_penalty")),
+])
+def test_wrong_arguments_raise_an_error_of_superres(call, upscaler, translator, tmp_path,
+                                                    monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        with suppress(SuperresError):  # some values are right
+            call(upscaler, translator, WIDE_STEPS, value)

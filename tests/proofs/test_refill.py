@@ -1,0 +1,231 @@
+"""A refilled row gives what its sequence gives alone, whoever its neighbours are and whenever it
+enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import (
+    NATIVE,
+    SMALL,
+    VARIANTS,
+    ScriptedModel,
+    Waiting,
+    proposer_for,
+    random_model,
+    random_tokens,
+    stacked,
+)
+
+from decodes import decode
+from superres.config import Confidence, DecodeConfig
+from superres.decoding import batching
+from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.confidence import ConfidentBlockSize
+from superres.native import build
+from superres.native.decoder import NativeDecoder
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
+
+WAYS = {
+    "exact": {}, "distance": {"accept": "distance", "epsilon": 1},
+    "colours": {"temperature": (0.9, 0.5, 0.7)}, "draft": {"proposer": "draft"},
+    "lookup": {"proposer": "lookup", "block_size": 7},
+}
+
+
+@dataclass
+class ScriptedFeed:
+    """Hands out sequences in order; `ready` says how many there are at each asking that does not
+    wait."""
+
+    waiting: list
+    ready: list = field(default_factory=list)
+    asked: list = field(default_factory=list)
+
+    def __call__(self, most, wait):
+        self.asked.append((most, wait))
+        if not self.waiting:
+            return None
+        count = most if wait or not self.ready else min(most, self.ready.pop(0))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, padding=None,
+             adaptive=None):
+    keys = range(len(source)) if keys is None else keys
+    waiting = [Waiting(one, key, tag) for tag,
+               (one, key) in enumerate(zip(source, keys, strict=True))]
+
+    def sources(items):
+        return stacked(items)[0], None if padding is None else padding[[item.tag for item in items]]
+
+    decoder = RefilledDecoder(
+        model, ScriptedFeed(waiting, list(ready)), sources, options, rows, proposer=proposer,
+        adaptive=adaptive)
+    finished = [one for some in decoder.run() for one in some]
+    assert sorted(one.item.tag for one in finished) == list(range(len(source)))
+    return sorted(finished, key=lambda one: one.item.tag), decoder
+
+
+def assert_equal(finished, model, source, options, keys=None, **more):
+    for number, one in enumerate(finished):
+        key = torch.tensor([number if keys is None else keys[number]])
+        alone = decode(model, source[number : number + 1], options, keys=key, **more)
+        assert one.tokens.tolist() == alone.tokens[0].tolist()
+        assert (one.trace.accepted, one.trace.positions) == (alone.traces[0].accepted,
+                                                             alone.traces[0].positions)
+        assert (one.trace.proposed == alone.traces[0].proposed).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way):
+    config = VARIANTS["sequential heads"]
+    model, source, options = (StepModel(random_model(config)), random_tokens(config, 6)[0],
+                              DecodeConfig(**WAYS[way]))
+    proposer = proposer_for(options.proposer, model)
+    finished, _ = refilled(model, source, options, 3, ready=[1, 0, 2, 0, 0, 1], proposer=proposer)
+    assert_equal(finished, model, source, options, proposer=proposer)
+    assert len({tuple(one.trace.accepted) for one in finished}) > 1
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize(("variant", "way"), [
+    ("sequential heads", "colours"), ("plain", "exact"), ("causal attention", "colours"),
+    ("recurrent heads", "exact")])
+def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way):
+    config = replace(VARIANTS[variant], **NATIVE)
+    model = NativeModel(random_model(config, dtype=torch.float32))
+    source, options = random_tokens(config, 9)[0], DecodeConfig(**WAYS[way])
+    finished, _ = refilled(model, source, options, 4, ready=[0, 2, 1])
+    assert_equal(finished, model, source, options)
+
+
+def sources_seen(model):
+    """Return the list that every source will be added to that `model` encodes: in compiled code, or
+    its network."""
+    owner, name = (model, "encoder") if isinstance(model, NativeModel) else (model.model, "encode")
+    encode, seen = getattr(owner, name), []
+
+    def counted(sources, *more):
+        seen.extend(sources.tolist())
+        return encode(sources, *more)
+
+    setattr(owner, name, counted)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["heads", "draft", "lookahead"])
+@pytest.mark.parametrize("engine", ["plain", "native"])
+def test_every_source_is_encoded_once(engine, name):
+    if engine == "native" and build.compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
+    model = (NativeModel if engine == "native" else StepModel)(random_model(config,
+                                                                            dtype=torch.float32))
+    source, proposer = random_tokens(config, 6)[0], proposer_for(name, model)
+    encoded = [sources_seen(one) for one in (model, getattr(proposer, "draft", None))
+               if one is not None]
+    options = DecodeConfig(proposer=name, block_size=3, window=3)
+    finished, _ = refilled(model, source, options, 4, ready=[1, 0, 1], proposer=proposer)
+    assert len(finished) == 6
+    for seen in encoded:
+        assert sorted(seen) == sorted(source.tolist())
+
+
+def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
+    generator = np.random.default_rng(0)
+    truth = torch.from_numpy(generator.integers(0, 8, (40, 24)))
+    hits = torch.from_numpy(generator.random((40, 24)) < generator.random((40, 1)))
+    rows = []
+
+    class Watched(ScriptedModel):
+        def session(self, source, width, padding=None):
+            session = super().session(source, width, padding)
+            step = session.step
+
+            def watched(tokens, position):
+                rows.append((len(position), int((position <= self.length).sum())))
+                return step(tokens, position)
+
+            session.step = watched
+            return session
+
+    source, options = torch.arange(40).unsqueeze(1), DecodeConfig(block_size=4)
+    finished, _ = refilled(Watched(truth, hits), source, options, 8)
+    assert [one.tokens.tolist() for one in finished] == truth.tolist()
+    iterations = sum(one.trace.iterations for one in finished)
+    stepped = sum(count for count, _ in rows)
+    lockstep = sum(8 * max(one.trace.iterations for one in finished[start : start + 8])
+                   for start in range(0, 40, 8))
+    assert rows[-1][0] < 8
+    assert iterations + 40 <= stepped < 0.9 * lockstep
+
+
+def test_what_is_under_way_is_known_when_decoding_fails():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
+    feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
+    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3)
+    steps = decoder.run()
+    next(steps)  # reads the start of the sequences
+    assert decoder.tokens_under_way == 0
+    next(steps)
+    assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
+    assert 3 <= decoder.tokens_under_way <= 15
+
+
+INTERVALS = [None, 1, 7, 1000]
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("way", ["exact", "distance", "colours"])
+def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(way, rows,
+                                                                                monkeypatch):
+    config, options = replace(VARIANTS["sequential heads"], **NATIVE), DecodeConfig(**WAYS[way])
+    model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config,
+                                                                                          rows)[0]
+    sizes = None if options.is_sampling else ConfidentBlockSize(
+        Confidence(0.0, 1.0, 0.8), [1.0, 1.1, 1.2, 1.3, 1.4], options, config.vocabulary)
+    asked, advance = [], NativeDecoder.advance
+    monkeypatch.setattr(NativeDecoder, "advance", lambda self, count: asked.append(count)
+                        or advance(self, count))
+    found = []
+    for interval in INTERVALS:
+        for name in ("DONE_CHECK_INTERVAL", "LAUNCH_INTERVAL"):
+            monkeypatch.setattr(batching, name, interval or getattr(batching, name))
+        items = [Waiting(one, key, key) for key, one in enumerate(source)]
+        decoder = RefilledDecoder(model, feed_of(items), stacked, options, rows, batch=True,
+                                  adaptive=lambda *_: sizes)
+        asked.clear()
+        finished = [one for some in decoder.run() for one in some]
+        found.append([(one.tokens.tolist(), one.trace.accepted, one.trace.proposed.tolist())
+                      for one in finished])
+        most = max(one.trace.iterations for one in finished)
+        assert len(asked) <= 2 + most / (interval or batching.DONE_CHECK_INTERVAL)
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+def test_torch_starts_no_threads_beside_those_of_the_compiled_code(monkeypatch):
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
+    model, seen = NativeModel(random_model(config, dtype=torch.float32)), set()
+
+    def watched(method):
+        return lambda *given: seen.add(torch.get_num_threads()) or method(*given)
+
+    for owner, name in ((NativeModel, "encode"), (NativeModel, "session"),
+                        (PlainDecoder, "results")):
+        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        refilled(model, random_tokens(config, 5)[0], DecodeConfig(), 2, ready=[1, 1])
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

@@ -1,0 +1,228 @@
+"""The report, exclusions, and exports that can be imported again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from contextlib import closing
+from statistics import fmean, median
+
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from survey_tools import add_study, choosing, vote_through
+
+from superres.errors import ConfigError, OutputError, StoreError
+from superres.survey.credentials import pseudonym
+from superres.survey.exclusions import exclude, excluded_raters, quality, read_exclusions, revoke
+from superres.survey.export import FORMATS, export_study
+from superres.survey.importing import import_study
+from superres.survey.presentation import report_markdown, report_plot
+from superres.survey.records import COLUMNS, read_votes
+from superres.survey.report import pilot_correlations, study_report
+from superres.survey.server import survey_app
+from superres.survey.store import Store
+from superres.survey.withdrawal import withdraw
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory):
+    """A store with votes, and its study."""
+    path = tmp_path_factory.mktemp("votes") / "survey.db"
+    store = Store(path, create=True)
+    study, _ = add_study(store, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=2, repeats=3, practice=1,
+                         allow_unsure=True, seed=4)  # by this seed, every careful rater chooses both sides
+    for number in range(4):
+        vote_through(store, study, f"careful{number}",
+                     choosing(store, lambda trial, _, number=number: (
+                         "" if trial.kind in ("main", "repeat") and (trial.pair_id + number)
+                         % 7 == 0 else
+                         "a" if trial.kind in ("gold", "practice") or (trial.pair_id + number)
+                         % 3 else "b")))
+    vote_through(store, study, "careless")
+    store.close()
+    return path, study
+
+
+@pytest.fixture
+def voted(sqlite, memory_folder, votes):
+    """Four careful raters and one who always presses the same key, on three methods with one of
+    them the camera."""
+    path, study = votes
+    with (closing(sqlite3.connect(path)) as full,
+          closing(sqlite3.connect(memory_folder / "survey.db")) as empty):
+        full.backup(empty)
+    return study
+
+
+def test_the_report_counts_what_was_voted(sqlite, voted):
+    result = study_report(sqlite, voted)["result"]
+    main = [record for record in read_votes(sqlite, voted) if record["kind"] == "main"]
+    assert (result["votes"], result["raters"], result["images"]) == (len(main), 5, 6) == (60, 5, 6)
+    for comparison in result["comparisons"]:
+        own = [record for record in main if record["comparison"] == comparison["name"]]
+        counts = [sum(record["chosen"] == chosen for record in own) for chosen in ("a", "b", "")]
+        assert [comparison[key] for key in ("votes_a", "votes_b", "unsure")] == counts
+        assert comparison["preference"] == pytest.approx((counts[0] + counts[2] / 2) / len(own))
+        assert comparison["preference_decided"] == pytest.approx(counts[0]
+                                                                 / (counts[0] + counts[1]))
+        assert comparison["fool_rate"]
+        low, high = comparison["intervals"]["two_way"]
+        assert 0 <= low <= comparison["preference"] <= high <= 1
+    left = [record["choice"] == "left" for record in main if record["choice"] != "unsure"]
+    assert result["sides"]["share"] == sum(left) / len(left)
+    assert (result["gold"]["count"], result["repeats"]["count"]) == (10, 15)
+    assert {s["method"] for s in result["strengths"]} == {"k6", "greedy", "camera"}
+    assert result["response_ms"]["median"] == median(record["response_ms"] for record in main)
+
+
+def test_studies_without_votes_and_with_a_single_one_have_reports(sqlite):
+    study, _ = add_study(sqlite, count=1, trials=1, gold=0, repeats=0, practice=0)
+    report = study_report(sqlite, study)
+    assert "0 votes of 0 raters" in report_markdown(report)
+    assert report_plot(report).startswith(b"\x89PNG")
+    vote_through(sqlite, study)
+    (comparison,) = study_report(sqlite, study)["result"]["comparisons"]
+    assert comparison["intervals"]["two_way"] is None
+    assert comparison["intervals"]["wilson"] is not None
+
+
+def test_below_five_raters_there_are_no_strengths_and_p_values(sqlite):
+    study, _ = add_study(sqlite, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=0,
+                         practice=0)
+    for raters in range(1, 6):
+        vote_through(sqlite, study, f"rater{raters}", choosing(sqlite, lambda *_: "a"))
+        report = study_report(sqlite, study)
+        result, text = report["result"], report_markdown(report)
+        reason = f"p-values and strengths need at least 5 raters, not {raters}"
+        for part in (result, *result["comparisons"]):
+            assert part["withheld"] == (reason if raters < 5 else None)
+        assert (result["strengths"] is None) == (result["sides"]["p_binomial"] is None) == (raters
+                                                                                            < 5)
+        for comparison in result["comparisons"]:
+            assert (comparison["p_binomial"] is None) == (raters < 5)
+            assert comparison["intervals"]["wilson"] is not None
+        assert ("### Strengths" in text) == (raters == 5)
+        assert (reason[1:] in text) == (raters < 5)
+        assert ("<0.001" in text) == (raters == 5)
+        assert report_plot(report).startswith(b"\x89PNG")
+
+
+def test_markdown_and_plot_show_every_comparison(sqlite, voted):
+    report = study_report(sqlite, voted)
+    text = report_markdown(report)
+    for comparison in report["result"]["comparisons"]:
+        assert f"| {comparison['name']} | {100 * comparison['preference']:.1f} |" in text
+    assert "60 votes of 5 raters on 6 images" in text
+    assert "fool rate (k6, greedy)" in text
+    with Image.open(io.BytesIO(report_plot(report, narrow=True))) as plot:
+        assert plot.width == 420
+
+
+def test_quality_tells_careful_raters_from_one_who_presses_one_key(sqlite, voted):
+    measured = sorted(quality(read_votes(sqlite, voted)).values(),
+                      key=lambda measures: measures["same-side"])
+    assert {measures["votes"] for measures in measured} == {12}
+    assert all(measures["gold"] == measures["repeats"] == 1 for measures in measured[:4])
+    assert measured[4]["same-side"] == 1
+    assert measured[4]["repeats"] == 0  # sides are swapped, so the same key is another choice
+
+
+def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(sqlite, voted):
+    before = study_report(sqlite, voted)["result"]
+    votes = read_votes(sqlite, voted)
+    exclude(sqlite, voted, " same-side > 0.95 ", "one key only")
+    report = study_report(sqlite, voted)
+    assert report["result"]["raters"] == 4
+    assert report["without_exclusions"] == before
+    assert [len(entry["raters"]) for entry in report["exclusions"]] == [1]
+    assert [rater["excluded_by"] for rater in report["raters"]].count(1) == 1
+    assert "Preference without exclusions" in report_markdown(report)
+    revoke(sqlite, voted, 1, "too strict")
+    report = study_report(sqlite, voted)
+    assert report["result"] == before
+    assert ([(entry["rule"], entry["revoked"]) for entry in report["exclusions"]]
+            == [("same-side>0.95", True)])
+    exclude(sqlite, voted, f"rater={votes[0]['rater']}", "asked for it")
+    assert excluded_raters(votes, read_exclusions(sqlite, voted)) == {votes[0]["rater"]: 3}
+    assert read_votes(sqlite, voted) == votes
+    with pytest.raises(ConfigError, match="no active exclusion 1; active are: 3"):
+        revoke(sqlite, voted, 1, "again")
+    for rule in ("", "gold", "gold=1", "gold<x", "silver<1", "gold<1; DROP", "rater=me",
+                 "gold<1.2.3"):
+        with pytest.raises(ConfigError, match="a rule is one of gold, repeats, median-ms, "
+                           "same-side, votes"):
+            exclude(sqlite, voted, rule, "x")
+    assert len(read_exclusions(sqlite, voted)) == 2
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlite, voted, tmp_path,
+                                                                           file_format):
+    exclude(sqlite, voted, "same-side>0.95", "one key only")
+    exclude(sqlite, voted, "votes<1", "nobody")
+    revoke(sqlite, voted, 2, "pointless")
+    vote_through(sqlite, voted, "leaves")
+    withdraw(sqlite, voted, pseudonym(voted.salt, "leaves"))
+    votes, described, dictionary = export_study(sqlite, voted, tmp_path / f"votes.{file_format}")
+    other = Store(tmp_path / "other.db", create=True)
+    imported = import_study(other, votes)
+    # in command lines
+    report = json.dumps(study_report(other, imported)).replace(other.location, sqlite.location)
+    assert report == json.dumps(study_report(sqlite, voted))
+    (tmp_path / "again").mkdir()
+    again = export_study(other, imported, tmp_path / "again" / votes.name)
+    assert [path.read_bytes() for path in again] == [path.read_bytes()
+                                                     for path in (votes, described, dictionary)]
+    with pytest.raises(StoreError, match="was imported without its pictures; it can be reported, "
+                       "not served"):
+        survey_app(other, imported)
+    with pytest.raises(ConfigError, match="there is a study 'study'"):
+        import_study(other, votes)
+    assert import_study(other, votes, "second").name == "second"
+    other.close()
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_arena_rank_reads_the_counted_votes(sqlite, voted, tmp_path, file_format):
+    exclude(sqlite, voted, "same-side>0.95", "one key only")
+    counted = study_report(sqlite, voted)["result"]
+    (arena,) = export_study(sqlite, voted, tmp_path / f"arena.{file_format}", "arena")
+    reading = {"csv": lambda path: list(csv.DictReader(path.open())),
+               "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
+               "parquet": lambda path: parquet.read_table(path).to_pylist()}[file_format]
+    battles = reading(arena)
+    assert list(battles[0]) == ["model_a", "model_b", "winner"]
+    assert len(battles) == counted["votes"]
+    values = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5}
+    for comparison in counted["comparisons"]:
+        own = [values[row["winner"]] for row in battles if row["model_a"] == comparison["method_a"]]
+        assert fmean(own) == pytest.approx(comparison["preference"])
+    with pytest.raises(ConfigError, match=r"must end in \.csv, \.jsonl, \.parquet"):
+        export_study(sqlite, voted, tmp_path / "votes.xls")
+
+
+def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv")
+    votes, described, dictionary = (path.read_text() for path in export_study(sqlite, voted,
+                                                                              tmp_path / "v.csv"))
+    rows = list(csv.DictReader(io.StringIO(votes)))
+    assert list(rows[0]) == list(COLUMNS)
+    assert len(rows) == 5 * (12 + 2 + 3 + 1)
+    assert not any(word in votes + described + dictionary for word in ("careful0", "careless",
+                                                                       voted.salt))
+    assert all(f"| `{column}` |" in dictionary for column in COLUMNS)
+    assert [(row["rater"], int(row["position"])) for row in rows] == sorted(
+        (row["rater"], int(row["position"])) for row in rows)
+
+
+def test_a_pilots_correlations_are_the_reports(sqlite, voted):
+    rater, image = pilot_correlations(sqlite, voted)
+    assert 0 <= rater < 1
+    assert 0 <= image < 1
+    empty, _ = add_study(sqlite, "empty")
+    with pytest.raises(ConfigError, match="has too few votes to estimate their correlations"):
+        pilot_correlations(sqlite, empty)

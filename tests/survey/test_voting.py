@@ -1,0 +1,266 @@
+"""A rater's way through a study: balance, sides, kinds of trials, one vote a trial, and nobody
+else's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+from survey_tools import add_study, vote_on, vote_through
+
+from superres.survey import schema
+from superres.survey.assignment import schedule
+from superres.survey.credentials import link_key, new_token, pseudonym
+from superres.survey.exclusions import quality
+from superres.survey.export import export_study
+from superres.survey.importing import import_study
+from superres.survey.records import read_votes
+from superres.survey.store import Store
+from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
+from superres.survey.voting import RefusedError, enrol, next_trial, shown_picture
+from superres.survey.withdrawal import withdraw
+
+PLAIN = {"gold": 0, "repeats": 0, "practice": 0}
+"""Settings of a study of main pairs alone."""
+
+
+def enter(store, study, rater="me", **proof):
+    return enrol(store, study, rater, study.settings.consent_version, **proof)[0]
+
+
+def refused(status, message):
+    return pytest.raises(RefusedError, match=message, check=lambda error: error.status == status)
+
+
+@pytest.mark.parametrize(("trials", "repeats", "gold", "practice"),
+                         [(20, 5, 4, 3), (1, 1, 3, 0), (2, 2, 0, 0),
+                          (5, 5, 5, 1)])
+def test_practice_comes_first_and_repeats_in_the_second_half_after_what_they_repeat(trials, repeats,
+                                                                                    gold, practice):
+    settings = StudySettings(trials=trials, gold=gold, repeats=repeats, practice=practice)
+    orders = [schedule(settings, {MAIN: 100, GOLD: 8, PRACTICE: 3}, np.random.default_rng(seed))
+              for seed in range(20)]
+    for kinds in orders:
+        assert Counter(kinds) == Counter({MAIN: trials, GOLD: gold, REPEAT: repeats,
+                                          PRACTICE: practice})
+        assert kinds[:practice] == [PRACTICE] * practice
+        assert REPEAT not in kinds[practice:practice + (trials + gold) // 2]
+        for place, kind in enumerate(kinds):
+            assert kind != REPEAT or kinds[:place].count(MAIN) > kinds[:place].count(REPEAT)
+    assert len(set(map(tuple, orders))) > (15 if trials == 20 else 0)
+
+
+def test_a_rater_sees_each_pair_once_and_repeats_with_the_sides_swapped(store):
+    study, _ = add_study(store, count=12, trials=12, gold=2, repeats=4, practice=2)
+    assert vote_through(store, study) == 20
+    votes = read_votes(store, study)
+    assert Counter(record["kind"] for record in votes) == {MAIN: 12, GOLD: 2, REPEAT: 4,
+                                                           PRACTICE: 2}
+    first = {record["pair"]: record for record in votes if record["kind"] == MAIN}
+    repeats = {record["pair"]: record for record in votes if record["kind"] == REPEAT}
+    assert (len(first), len(repeats)) == (12, 4)
+    for pair, repeat in repeats.items():
+        assert {first[pair]["left"], repeat["left"]} == {"a", "b"}
+        assert first[pair]["position"] < repeat["position"]
+
+
+def test_pairs_get_equally_many_votes_and_new_images_come_first(store):
+    study, _ = add_study(store, methods=("a", "b", "c"), count=8, trials=6, adaptive=False, **PLAIN)
+    for number in range(8):
+        vote_through(store, study, f"rater{number}")
+    votes = read_votes(store, study)
+    counts = Counter(record["pair"] for record in votes)
+    assert (len(counts), set(counts.values())) == (16, {3})
+    # at the first rater's votes, no unseen pair has more votes than another
+    first = pseudonym(study.salt, "rater0")
+    assert len({record["image"] for record in votes if record["rater"] == first}) == 6
+
+
+def test_sides_are_random_and_recorded(sqlite):
+    study, _ = add_study(sqlite, count=40, trials=40, **PLAIN)
+    vote_through(sqlite, study)
+    votes = read_votes(sqlite, study)
+    assert 10 <= sum(record["left"] == "a" for record in votes) <= 30
+    for record in votes:
+        assert record["chosen"] == record["left"]
+        assert record["chosen_method"] == record[f"method_{record['left']}"]
+
+
+def test_a_pair_that_someone_is_looking_at_is_not_given_to_another(sqlite):
+    study, _ = add_study(sqlite, count=6, **PLAIN)
+    for number in range(6):
+        next_trial(sqlite, study, enter(sqlite, study, f"rater{number}"))
+    with sqlite.reading() as connection:
+        assert len(set(connection.scalars(select(schema.trial.c.pair_id)))) == 6
+
+
+def test_a_study_with_fewer_pairs_than_trials_ends_with_its_pairs(sqlite):
+    study, _ = add_study(sqlite, count=3, trials=50, gold=4, repeats=4, practice=4)
+    assert vote_through(sqlite, study) == 3 + 3 + 3 + 3
+
+
+def test_what_the_page_reports_is_stored(store):
+    study, _ = add_study(store, practice=0, allow_unsure=True)
+    session = enter(store, study)
+    sent = {"choice": "unsure", "response_ms": 1234.5, "display_px": 256.0, "pixel_ratio": 1.5,
+            "viewport_width": 1024, "viewport_height": 768, "input": "pointer"}
+    assert vote_on(store, study, session, next_trial(store, study, session)["token"],
+                   **sent) is None
+    (record,) = read_votes(store, study)
+    assert {**record, "response_ms": record["page_ms"]} == {**record, **sent, "chosen": "",
+                                                            "chosen_method": ""}
+    assert record["consent_version"] == study.settings.consent_version
+    assert record["consented"] <= record["issued"] <= record["voted"]
+
+
+def test_practice_is_told_what_was_right_and_nothing_else_is(sqlite):
+    study, _ = add_study(sqlite, practice=2, trials=1, gold=1, repeats=0)
+    session = enter(sqlite, study)
+    verdicts = []
+    while (trial := next_trial(sqlite, study, session)) is not None:
+        verdicts.append(vote_on(sqlite, study, session, trial["token"]))
+    assert verdicts == [record["chosen"] == "a" if record["kind"] == PRACTICE else None
+                        for record in read_votes(sqlite, study)]
+
+
+def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
+    study, _ = add_study(store)
+    session = enter(store, study)
+    first = next_trial(store, study, session)
+    again, resumed = enrol(store, study, "  me ", study.settings.consent_version,
+                           key=link_key(study.salt, "me"))
+    assert resumed
+    with refused(401, "opened elsewhere"):
+        next_trial(store, study, session)
+    trial = next_trial(store, study, again)
+    assert (trial["position"], trial["total"]) == (first["position"], first["total"]) == (1, 9)
+    with refused(403, "not open in this window"):
+        vote_on(store, study, again, first["token"])
+    with refused(404, "no such picture"):
+        shown_picture(store, study, first["token"], "left")
+    vote_on(store, study, again, trial["token"])
+    assert next_trial(store, study, again)["position"] == 2
+    assert len(read_votes(store, study)) == 1
+
+
+def test_the_session_of_an_enrolment_whose_answer_was_lost_resumes_it(store):
+    study, _ = add_study(store)
+    drawn = new_token()
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn,
+                                                                                        False)
+    token = next_trial(store, study, drawn)["token"]
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, True)
+    vote_on(store, study, drawn, token)
+    theirs = enter(store, study, "them", session=drawn)  # a browser that two people share
+    assert theirs != drawn
+    assert (next_trial(store, study, drawn)["position"],
+            next_trial(store, study, theirs)["position"]) == (2, 1)
+
+
+def test_the_response_time_is_the_servers_whatever_the_page_reports(store, monkeypatch):
+    study, _ = add_study(store, practice=0)
+    session = enter(store, study)
+    clock = iter(["10:00:00.000", "10:00:02.500",  # shown, and voted on
+                  # shown, shown again after a break, and voted on
+                  "10:00:03.000", "11:30:00.000", "11:30:00.400",
+                  "12:00:00.000", "11:59:00.000"])  # the clock was set back
+    monkeypatch.setattr("superres.survey.voting.utc_now", lambda: f"2026-01-02T{next(clock)}Z")
+    for openings in (1, 2, 1):
+        for _ in range(openings):
+            token = next_trial(store, study, session)["token"]
+        again = Store(store.address)  # as after a restart of the server
+        vote_on(again, study, session, token, response_ms=60_000.0)
+        again.close()
+    votes = read_votes(store, study)
+    assert [record["response_ms"] for record in votes] == [2500, 400, 0]
+    assert {record["page_ms"] for record in votes} == {60_000}
+    assert quality(votes)[votes[0]["rater"]]["median-ms"] == 400
+
+
+def test_nobody_votes_for_another_or_in_another_study(store):
+    study, _ = add_study(store)
+    other, _ = add_study(store, "other")
+    mine, theirs, elsewhere = enter(store, study), enter(store, study, "them"), enter(store, other)
+    token = next_trial(store, study, mine)["token"]
+    for session in (theirs, elsewhere, "", token, "x" * 32):
+        with refused(403, "not open in this window"):
+            vote_on(store, study, session, token)
+    with refused(403, "not open in this window"):
+        vote_on(store, other, elsewhere, token)
+    with refused(404, "no such picture"):
+        shown_picture(store, other, token, "left")
+    with refused(401, "start again"):
+        next_trial(store, study, elsewhere)
+    assert read_votes(store, study) == read_votes(store, other) == []
+
+
+def test_a_participant_id_alone_takes_over_no_session(store):
+    study, _ = add_study(store)
+    other, _ = add_study(store, "other")
+    session = enter(store, study)
+    trial = next_trial(store, study, session)
+    for proof in ({}, {"session": "x" * 32}, {"session": enter(store, study, "them")},
+                  {"session": session[:-1]}):
+        with refused(403, "has started already; continue in the same browser, or ask"):
+            enter(store, study, **proof)
+    for key in ("0" * 32, pseudonym(study.salt, "me"), link_key(study.salt, "them"),
+                link_key(other.salt, "me")):
+        for rater in ("me", "new"):
+            with refused(403, "this link is not valid"):
+                enter(store, study, rater, key=key)
+    vote_on(store, study, session, trial["token"])  # the session is still the rater's
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
+    ({"viewport_width": 239}, "the window must be at least 240 x 240 pixels"),
+    ({"viewport_height": 100}, "the window must be at least 240 x 240 pixels"),
+])
+def test_votes_that_the_study_does_not_take_are_refused(sqlite, changes, message):
+    study, _ = add_study(sqlite)
+    session = enter(sqlite, study)
+    token = next_trial(sqlite, study, session)["token"]
+    with refused(422, message):
+        vote_on(sqlite, study, session, token, **changes)
+    assert read_votes(sqlite, study) == []
+
+
+@pytest.mark.parametrize("rater", ["", "   ", "x" * 101, "a\nb", "a\x00b"])
+def test_ids_that_are_none_are_refused(sqlite, rater):
+    study, _ = add_study(sqlite)
+    with refused(422, "a participant id must be 1 to 100 printable characters"):
+        enter(sqlite, study, rater)
+
+
+def test_a_panels_parameters_are_kept_exported_and_erased_with_the_rater(sqlite, tmp_path):
+    study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
+    session, _ = enrol(sqlite, study, "me", study.settings.consent_version,
+                       panel={"SESSION_ID": "5f-ab", "STUDY_ID": "not asked for"})
+    vote_on(sqlite, study, session, next_trial(sqlite, study, session)["token"])
+    vote_through(sqlite, study, "without a panel")
+    assert {vote["panel"] for vote in read_votes(sqlite, study)} == {'{"SESSION_ID": "5f-ab"}', ""}
+    export_study(sqlite, study, tmp_path / "votes.csv")
+    again = import_study(sqlite, tmp_path / "votes.csv", "again")
+    assert [vote["panel"] for vote in read_votes(sqlite, again)] == [
+        vote["panel"] for vote in read_votes(sqlite, study)]
+    withdraw(sqlite, study, pseudonym(study.salt, "me"))
+    with sqlite.reading() as connection:
+        kept = connection.scalars(select(schema.rater.c.panel).where(schema.rater.c.study_id
+                                                                     == study.id)).all()
+    assert kept == [None, None]
+
+
+def test_raters_are_stored_under_a_salted_pseudonym(sqlite):
+    studies = [add_study(sqlite, name)[0] for name in ("study", "other")]
+    for study in studies:
+        enter(sqlite, study, "prolific-4711")
+    with sqlite.reading() as connection:
+        names = connection.scalars(select(schema.rater.c.pseudonym)).all()
+        assert connection.scalar(select(func.count()).select_from(schema.rater)) == 2
+    assert names == [pseudonym(study.salt, "prolific-4711") for study in studies]
+    assert len(set(names)) == 2
+    for path in sqlite.location, f"{sqlite.location}-wal":
+        with open(path, "rb") as file:
+            assert b"prolific-4711" not in file.read()

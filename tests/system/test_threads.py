@@ -1,0 +1,271 @@
+"""Threads: how many are used, and that decoding goes on where they are taken away, shared or
+forked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from fakes import NATIVE, VARIANTS, random_model, random_tokens
+
+from decodes import decode
+from superres.config import DecodeConfig
+from superres.native import build
+from superres.native.model import NativeModel
+from superres.nn.torch_model import StepModel
+from superres.system.machine import TorchThreads, core_quota
+from superres.system.precision import _Precision, float32_products
+
+compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+PRELUDE = """
+import os, sys, torch
+from dataclasses import replace
+sys.path[:0] = [{tests!r}, {scripts!r}]
+from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from superres.config import DecodeConfig
+from decodes import decode
+from superres.native.model import NativeModel
+
+torch.set_num_threads(2)
+config = replace(VARIANTS["sequential heads"], **NATIVE)
+source = random_tokens(config, 9)[0]
+
+def model(threads=2):
+    return NativeModel(random_model(config, dtype=torch.float32), threads=threads)
+
+def tokens(model, rows=9):
+    return decode(model, source[:rows], DecodeConfig()).tokens
+"""
+
+
+def run(code):
+    """Run code after PRELUDE in a process of its own, which must not hang, and return what it
+    prints."""
+    tests = os.path.dirname(os.path.dirname(__file__))
+    prelude = PRELUDE.format(tests=tests, scripts=os.path.join(tests, "..", "scripts"))
+    result = subprocess.run([sys.executable, "-c", prelude + textwrap.dedent(code)],
+                            capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(("groups", "own", "cores"), [
+    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "max 100000"}, "0::/outer/inner", 2),
+    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "50000 100000"}, "0::/outer/inner", 0.5),
+    # In a container the process's own group is mounted at the root, and its path outside leads
+    # nowhere.
+    ({"cpu.max": "300000 100000"}, "0::/docker/3f2a", 3),
+    ({"cpu/box/cpu.cfs_quota_us": "250000", "cpu/box/cpu.cfs_period_us": "100000"}, "3:cpu:/box\n4:memory:/", 2.5),
+    ({"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/a",
+     float("inf")),
+    ({}, "0::/", float("inf")),
+])
+def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores):
+    for name, text in groups.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    assert core_quota(tmp_path / "groups", tmp_path / "own") == cores
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What a process prints that forks and then bounds itself to one core: to import torch takes
+    most of the time."""
+    return run("""
+        for rows in (1, 9) if hasattr(os, "fork") else ():
+            parent, forced = model(threads=None), model(threads=2)
+            expected = tokens(parent, rows)
+            tokens(forced, rows)
+            for fewer in True, False:
+                child = os.fork()
+                if not child:
+                    if fewer:
+                        torch.set_num_threads(1)
+                    os._exit(not all(torch.equal(tokens(one, rows), expected) for one in (parent, forced)))
+                print(os.waitpid(child, 0)[1], torch.equal(tokens(forced, rows), expected))
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            measured = model(threads=None)
+            print(measured.session(source[:1], 3).session.threads.count)
+            # More threads than cores take turns, and none waits for ever.
+            print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
+            session = model(threads=1).session(source[:1], 6)
+            session.session.threads.count, session.session.threads.least_columns = 4, 3
+            before = len(os.listdir("/proc/self/task"))
+            for width in (1, 6):
+                session.resize(width)
+                session.step(torch.zeros(1, width, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+                print(len(os.listdir("/proc/self/task")) - before)
+    """)
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_decodes(printed):
+    assert printed[:8] == ["0", "True"] * 4
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
+def test_an_affinity_mask_bounds_the_threads(printed):
+    assert printed[-4:-2] == ["1", "True"]
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
+def test_a_helper_starts_for_the_first_columns_that_it_shares(printed):
+    assert printed[-2:] == ["0", "1"]
+
+
+def test_torch_gets_its_threads_back():
+    before, limit = torch.get_num_threads(), TorchThreads(1)
+    torch.set_num_threads(3)
+    try:
+        with limit:
+            assert torch.get_num_threads() == 1
+            assert TorchThreads.limit() == 3
+            with TorchThreads(2), limit:
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(TorchThreads.limit).result() == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@compiler
+def set_matmul(value):
+    torch.backends.cuda.matmul.fp32_precision = value
+
+
+@pytest.fixture
+def host_precision(request):
+    """A setting of the host program's, made by torch's older or newer interface."""
+    request.param()
+    yield precisions()
+    torch.set_float32_matmul_precision("highest")
+    for setting in _Precision.settings():
+        setting.fp32_precision = "none"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's default
+
+
+def precisions():
+    name = None
+    with suppress(RuntimeError):  # unreadable beside the newer interface
+        name = torch.get_float32_matmul_precision()
+    return name, [setting.fp32_precision for setting in _Precision.settings()]
+
+
+HIGHEST = "highest", ["ieee"] * 4
+HOSTS = {
+    "torch's default": lambda: None, "high": partial(torch.set_float32_matmul_precision, "high"),
+    "medium": partial(torch.set_float32_matmul_precision, "medium"),
+    "allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "newer": partial(set_matmul, "tf32"),
+}
+
+
+@pytest.mark.parametrize("host_precision", HOSTS.values(), ids=HOSTS, indirect=True)
+def test_products_are_float32_in_a_decode_whatever_the_host_has_set(host_precision):
+    model, seen = random_model(VARIANTS["sequential heads"], dtype=torch.float32), []
+    for module in (model.encoder[0], model.conditioning, *model.decoder[0].modules(),
+                   model.heads.expand):
+        module.register_forward_pre_hook(lambda *_: seen.append(precisions()))
+    source = random_tokens(model.config, 1)[0]
+    decode(StepModel(model), source, DecodeConfig(block_size=2))
+    assert seen
+    assert all(one == HIGHEST for one in seen)
+    assert precisions() == host_precision
+    model.decoder[0].feed_forward[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        decode(StepModel(model), source, DecodeConfig(block_size=2))
+    assert precisions() == host_precision
+
+
+@pytest.mark.parametrize("host_precision", [HOSTS["high"]], indirect=True)
+def test_the_host_gets_its_precision_back_from_the_last_thread(host_precision):
+    entered, first_left = threading.Barrier(2, timeout=30), threading.Event()
+
+    def work(first):
+        with float32_products(), float32_products():
+            entered.wait()
+            if not first:
+                assert first_left.wait(30)
+            return precisions()
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(work, True), pool.submit(work, False)
+        assert one.result(30) == HIGHEST
+        assert precisions() == HIGHEST
+        first_left.set()
+        assert other.result(30) == HIGHEST
+    assert precisions() == host_precision
+
+
+def test_several_decodes_at_once_draw_what_each_draws_alone():
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
+    model, source = (NativeModel(random_model(config, dtype=torch.float32), threads=2),
+                     random_tokens(config, 5)[0])
+    alone = decode(model, source, DecodeConfig()).tokens
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: decode(model, source, DecodeConfig()).tokens, range(12)))
+    assert all(torch.equal(tokens, alone) for tokens in results)
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_every_public_entry_works_in_a_forked_child():
+    found = run("""
+        import signal
+        import numpy as np
+        import superres
+        from superres.config import BeamConfig
+        from superres.decoding.batching import feed_of
+        from superres.pipeline.upscaler import Face
+
+        faces, large = np.full((1, 8, 8, 3), 120, np.uint8), np.full((1, 32, 32, 3), 120, np.uint8)
+        lines, quick = ["A dog runs.", "Two men talk."], DecodeConfig(accept="distance")
+        upscaler, translator = superres.load("celeba-8to32"), superres.load("multi30k-en-de")
+        plain = superres.load("multi30k-en-de", engine="plain")
+
+        def refilled():
+            items = feed_of([Face(face, key) for key, face in enumerate(faces)])
+            finished = [one for some in upscaler.refilled(items, quick, 1).run() for one in some]
+            return torch.stack([one.tokens for one in finished]).numpy()
+
+        entries = {
+            "call": lambda: upscaler(faces, quick).images,
+            "sampled": lambda: upscaler(faces, DecodeConfig(temperature=0.9, accept="distance")).images,
+            "speculative": lambda: translator(lines, DecodeConfig(temperature=0.9, sampling="speculative")).texts,
+            "stream": lambda: [*upscaler.stream(faces, quick)][-1].images,
+            "refilled": refilled,
+            "likelihood": lambda: upscaler.bits_per_dim(faces, large).round(3),
+            "translate": lambda: translator(lines).texts,
+            "portions": lambda: [text for part in translator.in_portions(lines, 1) for text in part.texts],
+            "translations": lambda: [*translator.stream(lines)][-1].texts,
+            "draft": lambda: translator(lines, DecodeConfig(proposer="draft")).texts,
+            "beam": lambda: translator(lines, BeamConfig(4)).texts,
+            "plain": lambda: plain(lines).texts,
+        }
+        expected = {name: entry() for name, entry in entries.items()}
+        for name, entry in entries.items():
+            child = os.fork()
+            if not child:
+                signal.alarm(400)  # ends a child that hangs
+                os._exit(not np.array_equal(entry(), expected[name]))
+            print(f"{name}: {os.waitpid(child, 0)[1]}", end=", ")
+    """)
+    assert found[1::2] == ["0,"] * 12, found

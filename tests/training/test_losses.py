@@ -1,0 +1,140 @@
+"""Training losses: right targets, and no dropout or teacher where there must be none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fakes import SMALL, VARIANTS, random_model, random_tokens
+
+from superres.training.construction import build_model
+from superres.training.losses import TeacherForcingLoss, mean_loss
+from superres.training.stage import Stage
+
+HEADS = Stage(stage="heads", steps=10, head_positions=48, head_target="tokens")
+
+
+def test_a_head_whose_intensity_is_off_costs_more_with_a_distance_weight():
+    value = torch.arange(256.0)
+    # p1, and heads that are 1 and 4 off
+    wide = [-(value - centre).abs() / 20 for centre in (100.0, 101.0, 104.0)]
+    position = torch.zeros(1, 1, dtype=torch.int64)
+    inside = (position[0], position[0])
+    losses = {weight: [float(mean_loss(head[None], position, inside, wide[0][None, None], weight))
+                       for head in wide] for weight in (0, 0.5)}
+    assert losses[0][0] == losses[0.5][0] == 0
+    assert losses[0][1] < 0.002  # the divergence alone hardly notices one grey level
+    extra = [near - far for near, far in zip(losses[0.5], losses[0], strict=True)]
+    assert extra[1:] == pytest.approx([0.5 * math.log(2), 0.5 * math.log(5)], rel=0.05)
+
+
+def expected_losses(model, source, target, head_target):
+    """Cross-entropy of each head, p1 first; for "p1", the loss of p2..pk from p1's
+    distributions."""
+    decoded = model(source, target)
+    everywhere = torch.arange(48).expand(len(target), -1)
+    p1, losses = model.scores(decoded).detach().log_softmax(-1), []
+    for head in range(model.config.prediction_heads):
+        log_q = model.head_scores(decoded, everywhere, head)[:, : 48 - head].log_softmax(-1)
+        if head == 0 or head_target == "tokens":
+            losses.append(-log_q.gather(2, target[:, head:].unsqueeze(2)).mean())
+        else:
+            losses.append(from_p1(p1[:, head:], log_q, model.config).mean())
+    return losses
+
+
+def from_p1(log_p, log_q, config):
+    """The loss of a head with the distributions `log_q` that learns `log_p`."""
+    values = torch.arange(config.vocabulary, dtype=log_p.dtype)
+    difference = (log_q.exp() * values).sum(-1) - (log_p.exp() * values).sum(-1)
+    near = HEADS.distance_weight * torch.log(1 + difference.abs()) if config.ordinal_output else 0
+    return (log_p.exp() * (log_p - log_q)).sum(-1) + near
+
+
+def gradients(loss, weights):
+    found = torch.autograd.grad(loss, weights, allow_unused=True)
+    return [torch.zeros_like(weight) if gradient is None else gradient
+            for gradient, weight in zip(found, weights, strict=True)]
+
+
+@pytest.mark.parametrize("head_target", ["tokens", "p1"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["fine-tuned", "frozen"])
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads, own layer for p1",
+                                     "as published"])
+def test_one_random_head_estimates_the_mean_of_all_heads_without_bias(variant, frozen, head_target):
+    config = VARIANTS[variant]
+    model = random_model(config).requires_grad_(not frozen)
+    model.heads.requires_grad_(True)
+    source, target = random_tokens(config, 2)
+    settings = replace(HEADS, head_loss="random-head", head_target=head_target, freeze_base=frozen,
+                       estimate_weight=0)
+    loss = TeacherForcingLoss(model, settings)
+    learning = list(range(1 if frozen and config.identity_p1 else 0, config.prediction_heads))
+    draws = {loss.drawn_head(draw): draw for draw in range(100)}
+    assert sorted(draws) == learning
+    each = [expected_losses(model, source, target, head_target)[head] for head in learning]
+    totals = [loss(source, target, draws[head])["total"] for head in learning]
+    torch.testing.assert_close(torch.stack(totals), torch.stack(each))
+    mean, weights = sum(each) / len(each), [weight for weight in model.parameters()
+                                            if weight.requires_grad]
+    torch.testing.assert_close(sum(totals) / len(totals), mean)
+    torch.testing.assert_close(gradients(sum(totals) / len(totals), weights),
+                               gradients(mean, weights))
+
+
+def test_what_heads_learn_from_p1_does_not_pull_p1_towards_the_heads():
+    settings = replace(HEADS, head_target="p1")
+    model = random_model(SMALL).requires_grad_(True)
+    source, target = random_tokens(SMALL, 2)
+    TeacherForcingLoss(model, settings)(source, target, 0)["heads"].backward()
+    direct = model.neighbourhood.direct  # p1's alone
+    assert direct.grad is None or not direct.grad.any()
+    assert model.heads.direct.grad.any()
+
+
+def test_base_stage_minimises_p1_and_the_error_of_the_estimate():
+    model, (source, target) = random_model(SMALL), random_tokens(SMALL, 2)
+    losses = TeacherForcingLoss(model, Stage(steps=1, estimate_weight=0.5))(source, target, 0)
+    decoded = model(source, target)
+    torch.testing.assert_close(losses["estimate"], (decoded.memory.estimate - target).abs().mean())
+    expected = F.cross_entropy(model.scores(decoded).flatten(0, 1), target.flatten())
+    torch.testing.assert_close(losses["p1"], expected)
+    torch.testing.assert_close(losses["total"], losses["p1"] + 0.5 * losses["estimate"])
+    assert "heads" not in losses
+
+
+def test_a_frozen_base_drops_nothing():
+    for freeze in (True, False):
+        settings = replace(HEADS, freeze_base=freeze)
+        model = build_model(replace(VARIANTS["recurrent heads"], dropout=0.5), settings)
+        loss, tokens = TeacherForcingLoss(model, settings), random_tokens(model.config, 2)
+        calm = loss.eval()(*tokens, 0)["heads"].item()
+        assert (loss.train()(*tokens, 0)["heads"].item() == calm) == freeze
+
+
+def test_p1_learns_nothing_from_own_pictures_and_the_heads_learn_from_all():
+    model = random_model(SMALL)
+    source, target = random_tokens(SMALL, 4)
+    loss = TeacherForcingLoss(model, replace(HEADS, stage="distil"))
+    mixed, true = loss(source, target, 1, 2), loss(source[:2], target[:2], 1)
+    for part in ("p1", "estimate"):
+        torch.testing.assert_close(mixed[part], true[part])
+    own = loss(source[2:], target[2:], 1)
+    torch.testing.assert_close(mixed["heads"], (true["heads"] + own["heads"]) / 2)
+
+
+def test_p1_keeps_the_teachers_distributions_on_own_pictures_and_learns_the_true_ones():
+    model, teacher = random_model(SMALL), random_model(SMALL, seed=1)
+    source, target = random_tokens(SMALL, 4)
+    distil = replace(HEADS, stage="distil", teacher="another")
+    kept = TeacherForcingLoss(model, distil, model)(source, target, 1, 2)
+    taught = TeacherForcingLoss(model, distil, teacher)(source, target, 1, 2)
+    assert kept["own"] < 1e-12
+    wanted, given = (one.scores(one(source[2:], target[2:])).log_softmax(-1) for one in (teacher,
+                                                                                         model))
+    torch.testing.assert_close(taught["own"], (wanted.exp() * (wanted - given)).sum(-1).mean())
+    torch.testing.assert_close(taught["p1"], kept["p1"])
+    torch.testing.assert_close(taught["total"] - kept["total"], taught["own"] - kept["own"])
