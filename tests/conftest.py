@@ -39,7 +39,7 @@ MARKED = {
     "extended": ["gpu/test_triton.py", "native/test_browser_engine.py", "native/test_variants.py",
                  "training/test_published*"],
     "slow": [
-        "proofs/test_[!bgs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
+        "proofs/test_[!bs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
         "batch/test_photos.py", "cli/test_given.py", "cli/test_terminal.py", "config/test_hostile*",
         "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
         "decoding/test_newcomers.py", "decoding/test_parallel.py", "decoding/test_proposers.py",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import os
 import sys
 import textwrap
 import typing
@@ -107,6 +108,7 @@ Reader = Callable[[str, Any], Any]
 """Returns the value of the setting of a name as its type, or raises ConfigError."""
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 LARGEST_INTEGER = 2**64 - 1
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"  # a variable that pydantic reads
 FORMS = {"bool_type": "true or false", "string_type": "text", "int_type": "a whole number",
          "dict_type": "an object of names and values", "path_type": "a path",
          "tuple_type": "a list", "list_type": "a list"}
@@ -142,6 +144,20 @@ def _bounded(hint: Any, least: float | None, most: float | None) -> Any:  # noqa
     return origin[parts]
 
 
+def _adapter(form: Any, config: ConfigDict | None = None) -> TypeAdapter[Any]:  # noqa: ANN401
+    """Return the check of a form, without pydantic's plug-ins: a damaged list of one installed
+    package would stop every command."""
+    before = os.environ.get(NO_PLUGINS)
+    os.environ[NO_PLUGINS] = "__all__"
+    try:
+        return TypeAdapter(form, config=config)
+    finally:
+        if before is None:
+            del os.environ[NO_PLUGINS]
+        else:
+            os.environ[NO_PLUGINS] = before
+
+
 def _python_number(value: object) -> int | float:
     """Return a number as Python's, since pydantic takes numpy's True for 1."""
     if (number := python_number(value)) is None:
@@ -156,7 +172,7 @@ def reader_of(hint: Any, least: float | None = None, most: float | None = None) 
     Whole numbers are in the range from `least` to `most` if `least` is given, and other numbers in
     the range that is given.
     """
-    adapter = TypeAdapter(_bounded(hint, least, most), config=STRICT)
+    adapter = _adapter(_bounded(hint, least, most), STRICT)
 
     def read(name: str, value: object) -> Any:  # noqa: ANN401 -- of the type `hint`
         try:
@@ -343,7 +359,7 @@ def _adapter_of(kind: type[Config]) -> TypeAdapter[dict[str, Any]]:
         hints = {name: _bounded(about.hint, about.least, about.most)
                  for name, about in _all_settings(kind).items()}
         values = with_config(STRICT)(TypedDict(kind.__name__, hints))  # type: ignore[operator]
-        _ADAPTERS[kind] = TypeAdapter(values)
+        _ADAPTERS[kind] = _adapter(values)
     return _ADAPTERS[kind]
 
 
