@@ -9,8 +9,8 @@ import typer
 from typer import Argument
 
 from superres.cli import options as opt
-from superres.cli.space import page_folder
 from superres.config import DEFAULT_CASCADE, require
+from superres.system.folders import page_folder
 from superres.system.progress import say
 
 Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a "

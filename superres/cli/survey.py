@@ -240,13 +240,13 @@ def serve(
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
     from superres.survey.server import study_app
-    from superres.system import bounded_server
+    from superres.system import serving
     from superres.system.asgi import how_to_leave, local_address
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
-        listening = socket.create_server((host, port), backlog=bounded_server.BACKLOG)
+        listening = socket.create_server((host, port), backlog=serving.BACKLOG)
     except OSError as error:
         message = (f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or "
                    "--host")
@@ -256,7 +256,7 @@ def serve(
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     will_keep("all votes are kept, and the same command serves the study again")
-    bounded_server.serve(bounded_server.server_config(app, proxy, log_level="warning"), listening)
+    serving.serve(serving.server_config(app, proxy, log_level="warning"), listening)
 
 
 @survey_app.command(cls=opt.HelpfulCommand)

@@ -27,7 +27,7 @@ from superres.cli import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
-from superres.system.bounded_server import MOST_CONNECTIONS
+from superres.system.serving import MOST_CONNECTIONS
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.metadata import DRAWN
