@@ -122,8 +122,8 @@ def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
         seconds = dict.fromkeys(variants, 0.0)
         for source in sources:
             for name, variant in variants.items():
-                result = variant.upscaler(source[None], variant.options,
-                                          keys=[image_key(source, 1)])
+                result = variant.upscaler.decode(source[None], variant.options,
+                                                 keys=[image_key(source, 1)])
                 seconds[name] += result.seconds
                 if number == 0:
                     variant.results.append(result)

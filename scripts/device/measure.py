@@ -97,8 +97,8 @@ def exact(run: Run) -> None:
 
         def tokens(options: DecodeConfig, width: int | None = None,
                    upscaler: Upscaler = upscaler) -> np.ndarray:
-            return upscaler(lr, options, keys=range(len(lr)), width=width).images.reshape(len(lr),
-                                                                                          -1)
+            return upscaler.decode(lr, options, keys=range(len(lr)),
+                                   width=width).images.reshape(len(lr), -1)
 
         wide, own, blocks = (tokens(DecodeConfig(1), heads), tokens(DecodeConfig(1)),
                              tokens(DecodeConfig(heads)))

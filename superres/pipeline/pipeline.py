@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
 import torch
 
@@ -21,6 +21,7 @@ from superres.checkpoint import (
 )
 from superres.config import (
     DEVICES,
+    BeamConfig,
     CostTable,
     DecodeConfig,
     ModelConfig,
@@ -238,6 +239,20 @@ class Pipeline:
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
         return combined(self.default, dict(settings), self.model_config.prediction_heads,
                         as_setting, self.stages)
+
+    @overload
+    def given(self, options: BeamConfig, settings: DecodeOptions) -> BeamConfig: ...
+    @overload
+    def given(self, options: DecodeConfig | None, settings: DecodeOptions) -> DecodeConfig: ...
+    def given(self, options: DecodeConfig | BeamConfig | None,
+              settings: DecodeOptions) -> DecodeConfig | BeamConfig:
+        """Return the settings of a call that was given `options`, single `settings`, or neither."""
+        if not settings:
+            return self.default if options is None else options
+        chosen = self.options(**settings)
+        require(options is None, "give either options or single settings such as "
+                f"{next(iter(settings))}, not both")
+        return chosen
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,11 @@ from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
 from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from superres.config import DecodeOptions
 
 # batch size beyond which a device hardly gets faster, by kind of device
 USEFUL_ROWS = {"cpu": 16, "cuda": 1024}
@@ -185,9 +190,8 @@ class Upscaler(Pipeline):
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1,
-        keep: str | None = None, finish: str = FINISHES[0],
-        progress: Callable[[int, int], None] | None = None,
+        samples: int = 1, keep: str | None = None, finish: str = FINISHES[0],
+        progress: Callable[[int, int], None] | None = None, **settings: Unpack[DecodeOptions],
     ) -> Upscaled:
         """Upscale a picture or a batch.
 
@@ -199,17 +203,12 @@ class Upscaler(Pipeline):
                 H, W, 3]; RGB, at least as large as the model's input.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the
                 kind of device, which `superres tune` saves, or else
-                `superres.pipeline.pipeline.fastest_exact`.
+                `superres.pipeline.choose.fastest_exact`.
             crop: the squares of a photo that are upscaled: "face" for every face that is found, or
                 the centre if there is none; "centre"; or "X,Y,SIZE[,TURN]", pixels from the top
                 left corner and degrees. See `superres.tasks.photos.choose_crops`.
-            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
-                result if None.
-            width: step width, at least the block size; see
-                `superres.decoding.batching.RefilledDecoder`.
             samples: pictures per image; several need a temperature above 0, and have the noise of
-                the command's samples of the image (`superres.tasks.faces.image_key`), which takes
-                the place of `keys`.
+                the command's samples of the image (`superres.tasks.faces.image_key`).
             keep: "likeliest" returns only the sample of each image with the smallest
                 `Upscaled.bits_per_dim`.
             finish: "mean" averages the exact pictures of the input and of its mirrored copy,
@@ -217,38 +216,58 @@ class Upscaler(Pipeline):
                 `superres.pipeline.finish`.
             progress: called repeatedly with (decoded tokens of the slowest image, with `finish` the
                 mean; their total).
+            **settings: single settings such as `accept="distance", epsilon=2` in place of
+                `options`: see `Pipeline.options`.
 
         Raises:
-            InvalidInputError: a picture cannot be read or used, or there is not one valid key per
-                image.
-            ConfigError: the checkpoint does not support `options`, the crop is unknown, or samples
-                would be equal.
+            InvalidInputError: a picture cannot be read or used.
+            ConfigError: the checkpoint does not support the settings, the crop is unknown, or
+                samples would be equal.
         """
-        options = self.default_of_width(width) if options is None else options
-        check_callable("progress", progress)
+        options = self.given(options, settings)
         require_whole("samples", samples)
+        if finish == FINISHES[0] and samples == 1 and keep is None:
+            return self.decode(sources, options, crop=crop, progress=progress)
         check_keep(keep, samples, finish)
         check_samples(options, samples, finish)
-        given, faces = self._prepare(sources, crop, options, keys)
+        check_callable("progress", progress)
+        given, faces = self._prepare(sources, crop, options, None)
         if not faces:
-            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0,
-                            given.images)
+            return self._upscaled([], 0.0, given, options, None)
         if finish != FINISHES[0]:
-            require((keys, width) == (None, None), f"finish {finish} takes no keys and no width; "
-                    "leave them out")
             return finished(self, given, faces, options, finish, progress)
-        if samples == 1:
-            return self._batch(given, faces, options, width, progress)
-        require(keys is None, "samples have noise of their own; leave out keys, or draw one sample "
-                "per key")
+        # several samples of each input, side by side, each with noise of its own
         numbers = [number for _ in faces for number in range(1, samples + 1)]
         faces = [Face(face.source, image_key(face.source, number)) for face in faces
                  for number in range(1, samples + 1)]
-        drawn = dataclasses.replace(self._batch(given.repeat(samples), faces, options, width,
-                                                progress),
-                                    samples=numbers)
+        drawn = dataclasses.replace(
+            self._batch(given.repeat(samples), faces, options, None, progress), samples=numbers)
         return drawn if keep is None else drawn.by_likelihood(samples).of_rows(
             range(0, len(numbers), samples))
+
+    def decode(
+        self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Upscaled:
+        """Upscale pictures as a call does, with noise and steps of the caller's.
+
+        Args:
+            sources: see `__call__`, also for `options`, `crop` and `progress`.
+            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
+                result if None.
+            width: step width, at least the block size; see
+                `superres.decoding.batching.RefilledDecoder`.
+
+        Raises:
+            InvalidInputError: as for a call, or there is not one valid key per image.
+            ConfigError: as for a call.
+        """
+        options = self.default_of_width(width) if options is None else options
+        check_callable("progress", progress)
+        given, faces = self._prepare(sources, crop, options, keys)
+        return (self._batch(given, faces, options, width, progress) if faces
+                else self._upscaled([], 0.0, given, options, None))
 
     def _batch(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
@@ -285,7 +304,7 @@ class Upscaler(Pipeline):
 
     def stream(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, interval: float = 0.125,
+        interval: float = 0.125, **settings: Unpack[DecodeOptions],
     ) -> Iterator[Upscaled]:
         """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
@@ -296,7 +315,14 @@ class Upscaler(Pipeline):
             Intermediate results, and last the complete result, which equals that of a call.
             `seconds` excludes the time that the caller takes between two results.
         """
-        options = self.default if options is None else options
+        return self.decode_stream(sources, self.given(options, settings), crop=crop,
+                                  interval=interval)
+
+    def decode_stream(
+        self, sources: Pictures, options: DecodeConfig, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
+    ) -> Iterator[Upscaled]:
+        """Yield what `stream` does, with the `keys` of `decode`."""
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")

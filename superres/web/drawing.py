@@ -138,8 +138,7 @@ def steps_of(result: Upscaled | Translated) -> int:
     """Return the steps of a decode: the iterations of all stages or sentences; of beam search, the
     model calls."""
     if isinstance(result, Translated):
-        return (sum(trace.iterations for line in result.traces for trace in line)
-                or result.model_calls)
+        return sum(line.steps for line in result) or result.model_calls
     return sum(trace.iterations for stage in result.stages for trace in stage.traces)
 
 

@@ -57,24 +57,24 @@ def test_batch_of_sources_gives_images_and_traces(upscaler, sources):
 
 
 def test_keys_make_sampling_independent_of_batch_and_order(upscaler, sources):
-    forward = upscaler(sources, SAMPLED, keys=[10, 20, 2**63 - 1]).images
-    other = upscaler(sources[[0, 2, 1, 0]], SAMPLED, keys=[11, 2**63 - 1, 20, 10]).images
+    forward = upscaler.decode(sources, SAMPLED, keys=[10, 20, 2**63 - 1]).images
+    other = upscaler.decode(sources[[0, 2, 1, 0]], SAMPLED, keys=[11, 2**63 - 1, 20, 10]).images
     np.testing.assert_array_equal(forward, other[[3, 2, 1]])
     assert (other[0] != forward[0]).any()
 
 
 @pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)
 def test_keys_that_do_not_fit_the_faces_are_refused_in_one_line(upscaler, sources, keys, message):
-    for call in (lambda: upscaler(sources[:2], SAMPLED, keys=keys),
-                 lambda: next(upscaler.stream(sources[:2], SAMPLED, keys=keys))):
+    for call in (lambda: upscaler.decode(sources[:2], SAMPLED, keys=keys),
+                 lambda: next(upscaler.decode_stream(sources[:2], SAMPLED, keys=keys))):
         with pytest.raises(InvalidInputError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
 
 
 def test_stream_shows_the_tokens_of_a_call_in_order_and_nothing_beyond_them(upscaler, sources):
-    called = upscaler(sources, SAMPLED, keys=[3, 1, 2])
-    shown = list(upscaler.stream(sources, SAMPLED, keys=[3, 1, 2], interval=0))
+    called = upscaler.decode(sources, SAMPLED, keys=[3, 1, 2])
+    shown = list(upscaler.decode_stream(sources, SAMPLED, keys=[3, 1, 2], interval=0))
     np.testing.assert_array_equal(shown[-1].images, called.images)
     assert [trace.accepted for trace in shown[-1].traces] == [trace.accepted
                                                               for trace in called.traces]

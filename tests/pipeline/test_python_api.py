@@ -35,7 +35,7 @@ from superres.pipeline.auto import load
 from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.registration import register_criterion, register_engine, register_proposer
 from superres.pipeline.resolved_options import SETTINGS
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translator import Translated, Translation, Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.photos import choose_crops
@@ -167,7 +167,7 @@ def test_a_notebook_shows_the_pictures_of_every_stage_in_whole_pixels(rng):
 
 def test_a_notebook_shows_translations_as_text():
     texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
-    html = Translated(texts, [], [], [], [], 7, 0.25)._repr_html_()
+    html = Translated(list(map(Translation, texts)), 7, 0.25)._repr_html_()
     assert html.startswith("<ol><li>Ein Hund &amp; &lt;i&gt;Schnee&lt;/i&gt;.</li><li>x</li>")
     assert "101 lines, 0.25 s, 7 model calls" in html
     assert "not shown: 37 lines" in html
@@ -257,8 +257,8 @@ def last(frames):
     lambda up, tr, one, v: Upscaler.load(v, "cpu", "plain"), lambda up, tr, one, v: up(v, one),
     lambda up, tr, one, v: up(PICTURE, one if v is None else v),
     lambda up, tr, one, v: up(PICTURE, one, crop=v),
-    lambda up, tr, one, v: up(PICTURE, one, keys=v),
-    lambda up, tr, one, v: up(PICTURE, one, width=v),
+    lambda up, tr, one, v: up.decode(PICTURE, one, keys=v),
+    lambda up, tr, one, v: up.decode(PICTURE, one, width=v),
     lambda up, tr, one, v: up(PICTURE, one, progress=v),
     lambda up, tr, one, v: last(up.stream(v, one)),
     lambda up, tr, one, v: last(up.stream(PICTURE, one, crop=v)),
@@ -269,9 +269,9 @@ def last(frames):
     lambda up, tr, one, v: up.bits_per_dim(PICTURE[None], v),
     lambda up, tr, one, v: up(PICTURE[:0].reshape(0, 8, 8, 3), one).save(v),
     lambda up, tr, one, v: tr(v, one), lambda up, tr, one, v: tr(["a"], one if v is None else v),
-    lambda up, tr, one, v: tr(["a"], one, keys=v),
+    lambda up, tr, one, v: tr.decode(["a"], one, keys=v),
     lambda up, tr, one, v: tr(["a"], one, batch_size=v),
-    lambda up, tr, one, v: tr(["a"], one, width=v),
+    lambda up, tr, one, v: tr.decode(["a"], one, width=v),
     lambda up, tr, one, v: tr(["a"], one, progress=v),
     lambda up, tr, one, v: last(tr.stream(v, one)),
     lambda up, tr, one, v: last(tr.stream(["a"], one, interval=v)),
