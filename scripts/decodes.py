@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
 from superres.decoding.trace import RowTrace
@@ -53,14 +53,14 @@ def iterations(
     is complete.
 
     `padding` is bool [B, S], `keys` are those of the sampling noise, and `adaptive` chooses the
-    block size; further arguments are those of `RefilledDecoder`.
+    block size; further arguments are those of `Stream`.
     """
     def sources(items: Sequence[Numbered]) -> tuple[Tensor, Tensor | None]:
         rows = [item.row for item in items]
         return source[rows], None if padding is None else padding[rows]
 
     items = map(Numbered, range(len(source)), noise_keys(keys, len(source), source.device).tolist())
-    decoder = RefilledDecoder(model, feed_of(items), sources, options, len(source), batch=True,
+    decoder = Stream(model, feed_of(items), sources, options, len(source), batch=True,
                               adaptive=lambda *_: adaptive, **more)
     for _ in decoder.run():
         if decoder.loop is not None:

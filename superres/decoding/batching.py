@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,9 +94,10 @@ class Result(Generic[ItemT]):
     item: ItemT  # the item from the feed
     tokens: Tensor  # int64 [T], on the CPU; 0 past the sequence's end
     trace: RowTrace  # its acceptance trace
-    # its share of the decoding time; the time of an iteration is divided among the sequences being
-    # decoded
+    # its share of the decoding time, and that of `earlier`; the time of an iteration is divided
+    # among the sequences being decoded
     seconds: float
+    earlier: Result[Any] | None = None  # what its source was decoded as, in a cascade
 
 
 @dataclass(eq=False)
@@ -108,7 +109,7 @@ class _Row(Generic[ItemT]):
     seconds: float = 0.0
 
 
-class RefilledDecoder(Generic[ItemT]):
+class Stream(Generic[ItemT]):
     """Decodes the sequences of a feed, at most `rows` at a time: the one way to blockwise decoding.
 
     Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential

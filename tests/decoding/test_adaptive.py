@@ -22,7 +22,7 @@ from decodes import Numbered, decode
 from superres.checkpoint import save_checkpoint
 from superres.config import CostRecord, DecodeConfig, StepCosts, general_costs
 from superres.decoding import cost
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers.draft import DraftProposer
@@ -77,7 +77,7 @@ def test_blocks_are_decoded_only_where_a_whole_decode_gains(alone, start, expect
     assert sizes.get(DecodeConfig(), source) is None
     # Where blocks of at least two tokens are asked for, there is no choice.
     assert sizes.get(replace(OPTIONS, min_block=2), source) == HEADS
-    decoder = RefilledDecoder(sizes.model, feed_of([Numbered(row, row) for row in range(3)]),
+    decoder = Stream(sizes.model, feed_of([Numbered(row, row) for row in range(3)]),
                               lambda items: (source[[item.row for item in items]], None), OPTIONS,
                               3, adaptive=lambda *found: sizes.get(OPTIONS, *found))
     list(decoder.run())

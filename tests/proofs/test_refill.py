@@ -23,7 +23,7 @@ from fakes import (
 from decodes import decode
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import batching
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.native import build
@@ -65,7 +65,7 @@ def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, p
     def sources(items):
         return stacked(items)[0], None if padding is None else padding[[item.tag for item in items]]
 
-    decoder = RefilledDecoder(
+    decoder = Stream(
         model, ScriptedFeed(waiting, list(ready)), sources, options, rows, proposer=proposer,
         adaptive=adaptive)
     finished = [one for some in decoder.run() for one in some]
@@ -170,7 +170,7 @@ def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
 def test_what_is_under_way_is_known_when_decoding_fails():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3)
+    decoder = Stream(model, feed, stacked, DecodeConfig(), 3)
     steps = decoder.run()
     next(steps)  # reads the start of the sequences
     assert decoder.tokens_under_way == 0
@@ -200,7 +200,7 @@ def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(
         for name in ("DONE_CHECK_INTERVAL", "LAUNCH_INTERVAL"):
             monkeypatch.setattr(batching, name, interval or getattr(batching, name))
         items = [Waiting(one, key, key) for key, one in enumerate(source)]
-        decoder = RefilledDecoder(model, feed_of(items), stacked, options, rows, batch=True,
+        decoder = Stream(model, feed_of(items), stacked, options, rows, batch=True,
                                   adaptive=lambda *_: sizes)
         asked.clear()
         finished = [one for some in decoder.run() for one in some]
