@@ -20,7 +20,7 @@ from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
-from superres.pipeline.pipeline import fastest_exact
+from superres.pipeline.choose import fastest_exact
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track

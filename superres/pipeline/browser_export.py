@@ -38,7 +38,7 @@ from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
 from superres.nn.image_priors import AlignedConditioning
 from superres.nn.torch_model import SOURCE_MULTIPLE
-from superres.pipeline.recorded_costs import record_for
+from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 

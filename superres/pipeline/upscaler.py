@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from superres.checkpoint import find_checkpoint, read_reliability, read_stages
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require, require_whole
+from superres.checkpoint import OpenCheckpoint, open_checkpoint, read_reliability
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require_whole
 from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
 from superres.decoding.noise import noise_keys
 from superres.decoding.sum_limits import LimitedModel, Limits
@@ -77,16 +77,16 @@ class Upscaler(Pipeline):
 
     @classmethod
     def load(
-        cls, name_or_dir: str | Path | None = None, device: str = "auto", engine: str = "auto",
+        cls, name_or_dir: str | Path | OpenCheckpoint | None = None, device: str = "auto",
+        engine: str = "auto",
     ) -> Upscaler:
         """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
-        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        upscaler, *following = (
-            super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder)
-            or [folder])
+        checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
+        upscaler, *following = (super(Upscaler, cls).load(stage, device, engine)
+                                for stage in checkpoint.stages or [checkpoint])
         for stage in following:
-            upscaler = stage.after(upscaler, folder.resolve().name)
-        reliability = read_reliability(folder)
+            upscaler = stage.after(upscaler, checkpoint.folder.resolve().name)
+        reliability = read_reliability(checkpoint)
         if reliability is not None and reliability.revision == upscaler.revision:
             upscaler.reliability = reliability
         return upscaler
@@ -291,9 +291,10 @@ class Upscaler(Pipeline):
         first = self.first
         if first is None or options == self.default:
             return options if first is None else first.default
-        if options.block_size is None:
+        heads = first.model_config.prediction_heads
+        if options.block_size is None or options.block_size <= heads:
             return options
-        size = min(options.block_size, first.model_config.prediction_heads)
+        size = heads
         return dataclasses.replace(options, block_size=size, min_block=min(options.min_block, size))
 
     def stream(

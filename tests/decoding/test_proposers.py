@@ -41,7 +41,7 @@ from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession
 from superres.pipeline.auto import load
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.system.machine import Timer
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary

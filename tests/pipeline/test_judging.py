@@ -26,7 +26,7 @@ from superres.evaluation.reliability import (
     pixel_error,
     threshold_of,
 )
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.pipeline.judging import judge
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.face_data import FacePairs
@@ -136,7 +136,6 @@ def test_an_error_loses_no_input_of_which_some_samples_are_drawn(two, sources, m
     ({"samples": 0}, "at least 1, not 0"), ({"keep": "likeliest"}, "has no effect on one sample; "
                                             "give --samples 4"),
     ({"samples": 2, "keep": "best"}, "must be one of likeliest, not 'best'"),
-    ({"samples": 2, "accept": "exact"}, "either options or single settings such as accept, not both"),
 ])
 def test_samples_that_cannot_be_drawn_are_refused(arguments, message, two, sources):
     with pytest.raises(ConfigError, match=message):

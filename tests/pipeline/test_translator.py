@@ -92,7 +92,8 @@ def test_compiled_code_continues_without_the_complete_rows_of_a_batch(toy, optio
     several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
     several.scoring.threads = 1
     # A sample's noise belongs to its key.
-    wanted = [several.decode([line], options, keys=[key]).texts[0] for key, line in enumerate(LINES)]
+    wanted = [several.decode([line], options, keys=[key]).texts[0]
+              for key, line in enumerate(LINES)]
     kept, real = [], NativeDecoder.keep
 
     def watched(decoder, rows, session):
