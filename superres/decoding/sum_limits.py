@@ -21,8 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superres.decoding.proposers.proposer import RowTensors, StatefulSession, WrappedModel
-from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
-from superres.tree import Tree, TreeSession
+from superres.interfaces import (
+    Sampler,
+    ScoringModel,
+    Session,
+    Sources,
+    StepOutput,
+    Tree,
+    TreeSession,
+)
 
 # Bound of the tokens past the target's end; they are undefined, and have no limits
 UNLIMITED = 2**22

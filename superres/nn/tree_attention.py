@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.interfaces import StepOutput
+from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
-from superres.tree import Tree
 
 
 class TreeCache(KeyValueCache):
@@ -83,7 +82,7 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.tree.TreeSession`. For one decode at a
+    """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a
     time.
 
     `keep` takes at most `kept` columns.

@@ -28,12 +28,11 @@ from superres.config import (
     require,
     require_choice,
 )
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.loop import decoding_type
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
@@ -267,16 +266,14 @@ class Pipeline:
 
     def row_bytes(self, options: DecodeConfig) -> int:
         """Return the bytes of a session's row with `options`."""
-        block_size, proposer = (self.block_size(options), self.proposers.get(options)
-                                or PROPOSERS[options.proposer]())
-        model, kind = (with_proposer_state(self.scoring_for(options), proposer),
-                       decoding_type(proposer, block_size))
+        size = self.block_size(options)
+        algorithm = Algorithm(self.scoring_for(options), options, self.proposers.get(options))
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64,
                              device=self.device)
         with torch.inference_mode():
-            session = kind.open_session(model, source, options, block_size)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        return size + self.scoring.row_bytes(session.width, options.proposer == "heads")
+            session = decoding_type(algorithm, size).open_session(algorithm, source, size)
+        state = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
+        return state + self.scoring.row_bytes(session.width, options.proposer == "heads")
 
     def _stream(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
@@ -290,9 +287,9 @@ class Pipeline:
         other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
         width does not fit them.
         """
-        return Stream(
-            model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group,
-            width=width, adaptive=partial(self.adaptive_size, options), batch=batch)
+        algorithm = Algorithm(model, options, self.proposers.get(options), width=width,
+                              adaptive=partial(self.adaptive_size, options))
+        return Stream(algorithm, feed, sources, rows, group=group, batch=batch)
 
 
 def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:

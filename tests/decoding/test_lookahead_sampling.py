@@ -15,8 +15,7 @@ from superres.decoding.proposers.lookahead.iteration import partition
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookahead.verification import verify_candidates
-from superres.interfaces import StepOutput
-from superres.tree import Tree
+from superres.interfaces import StepOutput, Tree
 from tests.proofs.test_speculative import (
     FILTERS,
     LENGTH,

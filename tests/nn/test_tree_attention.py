@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import assert_close
 
+from superres.interfaces import Tree
 from superres.nn.cache import slot_count
 from superres.nn.torch_model import StepModel
-from superres.tree import Tree
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 BRANCHY = Tree([-1, 0, 0, 1, 1, 2, 5, 6])

@@ -25,6 +25,7 @@ from stepping import check_steps
 from decodes import decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
@@ -438,7 +439,7 @@ def decoder_of(width=3, **change):
     """Return a native decoder of two rows, some of whose settings or tensors have changed."""
     config, rows = KNOWN["sequential heads"], torch.arange(2)
     model, options = model_of(config), DecodeConfig()
-    loop = BlockwiseLoop(model, session_of(), options, rows, width)
+    loop = BlockwiseLoop(Algorithm(model, options), session_of(), rows, width)
     for name, value in change.items():
         setattr(loop.plain if name == "min_block" else loop.plain.state, name, value)
     return NativeDecoder(loop.plain)
@@ -463,7 +464,7 @@ def test_blocks_and_widths_without_memory_are_refused():
     for width in (0, 4):
         with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
             session.resize(width)
-    loop = BlockwiseLoop(model_of(KNOWN["sequential heads"]), session, DecodeConfig(),
+    loop = BlockwiseLoop(Algorithm(model_of(KNOWN["sequential heads"]), DecodeConfig()), session,
                          torch.arange(2), 2)
     for following in (0, 4):
         loop.plain.block_size = following
