@@ -148,12 +148,12 @@ class TreeSession(Session, Protocol):
     """A session whose steps read the columns of a tree; `width` is the fixed number of columns.
 
     `step` takes the position of the tree's root, and returns the scores of the first `tree.scored`
-    columns. The next step discards all columns that `keep` has not committed.
+    columns. The next step discards all columns that `commit` has not kept.
     """
 
     tree: Tree
 
-    def keep(self, columns: Tensor) -> None:
+    def commit(self, columns: Tensor) -> None:
         """Commit a path of the latest step to the cache, as if its tokens had been read one after
         another.
 
@@ -182,7 +182,7 @@ class Decoder(Protocol):
         sampling noise.
         """
 
-    def keep(self, rows: Tensor, session: Session) -> None:
+    def shrink(self, rows: Tensor, session: Session) -> None:
         """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for
         the same width."""
 

@@ -354,7 +354,7 @@ class Stream(Generic[ItemT]):
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             with self.torch_threads:
-                loop.keep(kept, self._empty(kept))
+                loop.shrink(kept, self._empty(kept))
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None),
                                  default=len(loop.recorder)))

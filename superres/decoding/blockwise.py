@@ -174,12 +174,12 @@ class PlainDecoder:
         if self._sampler is not None:
             self._sampler.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session) -> None:
+    def shrink(self, rows: Tensor, session: Session) -> None:
         session.copy_rows(torch.arange(len(rows), device=rows.device), self.session, rows)
         session.resize(self.session.width)
         self.session, self.keys = session, self.keys[rows]
         self.samplers = self._make_samplers(self.keys)
-        self.state.keep(rows)
+        self.state.shrink(rows)
         self.nan_check.shrink(rows)
         if (costs := self.block_costs) is not None:
             self.block_costs = replace(costs, sizes=costs.sizes[rows], rate=costs.rate[rows])

@@ -84,8 +84,8 @@ class BlockwiseLoop:
         self.decoder.replace(rows, fresh, chosen, keys)
         self.complete = False
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        self.decoder.keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        self.decoder.shrink(rows, session)
         self.recorder.shrink(rows)
 
     def done(self) -> bool:

@@ -64,7 +64,7 @@ class NativeTreeSession(NativeSession):
         self.start = position.clone()
         return super().step(tokens, position)
 
-    def keep(self, columns: Tensor) -> None:
+    def commit(self, columns: Tensor) -> None:
         columns = columns.contiguous()
         library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch,
                                                              columns.shape[1]),

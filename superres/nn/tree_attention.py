@@ -23,7 +23,7 @@ from superres.nn.torch_step import StepSession
 
 
 class TreeCache(KeyValueCache):
-    """A ring cache with M extra slots for the columns of one step; `keep` copies up to `kept` of
+    """A ring cache with M extra slots for the columns of one step; `commit` copies up to `kept` of
     them into the ring."""
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int,
@@ -67,7 +67,7 @@ class TreeCache(KeyValueCache):
         return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape,
                                                         self.size)
 
-    def keep(self, columns: Tensor, position: Tensor) -> None:
+    def commit(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
         shape = *self.store.shape[:4], columns.shape[1], self.size
         slots = self.slots + columns, self.written(position)
@@ -82,10 +82,9 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a
-    time.
+    """A batch being decoded by steps over a tree: a `superres.interfaces.TreeSession`.
 
-    `keep` takes at most `kept` columns.
+    For one decode at a time. `commit` takes at most `kept` columns.
     """
 
     cache: TreeCache
@@ -105,9 +104,9 @@ class TreeSession(StepSession):
         self.start = position - self.tree.root
         return super().step(tokens, position)
 
-    def keep(self, columns: Tensor) -> None:
+    def commit(self, columns: Tensor) -> None:
         place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
-        self.cache.keep(columns, place)
+        self.cache.commit(columns, place)
         if self.neighbourhood is not None:
             self.read.scatter_(1, self._inside(place), self.step_deviation.gather(1, columns))
 

@@ -40,7 +40,7 @@ class MarkovTree(MarkovSession):
         read = torch.where(place > 0, tokens, VOCABULARY)[:, scored]
         return StepOutput(self.model.table[read], None)
 
-    def keep(self, columns):
+    def commit(self, columns):
         pass
 
 

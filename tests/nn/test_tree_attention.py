@@ -88,7 +88,7 @@ def check_tree_steps(
             last = int(torch.randint(min(tree.root, len(path) - 1), len(path), (), generator=draw))
             committed[row] = read_from(committed[row], tokens[row], start, path[: last + 1])
             position[row] = start + last + 1
-        session.keep(torch.tensor(kept))
+        session.commit(torch.tensor(kept))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -132,7 +132,7 @@ def read_twice(model, source, target, paths):
             tokens[:, column] = target[:, max(offset - 1, 0)]
         output = session.step(tokens, torch.full((len(source),), place))
         scores += [output.scores[:, column] for column in path]
-        session.keep(torch.tensor(path).expand(len(source), -1))
+        session.commit(torch.tensor(path).expand(len(source), -1))
         place += len(path)
     return torch.stack(scores, dim=1)
 

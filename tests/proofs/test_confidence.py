@@ -246,7 +246,7 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
         loop.run(1)
     before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
     assert before[1] != sizes.first[1]
-    loop.keep(kept, model.session(source[kept], HEADS))
+    loop.shrink(kept, model.session(source[kept], HEADS))
     assert torch.equal(loop.plain.block_costs.rate[0], before)
 
 

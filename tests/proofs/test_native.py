@@ -260,7 +260,7 @@ def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_c
             loop.run(2)
             loop.resize(1 + number * 2 % 5)
         kept = torch.tensor([2, 0])
-        loop.keep(kept, model.session(source[kept], 5))
+        loop.shrink(kept, model.session(source[kept], 5))
         while not loop.done():
             loop.run(3)
         decodes.append(result_of(loop))

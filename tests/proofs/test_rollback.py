@@ -73,7 +73,7 @@ class Decoding:
     def shrink(self):
         kept = torch.tensor([2, 0])
         self.source = self.source[kept]
-        self.loop.keep(kept, self.stateful.session(self.source, self.block_size))
+        self.loop.shrink(kept, self.stateful.session(self.source, self.block_size))
 
 
 def greedy_after(model, source, tokens, count):

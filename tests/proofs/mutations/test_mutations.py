@@ -85,8 +85,8 @@ def keep_rejected_neighbours(read_input):
 class Forgetful(TreeCache):
     """Keeps only the first column of a path."""
 
-    def keep(self, columns, position):
-        super().keep(columns[:, :1], position[:, :1])
+    def commit(self, columns, position):
+        super().commit(columns[:, :1], position[:, :1])
 
 
 class Nosy(TreeCache):
@@ -130,7 +130,7 @@ CACHES = {
         partial(check_tree, VARIANTS["text"]))
        for broken in (Forgetful, Nosy)},
     "a tree keeps deviations of another path": Mutation(
-        TreeSession, "keep", keep_deviations_of_another_path,
+        TreeSession, "commit", keep_deviations_of_another_path,
         partial(check_tree, replace(SMALL, aligned_conditioning=False))),
 }
 

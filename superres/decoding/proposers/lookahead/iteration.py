@@ -139,11 +139,11 @@ class LookaheadDecoder(PlainDecoder):
         self.own = slice(own.start, own.stop)
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64,
                                   device=device)
-        # The pending candidates of all processes, [B, G, N - 1], and whether there are such, [B,
-        # G].
+        # The pending candidates of all processes [B, G, N - 1], and whether there are such [B, G]
         self.found = self.window.new_zeros(batch, self.candidates, self.size - 1)
         self.known = torch.zeros(batch, self.candidates, dtype=torch.bool, device=device)
-        self.pool = (getattr(algorithm.proposer, "pool", None) or NgramPool)(batch, self.size, device)
+        pool = getattr(algorithm.proposer, "pool", None) or NgramPool
+        self.pool = pool(batch, self.size, device)
 
     @classmethod
     def open_session(cls, algorithm: Algorithm, source: Sources, block_size: int,
@@ -171,9 +171,9 @@ class LookaheadDecoder(PlainDecoder):
         ).squeeze(1)
         block = torch.cat([state.proposals[:, self.root], continuation], dim=1)  # [B, N]
         if self.peers is None:
-            self.session.keep(self.paths[best])
+            self.session.commit(self.paths[best])
         else:
-            self.session.keep(self.offsets[:-1].expand_as(block))  # the tokens that were read again
+            self.session.commit(self.offsets[:-1].expand_as(block))  # the tokens that were read again
             block, accepted = self._best_of_all(block, accepted, self.peers)
         return block, torch.minimum(accepted, state.missing())
 
@@ -206,8 +206,8 @@ class LookaheadDecoder(PlainDecoder):
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        super().keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        super().shrink(rows, session)
         self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)
 
