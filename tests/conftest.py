@@ -42,7 +42,7 @@ MARKED = {
         "proofs/test_[!bs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
         "batch/test_photos.py", "cli/test_given.py", "cli/test_terminal.py", "config/test_hostile*",
         "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
-        "decoding/test_newcomers.py", "decoding/test_parallel.py", "decoding/test_proposers.py",
+        "decoding/test_newcomers.py", "decoding/test_proposers.py",
         "decoding/test_registration.py", "decoding/test_speculative*",
         "evaluation/test_benchmark.py", "evaluation/test_table*", "evaluation/test_tuning.py",
         "native/test_*", "nn/test_tree*", "pipeline/test_bundled*", "pipeline/test_defaults.py",

@@ -16,7 +16,6 @@ from fakes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from stepping import check_steps
 
 from decodes import Numbered, decode
 from superres.checkpoint import save_checkpoint
@@ -33,6 +32,7 @@ from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.recorded_costs import COSTS, read_costs, record_for, save_costs
 from superres.pipeline.upscaler import Upscaler
+from tests.nn.helpers import check_steps
 
 HEADS = SMALL.prediction_heads
 

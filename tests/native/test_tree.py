@@ -19,7 +19,7 @@ from superres.interfaces import Tree
 from superres.native import build
 from superres.native.model import NativeModel, NativeTreeSession
 from superres.nn.torch_model import StepModel
-from tests.nn.test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
+from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
 from tests.proofs.test_consistency import assert_consistent
 from tests.proofs.test_native import assert_same_decode, close
 

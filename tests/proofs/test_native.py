@@ -20,7 +20,6 @@ from fakes import (
     random_tokens,
     without_compilers,
 )
-from stepping import check_steps
 
 from decodes import decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
@@ -41,6 +40,7 @@ from superres.native.decoder import NativeDecoder
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.engines import step_model
+from tests.nn.helpers import check_steps
 from tests.proofs.test_consistency import assert_consistent
 
 KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1}

@@ -27,8 +27,8 @@ from superres.nn import cache, torch_step, tree_attention
 from superres.nn.cache import KeyValueCache
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeCache, TreeSession
-from tests.decoding import test_lookahead_sampling, test_noise, test_speculative_blocks
-from tests.nn import test_tree_attention
+from tests.decoding import test_lookahead, test_noise, test_speculative_blocks
+from tests.nn.helpers import BRANCHY, check_tree_steps
 from tests.proofs import test_blockwise, test_rollback, test_speculative, test_step
 
 
@@ -110,7 +110,7 @@ def check_steps(most=None, **changes):
 
 
 def check_tree(config):
-    test_tree_attention.check_tree_steps(random_model(config), test_tree_attention.BRANCHY, steps=5)
+    check_tree_steps(random_model(config), BRANCHY, steps=5)
 
 
 CACHES = {
@@ -237,8 +237,8 @@ def check_blocks():
 
 
 def check_lookahead():
-    test_lookahead_sampling.test_samples_have_the_distribution_of_direct_sampling(
-        "plain", test_lookahead_sampling.Crowded)
+    test_lookahead.test_samples_have_the_distribution_of_direct_sampling(
+        "plain", test_lookahead.Crowded)
 
 
 RULES = {
