@@ -27,6 +27,7 @@ from superres.config import (
     is_number,
     require,
 )
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
@@ -289,9 +290,9 @@ class Pipeline:
         other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
         width does not fit them.
         """
-        return Stream(
-            model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group,
-            width=width, adaptive=partial(self.adaptive_size, options), batch=batch)
+        algorithm = Algorithm(model, options, self.proposers.get(options), width=width,
+                              adaptive=partial(self.adaptive_size, options))
+        return Stream(algorithm, feed, sources, rows, group=group, batch=batch)
 
 
 def _session_numbers(network: ModelConfig, width: int) -> int:

@@ -27,10 +27,10 @@ import superres
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import BeamConfig, DecodeConfig, DecodeOptions
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import COLUMNS, Stream
 from superres.decoding.loop import decoding_type
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import (
     CheckpointError,
     ConfigError,
@@ -384,11 +384,10 @@ def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatc
 ], ids=str)
 def test_a_row_has_at_least_the_bytes_of_the_tensors_of_its_session(options, upscaler):
     width = upscaler.block_size(options)
-    proposer = PROPOSERS[options.proposer]()
+    algorithm = Algorithm(upscaler.scoring_for(options), options)
     source = upscaler.source_tokens(np.zeros((1, 8, 8, 3), np.uint8))
     with torch.inference_mode():
-        session = decoding_type(proposer, width).open_session(
-            with_proposer_state(upscaler.scoring_for(options), proposer), source, options, width)
+        session = decoding_type(algorithm, width).open_session(algorithm, source, width)
     held = sum(tensor.nbytes for tensor in session.row_state())
     beside = upscaler.scoring.row_bytes(session.width, options.proposer == "heads")
     assert held + beside <= upscaler.row_bytes(options) <= 2 * held + beside
