@@ -25,8 +25,8 @@ def checkpoint_task(name_or_dir: str | Path | OpenCheckpoint) -> str:
         return FaceTask.name
     task = checkpoint.config["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
-        raise CheckpointError(f"{checkpoint.folder} is for the task {task!r}, which this release does not "
-                              f"support ({', '.join(PIPELINES)}); update superres")
+        raise CheckpointError(f"{checkpoint.folder} is for the task {task!r}, which this release "
+                              f"does not support ({', '.join(PIPELINES)}); update superres")
     return str(task)
 
 

@@ -1,5 +1,5 @@
-"""What decodes a checkpoint where a user leaves it open: the device, the engine and its decoder, the
-default settings, and the block size."""
+"""What decodes a checkpoint where a user leaves it open: the device, the engine and its decoder,
+the default settings, and the block size."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from superres.tasks.translation import read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline.translator import Translated, Translator
+    from superres.pipeline.translated import Translated
+    from superres.pipeline.translator import Translator
 
 # batches of lines that are sorted by length together, and written before further lines begin
 TOGETHER = 16

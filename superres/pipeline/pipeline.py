@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
@@ -95,8 +95,8 @@ def at_intervals(
 
 def check_callable(name: str, value: object) -> None:
     """Raise ConfigError unless the argument `name` is a function or None."""
-    require(value is None or callable(value), f"{name} must be a function or None, not "
-            f"{shown(value)}")
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function or None, not {shown(value)}")
 
 
 class Pipeline:
@@ -214,7 +214,12 @@ class Pipeline:
     def scoring_for(self, options: DecodeConfig) -> ScoringModel:
         """Return the network in the form that the decoder uses, limited if `options` ask for
         consistent outputs."""
-        return self.limited(self.scoring) if options.consistent else self.scoring
+        return self.limited_scoring if options.consistent else self.scoring
+
+    @cached_property
+    def limited_scoring(self) -> ScoringModel:
+        """`scoring` limited to outputs that are consistent with their input."""
+        return self.limited(self.scoring)
 
     def options(self, **settings: Unpack[DecodeOptions]) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,9 @@ from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
-from superres.pipeline.display import texts_html
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import choices_for
-from superres.system.output import counted
+from superres.pipeline.translated import Translated, Translation
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
 
@@ -43,85 +42,6 @@ so that all end at about the same time."""
 LONGEST_STREAM = 4
 """Batches in one of several streams that are decoded at once, at most: an interrupted translation
 waits for them."""
-
-
-@dataclass(frozen=True)
-class Translation:
-    """The translation of a line, whose text `str` gives.
-
-    Attributes:
-        text: the translation, "" for an empty line.
-        tokens: number of generated tokens, including end tokens.
-        traces: acceptance traces of the line's segments; empty after beam search.
-        segments: number of segments, the line's sentences or parts of them; 0 for an empty line.
-        truncated: whether the largest length (`ModelConfig.longest_target`), and not an end token,
-            ended the translation.
-        unusual: why the translation may be wrong, as far as the checkpoint can tell: the line is
-            unlike the text that the network learned, or its length is unlike that of its
-            translation; "" if nothing speaks against it.
-        failed: why the line was not translated; "" if it was.
-    """
-
-    text: str
-    tokens: int = 0
-    traces: list[RowTrace] = field(default_factory=list)
-    segments: int = 1
-    truncated: bool = False
-    unusual: str = ""
-    failed: str = ""
-
-    @property
-    def steps(self) -> int:
-        """Steps of blockwise decoding; 0 after beam search."""
-        return sum(trace.iterations for trace in self.traces)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Translated:
-    """Result of translating lines, a sequence of `Translation`s; a notebook shows the texts.
-
-    Attributes:
-        lines: the translation of each line, possibly of an unfinished one.
-        model_calls: calls for all lines, of which each processes a batch.
-        seconds: wall-clock seconds of all lines.
-        is_complete: whether every line is translated to its end.
-    """
-
-    lines: list[Translation]
-    model_calls: int
-    seconds: float
-    is_complete: bool = True
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def __iter__(self) -> Iterator[Translation]:
-        return iter(self.lines)
-
-    @overload
-    def __getitem__(self, number: int) -> Translation: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Translation]: ...
-    def __getitem__(self, number: int | slice) -> Translation | list[Translation]:
-        return self.lines[number]
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of all lines."""
-        return list(map(str, self.lines))
-
-    @property
-    def traces(self) -> list[RowTrace]:
-        """The acceptance traces of all segments of all lines."""
-        return [trace for line in self.lines for trace in line.traces]
-
-    def _repr_html_(self) -> str:
-        about = (f"{counted(len(self), 'line')}, {self.seconds:.2f} s, "
-                 f"{counted(self.model_calls, 'model call')}")
-        return texts_html(self.texts, about)
 
 
 @dataclass(eq=False)
@@ -241,7 +161,8 @@ class Translator(Pipeline):
         for `decode`.
 
         All lines are cut into segments first, so an input that cannot be used is refused before the
-        first result. With `skip_failed`, such a line stays empty, and `Translation.failed` says why.
+        first result. With `skip_failed`, such a line stays empty, and `Translation.failed` says
+        why.
         """
         require_lines(lines)
         options = self.default_of_width(width) if options is None else options
@@ -373,8 +294,9 @@ class Translator(Pipeline):
         require(options.later_temperature is None, "text is decoded in one stage; leave out "
                 "later_temperature")
 
-    def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]],
-                                                                             list[str]]:
+    def _cut(
+        self, lines: Sequence[str], skip_failed: bool = False,
+    ) -> tuple[list[list[str]], list[str]]:
         """Return the segments of each line as text, none for an empty line, and why it cannot be
         cut, "" if it can."""
         cut, failed = list[list[str]](), [""] * len(lines)

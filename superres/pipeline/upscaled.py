@@ -203,8 +203,8 @@ class Upscaled:
     def by_likelihood(self, count: int) -> Upscaled:
         """Return the same images, of which each `count` neighbours are samples of an input, the
         likeliest one first."""
-        order = self.bits_per_dim.reshape(-1, count).argsort(axis=1, kind="stable")  # [inputs, count]
-        first = np.arange(0, len(self), count)[:, None]  # [inputs, 1]
+        order = self.bits_per_dim.reshape(-1, count).argsort(axis=1, kind="stable")
+        first = np.arange(0, len(self), count)[:, None]  # of each input, [inputs, 1]
         return self.of_rows((order + first).ravel().tolist())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from superres.decoding.noise import noise_keys
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
-from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
 from superres.pipeline.finish import finished, finishing_stream
-from superres.pipeline.judging import JudgingStream, coded_stages
+from superres.pipeline.judging import JudgingStream, bits_of_targets
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from superres.config import DecodeOptions
+
+OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits", "limited_scoring")
+"""Properties that are computed once, and are others of a cascade than of its last stage."""
 
 # batch size beyond which a device hardly gets faster, by kind of device
 USEFUL_ROWS = {"cpu": 16, "cuda": 1024}
@@ -106,7 +108,8 @@ class Upscaler(Pipeline):
                                   f"draws {first.face_task.target_size}, {self.name} enlarges "
                                   f"{self.face_task.source_size}")
         cascade = copy.copy(self)
-        vars(cascade).pop("limits", None)  # those of a cascade are narrower
+        for name_of_own in OF_A_STAGE:  # those of a cascade are others
+            vars(cascade).pop(name_of_own, None)
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
         cascade.revision = f"{first.revision}+{self.revision}"
         cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
@@ -123,12 +126,12 @@ class Upscaler(Pipeline):
             raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
 
-    @property
+    @cached_property
     def network_task(self) -> FaceTask:
         """The sizes of the network's input and output."""
         return FaceTask.of(self.model_config)
 
-    @property
+    @cached_property
     def face_task(self) -> FaceTask:
         """The sizes of the first stage's input and of the last stage's output."""
         own = self.network_task
@@ -162,7 +165,7 @@ class Upscaler(Pipeline):
             return self.last
         return self.last.after(self.first.from_size(side), self.name)
 
-    @property
+    @cached_property
     def stages(self) -> int:  # type: ignore[override]
         """Number of stages, 1 unless this is a cascade."""
         return 1 + (0 if self.first is None else self.first.stages)
@@ -171,7 +174,7 @@ class Upscaler(Pipeline):
         """Return the settings by which the last stage, this upscaler's own network, decodes."""
         return options.of_stage(self.stages - 1)
 
-    @property
+    @cached_property
     def tokens_per_image(self) -> int:
         """Number of tokens that all stages decode for an image."""
         return self.model_config.target_length + (0 if self.first is None
@@ -409,35 +412,8 @@ class Upscaler(Pipeline):
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray,
                      batch_size: int = 8) -> np.ndarray:
         """Return the bits per token of the target, its code length under p1, for each target image,
-        float64 [N].
-
-        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
-        `batch_size` together. The code is that of p1 without limits. With limits
-        (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has
-        probability 0, and true pictures seldom do.
-
-        A cascade codes the reduced target first, by its first stages, and then the target given the
-        reduced one, by its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over
-        the tokens of the target. This code can be decoded, so its length is an upper bound of -log2
-        p(target | source). That probability sums over all pictures between the stages: without
-        limits, the last stage may draw the target from others than the reduced one, too.
-        """
-        shapes = self.face_task.source_shape, self.face_task.target_shape
-        for images, shape in zip((sources, targets), shapes, strict=True):
-            encode(images)  # refuses other types
-            if images.shape != (len(sources), *shape):
-                raise InvalidInputError(f"images of the shape {list(images.shape)} are not "
-                                        f"{[len(sources), *shape]}; give as many inputs as "
-                                        "targets, at the checkpoint's sizes")
-        require_whole("batch-size", batch_size)
-        pictures, upscaler = [targets], self
-        while upscaler.first is not None:
-            pictures.insert(0, upscaler.network_task.both_sizes(pictures[0])[1])
-            upscaler = upscaler.first
-        tokens = self.model_config.target_length
-        return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
-                              * (pair[1].shape[1] / tokens)
-                              for model, pair in coded_stages(self, [sources, *pictures])))
+        float64 [N]: see `superres.pipeline.judging.bits_of_targets`."""
+        return bits_of_targets(self, sources, targets, batch_size)
 
     def record(self, options: DecodeConfig, finish: str = FINISHES[0]) -> dict[str, Any]:
         """Return how pictures are drawn with `options` and finished, as their files hold it."""

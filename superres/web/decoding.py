@@ -15,7 +15,8 @@ import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.resolved_options import FINISHES, resolve_options
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translated import Translated
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key

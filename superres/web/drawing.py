@@ -24,7 +24,7 @@ from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
 from superres.pipeline.resolved_options import FINISHES
-from superres.pipeline.translator import Translated
+from superres.pipeline.translated import Translated
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS

@@ -19,7 +19,8 @@ from superres.config import TRANSLATION, BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
 from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translated import Translated
+from superres.pipeline.translator import Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value

@@ -44,7 +44,8 @@ from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.pipeline import at_intervals
 from superres.pipeline.registration import register_criterion, register_engine, register_proposer
 from superres.pipeline.resolved_options import SETTINGS
-from superres.pipeline.translator import Translated, Translation, Translator
+from superres.pipeline.translated import Translated, Translation
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import free_bytes

@@ -23,7 +23,8 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.pipeline.line_translation import trace_lines
-from superres.pipeline.translator import Translated, Translation, Translator
+from superres.pipeline.translated import Translated, Translation
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder
 from superres.web.translate_tab import (
