@@ -68,9 +68,6 @@ Consent = Annotated[Path | None, Option(rich_help_panel=PAGE, metavar="FILE", he
 Viewport = Annotated[str, Option(rich_help_panel=PAGE, metavar="W,H", help="Smallest browser "
                                  "window, in CSS pixels. The page stacks or reduces pictures that "
                                  "do not fit; 640,480 keeps phones out.")]
-Adaptive = Annotated[bool, Option("--adaptive/--balanced", rich_help_panel=TRIALS, help="With "
-                                  "three or more methods, show most pairs of those whose order is "
-                                  "least certain, or equally many pairs of each comparison.")]
 IdParams = Annotated[list[str], Option("--id-param", rich_help_panel=RATERS, metavar="NAME",
                                        help="URL parameter that holds the rater's id; repeat the "
                                        "option for several names.")]
@@ -113,10 +110,6 @@ Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym 
                                            "in exports.")]
 WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the "
                                            "rater.")]
-Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey "
-                                    "export.")]
-NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old "
-                                       "name]")]
 Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, "
                                       "same-side>0.9, votes<10, or rater=PSEUDONYM.")]
 Reason = Annotated[str, Option(metavar="TEXT", help="Reason, stored with the rule.")]
@@ -140,8 +133,8 @@ ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation
                                                   "on an image.")]
 
 
-LOOKED_AT = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
-             f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
+JUDGED = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
+          f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, or whether a picture "
                          "is good, and report the answer.",
@@ -159,9 +152,9 @@ def _with_settings(function: opt.Command) -> opt.Command:
 def create(
     context: typer.Context, study: StudyName, method_a: MethodA,
     method_b: MethodB = [],  # noqa: B006 -- typer wants a list
-    images: ImagesPath = None, pairs: Pairs = None, obvious: Obvious = None, store: StoreLocation = DEFAULT_STORE,
-    title: Title = None, consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
-    minimum_viewport: Viewport = "240,240",
+    images: ImagesPath = None, pairs: Pairs = None, obvious: Obvious = None,
+    store: StoreLocation = DEFAULT_STORE, title: Title = None, consent: Consent = None,
+    scale: Scale = None, minimum_viewport: Viewport = "240,240",
     id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     panel_params: PanelParams = list(SETTINGS.panel_params),  # noqa: B006
     batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
@@ -210,8 +203,8 @@ def _create(
 
 def _settings(context: typer.Context) -> StudySettings:
     """Return the settings that the options of `create` give; the others have their defaults."""
-    values = {name: context.params[name] for name in SETTINGS.to_dict() if opt.is_given(context,
-                                                                                        name)}
+    values = {name: context.params[name] for name in SETTINGS.to_dict()
+              if opt.is_given(context, name)}
     if values.get("question", SETTINGS.question) != SETTINGS.question:
         values.setdefault("title", values["question"])
     if "consent" in values:
@@ -219,8 +212,7 @@ def _settings(context: typer.Context) -> StudySettings:
             values["consent"] = values["consent"].read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"--consent {values['consent']} cannot be read ({error}); give "
-                                    "a text file"
-                                    ) from error
+                                    "a text file") from error
     if "minimum_viewport" in values:
         sides = values["minimum_viewport"].split(",")
         require(len(sides) == 2 and all(side.strip().isdecimal() for side in sides),
@@ -234,8 +226,9 @@ def _settings(context: typer.Context) -> StudySettings:
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def serve(
-    study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
-    root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
+    study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1",
+    port: Port = 8000, root_path: RootPath = "",
+    enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
     proxy: Proxy = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
@@ -260,9 +253,8 @@ def serve(
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
-def look(
-    study: StudyName, images: FacesPath,
-    method: Method = LOOKED_AT,
+def judge(
+    study: StudyName, images: FacesPath, method: Method = JUDGED,
     pictures: Pictures = 100, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1",
     port: Port = 8000, batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
@@ -389,19 +381,6 @@ def withdraw(
     done = withdraw(opened, found, name, rater_id)
     erased = f"{counted(done.votes, 'vote')} {'is' if done.votes == 1 else 'are'} erased"
     say(f"{study}: a rater withdrew, and {erased}; erase them from exported files and backups, too")
-
-
-@survey_app.command("import", cls=opt.HelpfulCommand)
-def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT_STORE) -> None:
-    """Store exported votes as a study.
-
-    The study can be reported and exported, but not served.
-    """
-    from superres.survey.importing import import_study
-    from superres.survey.store import Store
-
-    with Store.for_new_study(store) as opened:
-        say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
 @survey_app.command(cls=opt.HelpfulCommand)

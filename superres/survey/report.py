@@ -82,16 +82,14 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     strengths, ties = (None, None) if reason else statistics.davidson(
         raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
         np.random.default_rng((seed, 3)), level)
+    if sides:
+        sides["p_binomial"] = None if reason else _binomial_p(sum(left), len(left))
     return {
-        **common,
-        "withheld": reason,
-        "comparisons": [_comparison(c,
-                                    [record for record in main if record["comparison"] == c.name],
-                                    finished.get(c.name), seed, level) for c in study.comparisons],
-        "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left),
-                                                                                   len(left))},
-        "strengths": strengths, "tie_parameter": ties,
-    }
+        **common, "withheld": reason,
+        "comparisons": [
+            _comparison(c, [record for record in main if record["comparison"] == c.name],
+                        finished.get(c.name), seed, level) for c in study.comparisons],
+        "sides": sides, "strengths": strengths, "tie_parameter": ties}
 
 
 def _judgements(study: Study, main: list[Record], level: float) -> Report:
@@ -121,8 +119,8 @@ def _comparison(
     }
     if not records:
         return report
-    chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater",
-                                                                              "image"))
+    chosen, raters, images = ([record[key] for record in records]
+                              for key in ("chosen", "rater", "image"))
     votes = Votes.of([VALUES[value] for value in chosen], raters, images)
     both, reason = statistics.two_way(votes, level), statistics.withheld(votes.counts[0])
     return {
@@ -130,7 +128,8 @@ def _comparison(
         "withheld": reason,
         "preference": votes.preference,
         "preference_decided": a / (a + b) if a + b else None,
-        "intervals": statistics.intervals(votes, level),
+        "intervals": {"two_way": both and both["interval"],
+                      "wilson": statistics.wilson(a, a + b, level) if a + b else None},
         "tie_parameter": unsure / math.sqrt(a * b) if a and b else None,
         "standard_error": both and both["standard_error"],
         "degrees_of_freedom": both and both["degrees_of_freedom"],
@@ -148,10 +147,11 @@ def _anytime(finished: Floats, a: int, b: int, seed: int, level: float) -> Repor
     """Return what holds however often the owner looks, given finished raters' values and the votes
     for a and b."""
     mean, settled = float(finished.mean()), bool(anytime.excludes_even(finished, level)[-1])
+    rng = np.random.default_rng((seed, 4))
     return {
-        "raters": len(finished), "preference": mean, "interval": anytime.anytime_interval(finished, level),
-        "settled": settled,
-        "more_raters": None if settled else anytime.more_raters(finished, np.random.default_rng((seed, 4)), level),
+        "raters": len(finished), "preference": mean,
+        "interval": anytime.anytime_interval(finished, level), "settled": settled,
+        "more_raters": None if settled else anytime.more_raters(finished, rng, level),
         # One changed vote moves the margin by two.
         "votes_to_flip": abs(a - b) // 2 + 1 if a != b else None,
         "votes_to_unsettle": math.ceil(anytime.share_to_unsettle(finished, level) * max(a, b))

@@ -111,15 +111,6 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
             "design_effect": variance / (float(votes.values.var()) / len(votes.values))}
 
 
-def intervals(votes: Votes, level: float = LEVEL) -> dict[str, Interval | None]:
-    """Return the two-way interval, and Wilson's of decided votes; None with too few raters, images
-    or votes."""
-    both = two_way(votes, level)
-    for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
-    return {"two_way": both["interval"] if both else None, "wilson": wilson(for_a, decided, level)
-            if decided else None}
-
-
 def wilson(successes: float, trials: float, level: float = LEVEL) -> Interval:
     """Return Wilson's score interval (Wilson 1927, JASA 22:209-212); counts may be fractional."""
     from statsmodels.stats.proportion import proportion_confint
@@ -198,7 +189,7 @@ def davidson(
     weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)),
                               RATER_RESAMPLES)
     counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])
-    fitted, tie, _ = fit_davidson(counts, pairs, len(names))
+    fitted, tie = fit_davidson(counts, pairs, len(names))
     fitted -= fitted.mean(axis=1, keepdims=True)
     low, high = np.quantile(fitted[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
     found = [{"method": names[i], "log_strength": float(fitted[0, i]),
@@ -207,9 +198,8 @@ def davidson(
     return found, float(np.exp(tie[0])) if counts[0, :, 1].any() else None
 
 
-def fit_davidson(
-    counts: Floats, pairs: Ints, methods: int, precision: float = REGULARISATION,
-) -> tuple[Floats, Floats, Floats]:
+def fit_davidson(counts: Floats, pairs: Ints, methods: int,
+                 precision: float = REGULARISATION) -> tuple[Floats, Floats]:
     """Fit Davidson's model to T tables of votes at once, by Newton's method.
 
     The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v
@@ -219,8 +209,7 @@ def fit_davidson(
     log strengths.
 
     Returns:
-        The log strengths, float64 [T, M]; the logarithm of the tie parameter, float64 [T]; and the
-        covariance of both in the posterior's normal approximation, float64 [T, M + 1, M + 1].
+        The log strengths, float64 [T, M], and the logarithm of the tie parameter, float64 [T].
     """
     sides = np.eye(methods + 1)[pairs]  # [P, 2, M + 1]
     # The derivative of each outcome's score by the parameters, [P, 3, M + 1].
@@ -229,7 +218,7 @@ def fit_davidson(
     possible = np.array([True, bool(counts[..., 1].any()), True])
     totals, prior = counts.sum(axis=2), precision * np.eye(methods + 1)
     parameters = np.zeros((len(counts), methods + 1))
-    for step in range(51):  # at most 50 steps of at most 2
+    for _ in range(50):  # steps of at most 2
         chances = np.where(possible, np.exp(np.einsum("pok,tk->tpo", scores, parameters)), 0)
         chances /= chances.sum(axis=2, keepdims=True)
         expected = np.einsum("tpo,pok->tpk", chances, scores)
@@ -239,11 +228,11 @@ def fit_davidson(
         gradient = np.einsum("tpo,pok->tk", counts, scores) - np.einsum("tp,tpk->tk", totals,
                                                                         expected)
         change = np.linalg.solve(hessian, (gradient - precision * parameters)[..., None])[..., 0]
-        if step == 50 or np.abs(change).max() < 1e-8:
+        if np.abs(change).max() < 1e-8:
             break
         parameters += change * np.minimum(1, 2 / np.maximum(np.abs(change).max(axis=1),
                                                             1e-300))[:, None]
-    return parameters[:, :methods], parameters[:, methods], np.linalg.inv(hessian)
+    return parameters[:, :methods], parameters[:, methods]
 
 
 def plan_votes(
