@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +19,17 @@ import numpy as np
 import pytest
 from fakes import FakeUpscaler
 from PIL import Image
-from survey_tools import vote_through
 
 from superres.cli.main import run
 from superres.evaluation.survey_methods import parse_spec, read_images
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import link_key
 from superres.survey.exclusions import read_exclusions
+from superres.survey.records import read_votes
 from superres.survey.store import Store
-from superres.survey.voting import enrol
 from superres.system.asgi import how_to_leave, local_address
 from superres.tasks.faces import FaceTask, area_reduce
+from tests.survey.helpers import RaterClient, enter, vote_through
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +62,7 @@ def survey(*words):
 
 
 @pytest.mark.parametrize("words", [
-    ("import", "missing.csv"), ("create", "s", "--method-a", "ours", "--method-b", "photos"),
+    ("create", "s", "--method-a", "ours", "--method-b", "photos"),
     ("create", "a/b", "--method-a", "ours", "--method-b", "theirs")])
 def test_a_command_that_fails_makes_no_store_and_leaves_one_that_exists(words, here):
     assert survey(*words, "--store", "new.db") == 2
@@ -100,12 +101,18 @@ def refusal(capsys, *words, lines=1):
     return line
 
 
-def test_a_report_is_a_few_plain_lines_and_a_rater_can_withdraw(here, capsys):
+@pytest.fixture
+def printed(capsys):
+    """Run a command and return what it prints."""
     def printed(*words):
         capsys.readouterr()
         assert survey(*words) == 0
         return "".join(capsys.readouterr())
 
+    return printed
+
+
+def test_a_report_is_a_few_plain_lines_and_a_rater_can_withdraw(here, printed):
     assert create(*FOLDERS) == 0
     store = Store("survey.db")
     for rater in ("one", "two"):
@@ -142,12 +149,7 @@ def test_a_question_gets_the_obvious_pairs_that_answer_it(here, capsys):
         assert told in printed
 
 
-def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
-    def printed(*words):
-        capsys.readouterr()
-        assert survey(*words) == 0
-        return "".join(capsys.readouterr())
-
+def test_a_study_of_two_folders_from_creation_to_a_new_token(here, capsys, printed):
     assert create(*FOLDERS) == 0
     captured = capsys.readouterr()
     assert ("5 pairs (1 comparison of 5 images)\nsuperres: each rater votes 8 times: on 5 of the 5 "
@@ -166,9 +168,7 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
                                                                 "report.png"}
     assert Path("report/report.json").read_text() == report
     printed("export", "study", "--output", "out/votes.jsonl")
-    printed("import", "out/votes.jsonl", "--store", "other.db")
-    assert printed("report", "study", "--json", "--store", "other.db").replace(" --store other.db",
-                                                                               "") == report
+    assert len(Path("out/votes.jsonl").read_text().splitlines()) == 2 * 8
     for words, expected in (
         (["same-side>0.9", "--reason", "one key"], "2 raters are excluded now, by 1: "
          "same-side>0.9"),
@@ -185,7 +185,7 @@ def test_prolifics_submissions_leave_out_who_gave_up_and_name_whom_to_approve(he
     store, study = Store("survey.db"), stored_study()
     for rater in ("done", "gone", "slow", "approved", "barred"):
         vote_through(store, study, rater)
-    enrol(store, study, "begun", study.settings.consent_version)
+    enter(store, study, "begun")
     assert survey("exclude", "study", "--rater-id", "barred", "--reason", "a friend") == 0
     rows = {"done": "AWAITING REVIEW", "gone": "RETURNED", "slow": "TIMED-OUT",
             "approved": "APPROVED", "begun": "AWAITING REVIEW", "barred": "AWAITING REVIEW",
@@ -231,6 +231,33 @@ def test_a_file_that_is_not_prolifics_is_one_line_and_excludes_nobody(content, m
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_one_command_makes_a_study_of_single_pictures_and_serves_it(here, capsys):
+    command = [sys.executable, "-m", "superres", "survey", "judge", "faces", "--images", "ours",
+               "--method", "ours", "--method", "theirs", "--pictures", "4", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"open (\S+) to vote in faces", line):
+                break
+        client = RaterClient(found[1])
+        client.enrol("me")
+        assert client.vote(client.trial().json()["token"], "unequal").json()["saved"]
+        client.close()
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    said = "".join(lines)
+    for text in ("study faces is in survey.db: 8 pictures (2 methods of 4 images)",
+                 "each rater votes 12 times: on 8 of the 8 pictures, on 4 of these again; 2 "
+                 "raters"):
+        assert text in said
+    store = Store("survey.db")
+    assert [vote["choice"] for vote in read_votes(store, store.study("faces"))] == ["unequal"]
+    store.close()
+    assert "has single pictures, and the arena layout is of pairs; leave out --layout" in refusal(
+        capsys, "export", "faces", "--output", "a.csv", "--layout", "arena")
 
 
 def test_decoder_settings_enlargements_and_photographs_are_methods(here, decoding):
@@ -323,8 +350,8 @@ def test_pictures_that_cannot_be_compared_are_named_and_skipped(here, capsys):
 def test_a_study_of_no_pictures_is_refused(here, capsys):
     for path in (here / "theirs").iterdir():
         path.rename(path.with_stem(f"their-{path.stem}"))
-    assert "ours and theirs have no image in common; give the pictures of one image the same file name" in refusal(
-        capsys, "create", "study", *FOLDERS, lines=3)
+    assert ("ours and theirs have no image in common; give the pictures of one image the same file "
+            "name" in refusal(capsys, "create", "study", *FOLDERS, lines=3))
     for path in (here / "ours").iterdir():
         path.write_text("no picture")
     assert "no picture in ours can be read" in refusal(capsys, "create", "study", *FOLDERS, lines=6)
@@ -340,8 +367,8 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
     assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
 
 
-COMMANDS = ["create", "look", "serve", "link", "report", "plan", "export", "import", "exclude",
-            "withdraw", "backup", "migrate", "token"]
+COMMANDS = ["create", "judge", "serve", "link", "report", "plan", "export", "exclude", "withdraw",
+            "backup", "migrate", "token"]
 WITHOUT = """
 import sys
 
@@ -434,7 +461,6 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
      f"{'0' * 32}; give"),
     (("backup", "survey.db"), "survey.db exists already; choose another file, or remove it"),
     (("withdraw", "study"), "give a rater's PSEUDONYM or --rater-id ID"),
-    (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
     (("exclude", "study", "gold<1"), "give a --reason"),
     (("serve", "other"), "no study 'other'"),
     (("serve", "study", "--host", "256.1.1.1", "--port", "0"), "cannot listen on 256.1.1.1:0"),
@@ -450,10 +476,9 @@ def test_help_lists_the_options_of_a_survey_in_sections_of_their_own(capsys):
     printed = capsys.readouterr().out
     sections = dict(re.findall(r"^(\w+):\n((?:  .*\n|\n)+)", printed, re.MULTILINE))
     assert list(sections) == ["Arguments", "Options", "Trials", "Page", "Raters"]
-    for section, options in (("Trials", ["--trials", "--gold", "--obvious", "--adaptive",
-                                         "--seed"]), ("Page", [
-                                             "--question", "--consent", "--scale"]),
-                             ("Raters", ["--id-param", "--completion-code"])):
+    for section, options in (("Trials", ("--trials", "--gold", "--obvious", "--seed")),
+                             ("Page", ("--question", "--consent", "--scale")),
+                             ("Raters", ("--id-param", "--completion-code"))):
         for option in options:
             assert f"\n  {option} " in f"\n{sections[section]}"
 
