@@ -64,28 +64,29 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
         return [path]
     exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
-    for record in records:
-        record["excluded"] = int(record["rater"] in excluded)
-    rows = [{name: record[name] for name in COLUMNS} for record in records]
-    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
+    rows = [{name: int(record["rater"] in excluded) if name == "excluded" else record[name]
+             for name in COLUMNS} for record in records]
     document = {"format": FORMAT, **study.record(), "votes": len(rows),
                 "exclusions": [asdict(exclusion) for exclusion in exclusions],
                 "withdrawals": [asdict(withdrawal) for withdrawal in withdrawals(store, study)],
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
-    table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
-    dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, "
-                  "ordered by rater and position. An empty cell has no value. In CSV files, an "
-                  "apostrophe stands before what would be a formula at the start of a text, or "
-                  "after a semicolon or tab.\n\n"
-                  f"{markdown_table(['column', 'type', 'meaning'], table)}\n")
     settings = json.dumps(document, indent=1) + "\n"
     beside = {path.with_name(f"{path.stem}.study.json"): settings.encode(),
-              path.with_name(f"{path.stem}.columns.md"): dictionary.encode()}
+              path.with_name(f"{path.stem}.columns.md"): _dictionary(path, study).encode()}
+    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
     # Last, so that a file of votes always has the other two files.
     for file, data in {**beside, path: _encode(rows, file_format, kinds)}.items():
         write_result(file, data)
     return [path, *beside]
+
+
+def _dictionary(path: Path, study: Study) -> str:
+    table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
+    return (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, ordered by "
+            "rater and position. An empty cell has no value. In CSV files, an apostrophe stands "
+            "before what would be a formula at the start of a text, or after a semicolon or tab."
+            f"\n\n{markdown_table(['column', 'type', 'meaning'], table)}\n")
 
 
 def _arena_rows(store: Store, study: Study) -> list[Record]:

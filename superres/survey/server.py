@@ -28,7 +28,7 @@ from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.report import study_report
 from superres.survey.store import Store
-from superres.survey.study import Study
+from superres.survey.study import Study, StudySettings
 from superres.survey.voting import Enrolment, RefusedError, Vote
 from superres.system.asgi import with_headers
 from superres.system.output import scratch_folder
@@ -151,16 +151,9 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
         voting.check_link(settings, request.query_params)  # which the page passes on
-        shown = ("title", "question", "consent", "consent_version", "judge", "allow_unsure",
-                 "minimum_viewport", "id_params", "panel_params")
-        return {
-            **{name: getattr(settings, name) for name in shown},
-            # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may
-            # be reduced smoothly.
-            "scale": settings.scale if settings.interpolation == "nearest" else 1,
-            "fill": settings.fill,
-            # Name of the browser's stored session for this study.
-            "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
+        # The name is that of the browser's stored session for this study.
+        return {**_shown(settings),
+                "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
 
     @app.post("/api/raters")
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
@@ -188,6 +181,18 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         return {"saved": True, "correct": voting.save_vote(store, study, session, vote)}
 
     return app
+
+
+def _shown(settings: StudySettings) -> dict[str, Any]:
+    """Return what the voting page needs of the settings.
+
+    Its scale is the number of pixels of the page per pixel of a picture, kept whole by the page; 1
+    if pictures may be reduced smoothly.
+    """
+    names = ("title", "question", "consent", "consent_version", "judge", "allow_unsure", "fill",
+             "minimum_viewport", "id_params", "panel_params")
+    return {**{name: getattr(settings, name) for name in names},
+            "scale": settings.scale if settings.interpolation == "nearest" else 1}
 
 
 def results_app(store: Store, study: Study) -> FastAPI:

@@ -164,8 +164,7 @@ def davidson(
 
     A is preferred to B with probability a / (a + b + v sqrt(ab)), and neither with v sqrt(ab) / (a
     + b + v sqrt(ab)), for strengths a and b and the tie parameter v. No maintained library fits
-    ties: choix has the model of Bradley and Terry alone, and statsmodels no paired comparisons.
-        Each vote has a rater, a method a, a method b, and a value.
+    ties. Each vote has a rater, a method a, a method b, and a value.
 
     Returns:
         The strengths, highest first: the "method", its "log_strength" (natural logarithm, with the
@@ -184,8 +183,8 @@ def davidson(
     if connected_components(links, directed=False)[0] > 1:
         return [], None
     by_rater = np.zeros((len(rater_names), len(pairs), 3))
-    np.add.at(by_rater, (rows, columns.reshape(-1), (2 - 2 * np.asarray(values)).astype(np.int64)),
-              1)
+    outcomes = (2 - 2 * np.asarray(values)).astype(np.int64)
+    np.add.at(by_rater, (rows, columns.reshape(-1), outcomes), 1)
     weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)),
                               RATER_RESAMPLES)
     counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])

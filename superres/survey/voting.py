@@ -95,18 +95,12 @@ def enrol(store: Store, study: Study, enrolment: Enrolment,
     consent is to another text, the key is wrong, or a returning rater presents neither session
     token nor key.
     """
-    key = enrolment.key
     if enrolment.consent != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
     kept = {one: value for one, value in enrolment.panel.items()
             if one in study.settings.panel_params}
     check_link(study.settings, kept)
-    try:
-        name, own_key = (of(study.salt, enrolment.rater) for of in (pseudonym, link_key))
-    except InvalidInputError as error:
-        raise RefusedError(422, str(error)) from None
-    if key and not hmac.compare_digest(key.encode(), own_key.encode()):
-        raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
+    name = _pseudonym(study, enrolment)
     if len(session) != TOKEN_LENGTH:
         session = new_token()
     rater = schema.rater
@@ -116,7 +110,7 @@ def enrol(store: Store, study: Study, enrolment: Enrolment,
             rater.c.study_id == study.id, rater.c.pseudonym == name)).one_or_none()
         if known is not None and known.session_hash == digest(session):
             return session, True
-        if known is not None and not key:
+        if known is not None and not enrolment.key:
             raise RefusedError(403, "this participant id has started already; continue in the same "
                                "browser, or ask those who sent you for your personal link")
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))):
@@ -129,6 +123,17 @@ def enrol(store: Store, study: Study, enrolment: Enrolment,
             connection.execute(update(rater).where(rater.c.id == known.id)
                                .values(session_hash=digest(session)))
     return session, known is not None
+
+
+def _pseudonym(study: Study, enrolment: Enrolment) -> str:
+    """Return the pseudonym of who enrols, whose personal link is checked if there is one."""
+    try:
+        name, key = (of(study.salt, enrolment.rater) for of in (pseudonym, link_key))
+    except InvalidInputError as error:
+        raise RefusedError(422, str(error)) from None
+    if enrolment.key and not hmac.compare_digest(enrolment.key.encode(), key.encode()):
+        raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
+    return name
 
 
 def check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
