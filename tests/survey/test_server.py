@@ -12,7 +12,6 @@ import time
 from collections import Counter
 
 import httpx
-from fastapi import FastAPI
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
@@ -59,15 +58,6 @@ def test_a_rater_votes_through_a_study_over_http_under_a_path(sqlite):
     assert len(read_votes(sqlite, study)) == 9
 
 
-def test_the_page_can_be_mounted_in_another_application(sqlite):
-    study, _ = add_study(sqlite)
-    parent = FastAPI()
-    parent.mount("/rate", survey_app(sqlite, study))
-    with TestClient(parent, base_url="http://test/rate/") as client:
-        assert client.get("http://test/rate").status_code == 200  # redirected to /rate/
-        assert client.get("api/study").json()["consent_version"] == study.settings.consent_version
-
-
 def test_every_answer_has_the_same_guarding_headers(sqlite):
     with TestClient(study_app(sqlite, add_study(sqlite)[0])) as client:
         for path in ("/", "/survey.js", "/api/study", "/api/trial", "/pictures/x/left", "/nowhere",
@@ -85,26 +75,25 @@ def test_refusals_are_one_line_of_json_and_store_nothing(sqlite):
         good = ballot(token, "left")
 
         def post(body, headers=mine):
-            return client.post("/api/votes", headers=headers,
-                               **({"json": body} if isinstance(body, dict)
-                                  else {"content": body}))
+            sent = {"json": body} if isinstance(body, dict) else {"content": body}
+            return client.post("/api/votes", headers=headers, **sent)
 
+        def agree(rater, consent=study.settings.consent_version):
+            return client.post("/api/raters", json={"rater": rater, "consent": consent})
+
+        wrong = ({"choice": "a"}, {"choice": "unsure"}, {"method": "k6"}, {"response_ms": -1},
+                 {"viewport_width": "800"}, {"display_px": 0}, {"input": "voice"})
         cases = [
-            (403, post({**good, "token": "x" * 32})), (403, post(good, {"X-Session": token})),
-            (403, post(good, {})), (403, post(good, theirs)), (422, post({**good, "choice": "a"})),
-            (422, post({**good, "choice": "unsure"})), (422, post({**good, "method": "k6"})),
-            (422, post({**good, "response_ms": -1})),
-            (422, post({**good, "viewport_width": "800"})), (422, post(b"{")),
+            *((422, post({**good, **change})) for change in wrong),
+            *((403, post(good, headers)) for headers in ({"X-Session": token}, {}, theirs)),
+            (403, post({**good, "token": "x" * 32})), (422, post(b"{")),
             (422, post(json.dumps(good).replace("900.0", "NaN"))),
             (413, post(b"x" * (MAX_BODY_BYTES + 1))),
             (413, post(iter([b"x" * MAX_BODY_BYTES, b"x"]))),
             (405, client.get(f"/api/votes?token={token}&choice=left", headers=mine)),
             (401, client.get("/api/trial")),
             (401, client.get("/api/trial", headers={"X-Session": "x"})),
-            (422,
-             client.post("/api/raters",
-                         json={"rater": "", "consent": study.settings.consent_version})),
-            (409, client.post("/api/raters", json={"rater": "me", "consent": "other"})),
+            (422, agree("")), (409, agree("me", "other")),
             (404, client.get("/pictures/unknown/left")),
             (422, client.get(f"/pictures/{token}/middle")),
         ]
@@ -114,8 +103,8 @@ def test_refusals_are_one_line_of_json_and_store_nothing(sqlite):
             assert "k6" not in answer.text
         assert read_votes(sqlite, study) == []
         assert post(good).json()["saved"] is True
-        assert ([post({**good, "choice": choice}).status_code for choice in ("left", "right")]
-                == [409, 409])
+        for choice in ("left", "right"):
+            assert post({**good, "choice": choice}).status_code == 409
         assert len(read_votes(sqlite, study)) == 1
 
 
@@ -140,8 +129,8 @@ def test_a_store_in_trouble_is_no_saved_vote_and_is_not_described_to_raters(memo
 def test_enrolment_is_limited_per_address_and_in_all(sqlite):
     study, _ = add_study(sqlite)
     limit = EnrolmentLimit(per_address=3, total=5, clock=lambda: 0.0)
-    with serving(sqlite, study, limit=limit) as address, httpx.Client(base_url=address,
-                                                                      timeout=60) as client:
+    with (serving(sqlite, study, limit=limit) as address,
+          httpx.Client(base_url=address, timeout=60) as client):
         def enrol(number, source):
             body = {"rater": f"rater{number}", "consent": study.settings.consent_version}
             # as a local proxy sends
@@ -151,9 +140,8 @@ def test_enrolment_is_limited_per_address_and_in_all(sqlite):
         assert [enrol(n, "2001:db8::1").status_code for n in range(4, 6)] == [200, 200]
         answer = enrol(6, "192.0.2.2")
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "120")
-        assert answer.json() == {
-            "error": "many people are starting this survey at the moment; please try again in 120 "
-            "s"}
+        assert answer.json()["error"] == ("many people are starting this survey at the moment; "
+                                          "please try again in 120 s")
         assert enrol(1, "192.0.2.3").status_code == 429  # nor does a known id get past it
 
 
@@ -208,6 +196,10 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
     study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
     with TestClient(survey_app(sqlite, study, EnrolmentLimit(0, 0)),
                     base_url="http://test/") as client:
+        def agree(rater, panel):
+            return client.post("api/raters", json={
+                "rater": rater, "consent": study.settings.consent_version, "panel": panel})
+
         for value in UNFILLED:
             for name in ("PROLIFIC_PID", "SESSION_ID"):
                 # as the page loads
@@ -217,21 +209,16 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
                         "belongs" in answer.json()["error"])
             for rater, panel, what in ((value, {}, "a participant id"),
                                        ("me", {"SESSION_ID": value}, "the value of SESSION_ID")):
-                answer = client.post("api/raters", json={
-                    "rater": rater, "consent": study.settings.consent_version, "panel": panel})
+                answer = agree(rater, panel)
                 assert answer.status_code == 422
                 error = answer.json()["error"]
                 assert error.startswith(f"this link has {value.strip()} where {what} belongs")
                 assert "It is not your fault; please tell the people who sent you" in error
                 assert "docs/survey.md" in error
         for rater in FILLED:
-            assert client.get(
-                "api/study", params={"PROLIFIC_PID": rater, "OTHER": "undefined"}
-            ).status_code == 200
-            answer = client.post("api/raters",
-                                 json={"rater": rater, "consent": study.settings.consent_version,
-                                       "panel": {"SESSION_ID": rater, "OTHER": "undefined"}})
-            assert answer.status_code == 200, rater
+            read = client.get("api/study", params={"PROLIFIC_PID": rater, "OTHER": "undefined"})
+            joined = agree(rater, {"SESSION_ID": rater, "OTHER": "undefined"})
+            assert (read.status_code, joined.status_code) == (200, 200), rater
     with sqlite.reading() as connection:
         assert len(list(connection.scalars(select(schema.rater.c.pseudonym)))) == len(FILLED)
 

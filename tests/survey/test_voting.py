@@ -25,10 +25,9 @@ def refused(status, message):
 
 
 @pytest.mark.parametrize(("trials", "repeats", "gold", "practice"),
-                         [(20, 5, 4, 3), (1, 1, 3, 0), (2, 2, 0, 0),
-                          (5, 5, 5, 1)])
-def test_practice_comes_first_and_repeats_in_the_second_half_after_what_they_repeat(trials, repeats,
-                                                                                    gold, practice):
+                         [(20, 5, 4, 3), (1, 1, 3, 0), (2, 2, 0, 0), (5, 5, 5, 1)])
+def test_practice_comes_first_and_repeats_late_after_what_they_repeat(trials, repeats, gold,
+                                                                      practice):
     settings = StudySettings(trials=trials, gold=gold, repeats=repeats, practice=practice)
     orders = [schedule(settings, {MAIN: 100, GOLD: 8, PRACTICE: 3}, np.random.default_rng(seed))
               for seed in range(20)]
