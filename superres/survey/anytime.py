@@ -14,6 +14,7 @@ The library confseq has the method too, but is published as C++ source that need
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -107,8 +108,8 @@ def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
     return high
 
 
-def rater_values(records: Sequence[Record], trials: int, values: dict[str, float]) -> dict[str,
-                                                                                           Floats]:
+def rater_values(records: Sequence[Record], trials: int,
+                 values: dict[str, float]) -> dict[str, Floats]:
     """Return the means of finished raters' votes by comparison, float64 [raters], in the order in
     which they finished.
 
@@ -123,9 +124,9 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
         by_rater[record["rater"]].append(record)
     ends: list[tuple[float, str, int]] = []  # when a rater finished, and after how many votes
     for rater, votes in by_rater.items():
-        *times, now = (elapsed_ms(ordered[0]["voted"], record["voted"]) for record in [*votes,
-                                                                                       ordered[-1]])
-        for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
+        times = [elapsed_ms(ordered[0]["voted"], record["voted"])
+                 for record in (*votes, ordered[-1])]
+        for count, (time, after) in enumerate(itertools.pairwise(times), 1):
             if count == trials or after - time >= IDLE_MS:
                 ends.append((time if count == trials else time + IDLE_MS, rater, count))
                 break

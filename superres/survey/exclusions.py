@@ -110,9 +110,9 @@ def exclude(
     with store.writing() as connection:
         if rule.startswith(RATER) and revokes is None:
             find_rater(connection, study, rule.removeprefix(RATER), called)
-        number = 1 + (connection.scalar(select(func.max(table.c.number)).where(table.c.study_id
-                                                                               == study.id)) or 0)
-        add_row(connection, table, study_id=study.id, number=number, rule=rule, reason=reason,
+        last = connection.scalar(
+            select(func.max(table.c.number)).where(table.c.study_id == study.id)) or 0
+        add_row(connection, table, study_id=study.id, number=last + 1, rule=rule, reason=reason,
                 recorded=utc_now(), revokes=revokes)
 
 

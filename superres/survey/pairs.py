@@ -131,8 +131,8 @@ def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]
               for image in images}
     found = [image for image, own in shapes.items() if len(set(own.values())) == 1]
     if not found:
-        sizes = ", ".join(f"{shape[1]}x{shape[0]} in {name}" for name,
-                          shape in shapes[images[0]].items())
+        sizes = ", ".join(f"{shape[1]}x{shape[0]} in {name}"
+                          for name, shape in shapes[images[0]].items())
         raise InvalidInputError(f"pictures differ in size, which would reveal methods: {images[0]} "
                                 f"is {sizes}; resize them")
     return found
@@ -147,8 +147,8 @@ def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
     require(1 <= count <= len(images), f"--pairs {count} asked for, but there are {len(images)} "
             f"images; give a number from 1 to {len(images)}")
     ordered = sorted(images)
-    return sorted(ordered[i] for i in np.random.default_rng(seed).choice(len(ordered), count,
-                                                                         replace=False))
+    chosen = np.random.default_rng(seed).choice(len(ordered), count, replace=False)
+    return sorted(ordered[i] for i in chosen)
 
 
 def make_pairs(

@@ -212,25 +212,24 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
-    rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"]
-                                       if c.get("withheld"))
+    rows = []
+    withheld = {c["withheld"]: None for c in analysis["comparisons"] if c.get("withheld")}
     for c in analysis["comparisons"]:
         times = c.get("response_ms")
+        shares = "rater_correlation", "image_correlation", "agreement"
         rows.append([
             c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")),
             number_text(c.get("design_effect"), 1),
-            *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation",
-                                                     "agreement")), str(c["unsure"]),
-            number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000,
-                                                                1)])
+            *(number_text(c.get(key), 3) for key in shares), str(c["unsure"]),
+            number_text(c.get("tie_parameter"), 2),
+            number_text(times and times["median"] / 1000, 1)])
     return section("Details", ["a vs b", "p two-way", "p binomial",
                                "design effect", "rater correlation", "image correlation", "alpha",
                                "can't tell", "tie parameter", "median s"], rows,
                    "The design effect is the two-way variance relative to independent votes. Alpha "
                    "is Krippendorff's (nominal). The tie parameter is Davidson's: votes \"can't "
-                   "tell\" per geometric mean of the votes "
-                   "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}."
-                                                for text in withheld))
+                   "tell\" per geometric mean of the votes for a and for b."
+                   + "".join(f" {text[0].upper()}{text[1:]}." for text in withheld))
 
 
 def _rater_quality(analysis: Report) -> dict[str, Any]:

@@ -93,9 +93,8 @@ def find_rater(connection: Connection, study: Study, pseudonym: str,
     it was `called`.
     """
     rater = schema.rater
-    key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id,
-                                                     rater.c.pseudonym == pseudonym,
-                                                     rater.c.withdrawn.is_(None)))
+    key = connection.scalar(select(rater.c.id).where(
+        rater.c.study_id == study.id, rater.c.pseudonym == pseudonym, rater.c.withdrawn.is_(None)))
     if key is None:
         raise ConfigError(f"the study {study.name!r} has no rater {called or pseudonym}; give a "
                           "pseudonym of its export, or a participant id by --rater-id")

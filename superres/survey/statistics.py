@@ -98,8 +98,8 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
     if fewest < 2:
         return None
     fitted = OLS(votes.values, np.ones(len(votes.values))).fit()  # its only coefficient is the mean
-    variance = max(float(matrix[0, 0]) for matrix in cov_cluster_2groups(fitted, votes.raters,
-                                                                         votes.images))
+    matrices = cov_cluster_2groups(fitted, votes.raters, votes.images)
+    variance = max(float(matrix[0, 0]) for matrix in matrices)
     if variance <= 1e-15:
         return {"interval": wilson(mean * fewest, fewest, level), "standard_error": 0.0,
                 "degrees_of_freedom": fewest - 1, "p_value": None, "design_effect": None}
@@ -224,13 +224,13 @@ def fit_davidson(counts: Floats, pairs: Ints, methods: int,
         squares = np.einsum("tpo,pok,pol->tpkl", chances, scores, scores)
         squares -= expected[..., :, None] * expected[..., None, :]
         hessian = np.einsum("tp,tpkl->tkl", totals, squares) + prior
-        gradient = np.einsum("tpo,pok->tk", counts, scores) - np.einsum("tp,tpk->tk", totals,
-                                                                        expected)
-        change = np.linalg.solve(hessian, (gradient - precision * parameters)[..., None])[..., 0]
+        gradient = (np.einsum("tpo,pok->tk", counts, scores)
+                    - np.einsum("tp,tpk->tk", totals, expected) - precision * parameters)
+        change = np.linalg.solve(hessian, gradient[..., None])[..., 0]
         if np.abs(change).max() < 1e-8:
             break
-        parameters += change * np.minimum(1, 2 / np.maximum(np.abs(change).max(axis=1),
-                                                            1e-300))[:, None]
+        largest = np.abs(change).max(axis=1, keepdims=True)
+        parameters += change * np.minimum(1, 2 / np.maximum(largest, 1e-300))
     return parameters[:, :methods], parameters[:, methods]
 
 

@@ -230,8 +230,8 @@ class Store:
     def study(self, name: str) -> Study:
         """Return the study with this name; raise StoreError if there is none."""
         with self.reading() as connection:
-            row = connection.execute(select(schema.study).where(schema.study.c.name
-                                                                == name)).one_or_none()
+            row = connection.execute(
+                select(schema.study).where(schema.study.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(self.studies()) or "none"
             raise StoreError(f"no study {name!r} in {self.location}; it holds: {known}")
@@ -258,8 +258,8 @@ class Store:
     def is_owner(self, study: Study, token: str) -> bool:
         """Return whether `token` is the current token of the study's owner."""
         with self.reading() as connection:
-            stored = connection.scalar(select(schema.study.c.owner_hash).where(schema.study.c.id
-                                                                               == study.id))
+            stored = connection.scalar(
+                select(schema.study.c.owner_hash).where(schema.study.c.id == study.id))
         return bool(stored) and secrets.compare_digest(str(stored), digest(token))
 
     def new_owner_token(self, study: Study) -> str:

@@ -160,8 +160,8 @@ class StudySettings(Config):
                 f"{shown(self.minimum_viewport)}")
         for name in ("id_params", "panel_params"):
             names = getattr(self, name)
-            require(len(names) <= MAX_PARAMS and all(re.fullmatch(r"[!-~]{1,100}", one)
-                                                     for one in names),
+            valid = all(re.fullmatch(r"[!-~]{1,100}", one) for one in names)
+            require(len(names) <= MAX_PARAMS and valid,
                     f"{name} must be up to {MAX_PARAMS} names of URL parameters, each of 1 to 100 "
                     f"ASCII characters without blanks, not {shown(names)}")
         url = self.completion_url

@@ -172,8 +172,8 @@ def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | Non
             return None
         position, kind = done + 1, kinds[done]
         display = {"token_hash": digest(token), "issued": utc_now()}
-        shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id,
-                                                       trial.c.position == position)).one_or_none()
+        shown = connection.execute(select(trial).where(
+            trial.c.rater_id == rater.id, trial.c.position == position)).one_or_none()
         if shown is None:
             pair_id, left = assign(connection, study, rater, position, kind)
             add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position,
