@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from superres.survey.records import Record, elapsed_ms
+from superres.survey.records import Record, elapsed_ms, grouped
 from superres.survey.statistics import LEVEL, Floats, Interval
 
 TRUNCATION = 0.75
@@ -119,9 +119,7 @@ def rater_values(records: Sequence[Record], trials: int,
     picture.
     """
     ordered = sorted(records, key=lambda record: (record["voted"], record["position"]))
-    by_rater: dict[str, list[Record]] = defaultdict(list)
-    for record in ordered:
-        by_rater[record["rater"]].append(record)
+    by_rater = grouped(ordered, "rater")
     ends: list[tuple[float, str, int]] = []  # when a rater finished, and after how many votes
     for rater, votes in by_rater.items():
         times = [elapsed_ms(ordered[0]["voted"], record["voted"])
@@ -130,11 +128,9 @@ def rater_values(records: Sequence[Record], trials: int,
             if count == trials or after - time >= IDLE_MS:
                 ends.append((time if count == trials else time + IDLE_MS, rater, count))
                 break
+    # One value per rater and comparison, the earliest first.
     found: dict[str, list[float]] = defaultdict(list)
     for _, rater, count in sorted(ends):
-        own: dict[str, list[float]] = defaultdict(list)
-        for record in by_rater[rater][:count]:
-            own[record["comparison"]].append(values[record["chosen"]])
-        for name, numbers in own.items():
-            found[name].append(float(np.mean(numbers)))
+        for name, own in grouped(by_rater[rater][:count], "comparison").items():
+            found[name].append(float(np.mean([values[record["chosen"]] for record in own])))
     return {name: np.array(numbers) for name, numbers in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -83,6 +84,14 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         record["chosen_method"] = record.get(f"method_{chosen}", "")
     # Sorted here, since databases differ in their order of text.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
+
+
+def grouped(records: Sequence[Record], column: str) -> dict[Any, list[Record]]:
+    """Return the records by their values in a column, in the order of the records."""
+    found: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        found[record[column]].append(record)
+    return dict(found)
 
 
 def find_rater(connection: Connection, study: Study, pseudonym: str,

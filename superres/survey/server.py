@@ -151,9 +151,8 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
         voting.check_link(settings, request.query_params)  # which the page passes on
-        # The name is that of the browser's stored session for this study.
-        return {**_shown(settings),
-                "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
+        stored = digest(study.created + study.name)[:16]  # the browser's session for this study
+        return {**_shown(settings), "key": f"superres-survey-{stored}"}
 
     @app.post("/api/raters")
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:

@@ -155,10 +155,9 @@ def krippendorff_alpha(units: Ints, choices: Ints) -> float | None:
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))
 
 
-def davidson(
-    raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str],
-    values: Sequence[float], rng: np.random.Generator, level: float = LEVEL,
-) -> tuple[list[dict[str, Any]], float | None]:
+def davidson(raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str],
+             values: Sequence[float], rng: np.random.Generator,
+             level: float = LEVEL) -> tuple[list[dict[str, Any]], float | None]:
     """Fit the model of Davidson (1970, JASA 65:317-328), which without ties is that of Bradley and
     Terry (1952).
 
@@ -168,13 +167,13 @@ def davidson(
 
     Returns:
         The strengths, highest first: the "method", its "log_strength" (natural logarithm, with the
-        mean 0 over methods) and the percentile bootstrap "interval" over raters. And v, or None
-        without ties. There are no strengths of fewer than three methods, or if the comparisons do
-        not connect all methods.
+        mean 0 over methods) and the percentile bootstrap "interval" over raters; none of fewer than
+        three methods, or if the comparisons do not connect them. And v, or None without ties.
     """
     names = sorted({*methods_a, *methods_b})
     if len(names) < 3:
         return [], None
+    # Which methods meet, and whether by them all stand on one scale.
     rater_names, rows = np.unique(list(raters), return_inverse=True)
     a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))
     pairs, columns = np.unique(np.stack([a, b], 1), axis=0, return_inverse=True)
@@ -185,6 +184,7 @@ def davidson(
     by_rater = np.zeros((len(rater_names), len(pairs), 3))
     outcomes = (2 - 2 * np.asarray(values)).astype(np.int64)
     np.add.at(by_rater, (rows, columns.reshape(-1), outcomes), 1)
+    # The votes as they are, and resampled by raters, are fitted at once.
     weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)),
                               RATER_RESAMPLES)
     counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])

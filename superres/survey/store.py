@@ -75,6 +75,7 @@ class Store:
     """
 
     def __init__(self, url: str | Path, create: bool = False) -> None:
+        # What the address names.
         address = _url(str(url))
         is_sqlite, file = address.get_backend_name() == "sqlite", address.database
         if is_sqlite and file in (None, "", ":memory:"):
@@ -86,6 +87,7 @@ class Store:
                              "create, or give --store")
         self._new_file = (Path(self.location) if create and is_sqlite
                           and not Path(self.location).exists() else None)
+        # Its database, and the schema there.
         try:
             self._engine = _engine(address)
         except (ImportError, NoSuchModuleError) as error:

@@ -91,26 +91,23 @@ def enrol(store: Store, study: Study, enrolment: Enrolment,
     link, since the id is not a secret. `session` may also be a token that the page generated, so
     that it can repeat a request whose response was lost. A value that is not 32 characters long is
     replaced. Values of the study's `panel_params` are stored with a new rater; others are dropped.
-    Raise RefusedError if the id is not valid, the id or a value of the panel is a placeholder, the
-    consent is to another text, the key is wrong, or a returning rater presents neither session
-    token nor key.
+    Raise RefusedError if the id is not valid, a value is a placeholder, the consent is to another
+    text, the key is wrong, or a returning rater presents neither session token nor key.
     """
     if enrolment.consent != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
-    kept = {one: value for one, value in enrolment.panel.items()
-            if one in study.settings.panel_params}
-    check_link(study.settings, kept)
-    name = _pseudonym(study, enrolment)
+    name, kept = _identified(study, enrolment)
     if len(session) != TOKEN_LENGTH:
         session = new_token()
+    # A rater who is known continues by the session or the link, and by nothing else.
     rater = schema.rater
     with store.writing() as connection:
         _lock_study(connection, study)
         known = connection.execute(select(rater.c.id, rater.c.session_hash).where(
             rater.c.study_id == study.id, rater.c.pseudonym == name)).one_or_none()
-        if known is not None and known.session_hash == digest(session):
+        if known and known.session_hash == digest(session):
             return session, True
-        if known is not None and not enrolment.key:
+        if known and not enrolment.key:
             raise RefusedError(403, "this participant id has started already; continue in the same "
                                "browser, or ask those who sent you for your personal link")
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))):
@@ -118,22 +115,28 @@ def enrol(store: Store, study: Study, enrolment: Enrolment,
         if known is None:
             add_row(connection, rater, study_id=study.id, pseudonym=name,
                     consent_version=enrolment.consent, consented=utc_now(),
-                    session_hash=digest(session), panel=json.dumps(kept) if kept else None)
+                    session_hash=digest(session), panel=kept)
         else:
-            connection.execute(update(rater).where(rater.c.id == known.id)
-                               .values(session_hash=digest(session)))
+            connection.execute(
+                update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
     return session, known is not None
 
 
-def _pseudonym(study: Study, enrolment: Enrolment) -> str:
-    """Return the pseudonym of who enrols, whose personal link is checked if there is one."""
+def _identified(study: Study, enrolment: Enrolment) -> tuple[str, str | None]:
+    """Return the pseudonym of who enrols, and the values of a panel that are kept, as JSON.
+
+    A personal link is checked.
+    """
+    kept = {one: value for one, value in enrolment.panel.items()
+            if one in study.settings.panel_params}
+    check_link(study.settings, kept)
     try:
         name, key = (of(study.salt, enrolment.rater) for of in (pseudonym, link_key))
     except InvalidInputError as error:
         raise RefusedError(422, str(error)) from None
     if enrolment.key and not hmac.compare_digest(enrolment.key.encode(), key.encode()):
         raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
-    return name
+    return name, json.dumps(kept) if kept else None
 
 
 def check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
@@ -164,12 +167,14 @@ def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | Non
         if rater is None:
             raise RefusedError(401, "this session is over or was opened elsewhere; continue there, "
                                "or start again by your personal link")
+        # Where the rater is: after the last vote, whatever was shown since.
         kinds = schedule(study.settings, count_pairs(connection, study),
                          trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
             return None
+        # A new trial, or the one that waits for its vote under a new token.
         position, kind = done + 1, kinds[done]
         display = {"token_hash": digest(token), "issued": utc_now()}
         shown = connection.execute(select(trial).where(
@@ -216,6 +221,7 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
     width, height = study.settings.minimum_viewport
     if vote.viewport_width < width or vote.viewport_height < height:
         raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
+    # The trial must be the rater's own, which its token and the session's say together.
     trial, pair, rater, picture = schema.trial, schema.pair, schema.rater, schema.picture
     query = select(trial, rater.c.session_hash, picture.c.method).select_from(
         trial.join(rater).join(pair).join(picture, picture.c.id == pair.c.picture_a)
