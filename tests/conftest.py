@@ -186,7 +186,7 @@ def upscaler() -> Upscaler:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """URL of a PostgreSQL server of this test run's own."""
-    from survey_tools import postgres, postgres_programs
+    from tests.survey.helpers import postgres, postgres_programs
 
     if postgres_programs() is None:
         pytest.skip("no PostgreSQL server here; apt-get install postgresql")
@@ -216,7 +216,7 @@ def sqlite(memory_folder: Path) -> Iterator[Store]:
     store.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
 def store(request: pytest.FixtureRequest, memory_folder: Path) -> Iterator[Store]:
     """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it
     anew."""

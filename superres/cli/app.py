@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superres.cli.options import Checkpoint, Device, is_given
-from superres.cli.survey import StoreLocation, results_line
+from superres.cli.survey import results_line
+from superres.cli.survey_options import StoreLocation
 from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
 from superres.errors import ConfigError
 from superres.survey.commands import DEFAULT_STORE

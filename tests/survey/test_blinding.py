@@ -1,43 +1,36 @@
-"""Search everything that a survey's server sends for information about a picture's method."""
+"""Blinding: everything that a survey's server sends is searched for information about a picture's
+method."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 
 import httpx
+import pytest
 from scipy import stats
 from sqlalchemy import select
 
-from simulations.client import RaterClient
-from simulations.serving import serving
 from superres.survey import schema
 from superres.survey.credentials import digest
 from superres.survey.records import answer_of
 from superres.survey.server import page
-from superres.survey.store import Store
-from superres.survey.study import Study
-
-Shown = tuple[str, str, httpx.Response]
-"""Token of a trial, side, and the response with the picture there."""
+from tests.survey.helpers import RaterClient, add_study, serving
 
 PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css",
          "results/": "results.html", "results/results.js": "results.js"}
 """Files by the path under which they are served."""
 
 
-def leaks(kept: Store, found: Study, raters: int) -> list[str]:
+def leaks(kept, found, raters):
     """Read everything that browsers receive, and return what tells a picture's method."""
-    answers: list[tuple[str, httpx.Response]] = []
-    shown: list[Shown] = []
+    answers, shown = [], []  # (path, response); (token, side, response with the picture)
     sides = ("left",) if found.settings.judge else ("left", "right")
     with serving(kept, found) as address:
         for number in range(raters):
             client = RaterClient(address)
-            client.enrol(f"blinding-{os.getpid()}-{number}")
+            client.enrol(f"blinding-{number}")
             answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
             while not (trial := client.trial()).json()["done"]:
                 token = trial.json()["token"]
@@ -50,9 +43,7 @@ def leaks(kept: Store, found: Study, raters: int) -> list[str]:
             *statistical_leaks(found, kept, shown)]
 
 
-def secret_words(
-    study: Study, store: Store, answers: list[tuple[str, httpx.Response]], shown: list[Shown],
-) -> Iterator[str]:
+def secret_words(study, store, answers, shown):
     """Search bodies and headers for names of methods, comparisons, images and kinds, for settings
     and digests."""
     with store.reading() as connection:
@@ -62,8 +53,7 @@ def secret_words(
     secret = {study.name, "gold", "repeat", *(str(value) for row in rows for value in row)}
     secret |= {comparison.name for comparison in study.comparisons}
     secret |= {str(record[key]) for record in study.methods.values()
-               for key in ("folder", "checkpoint", "revision")
-               if key in record}
+               for key in ("folder", "checkpoint", "revision") if key in record}
     words = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in secret))
     tokens = {token for token, _, _ in shown}
     wording = [study.settings.title, study.settings.question, study.settings.consent,
@@ -84,26 +74,26 @@ def secret_words(
             yield f"a name in the headers of a {side} picture"
 
 
-def differences(shown: list[Shown], sides: int = 2) -> Iterator[str]:
+def differences(shown, sides=2):
     """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their
     tokens."""
-    headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _,
-               _, answer in shown}
+    headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date")
+               for *_, answer in shown}
     if len(headers) > 1:
         yield f"pictures have {len(headers)} different sets of headers"
     if len({len(answer.content) for _, _, answer in shown}) > 1:
         yield "pictures differ in length"
     if len({tuple(chunks(answer.content)) for _, _, answer in shown}) > 1:
         yield "pictures differ in PNG chunks"
-    if {name for _, _, answer in shown for name, _ in chunks(answer.content)} - {b"IHDR", b"IDAT",
-                                                                                 b"IEND"}:
+    if ({name for *_, answer in shown for name, _ in chunks(answer.content)}
+            - {b"IHDR", b"IDAT", b"IEND"}):
         yield "pictures have metadata"
-    if ({len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown})
-        * sides != len(shown)):
+    tokens = {token for token, *_ in shown}
+    if {len(token) for token in tokens} != {32} or len(tokens) * sides != len(shown):
         yield "tokens have different lengths or are not unique"
 
 
-def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
+def chunks(png):
     """Yield the names and lengths of a PNG's chunks."""
     start = 8
     while start < len(png):
@@ -112,13 +102,13 @@ def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
         start += 12 + length
 
 
-def statistical_leaks(study: Study, store: Store, shown: list[Shown]) -> Iterator[str]:
+def statistical_leaks(study, store, shown):
     """Test whether the response time or the side correlates with the method."""
     query = select(schema.trial.c.token_hash, schema.trial.c.left_side, schema.pair.c.comparison) \
         .select_from(schema.trial.join(schema.pair)).where(schema.pair.c.study_id == study.id)
     with store.reading() as connection:
         trials = {row.token_hash: row for row in connection.execute(query)}
-    times: dict[str, list[float]] = defaultdict(list)
+    times = defaultdict(list)
     for token, side, answer in shown:
         trial = trials[digest(token)]
         name = trial.comparison if study.settings.judge else answer_of(side, trial.left_side)
@@ -130,3 +120,27 @@ def statistical_leaks(study: Study, store: Store, shown: list[Shown]) -> Iterato
     p_side = 1.0 if study.settings.judge else float(stats.binomtest(sum(lefts), len(lefts)).pvalue)
     if min(p_time, p_side) < 1e-4:
         yield "the response time or the side reveals the method"
+
+
+@pytest.mark.parametrize("settings", [{}, {"judge": True, "trials": 12}])
+def test_nothing_that_a_browser_receives_tells_the_method(sqlite, settings):
+    study, _ = add_study(sqlite, methods=("method-one", "method-two"), **settings)
+    assert leaks(sqlite, study, raters=1) == []
+
+
+def test_the_check_of_blinding_finds_what_is_planted(sqlite):
+    study, _ = add_study(sqlite, methods=("method-one", "method-two"))
+    png = bytes(8) + (0).to_bytes(4, "big") + b"IEND" + bytes(4)
+    told = png[:8] + (3).to_bytes(4, "big") + b"tEXt" + b"one" + bytes(4) + png[8:]
+    plain = [("x" * 32, side, httpx.Response(200, content=png)) for side in ("left", "right")]
+    assert list(differences(plain)) == []
+    longer = [plain[0], ("x" * 32, "right", httpx.Response(200, content=told))]
+    assert list(differences(longer)) == [
+        "pictures have 2 different sets of headers", "pictures differ in length", "pictures differ "
+        "in PNG chunks", "pictures have metadata"]
+    quiet = [("api/trial", httpx.Response(200, json={"token": "x" * 32}))]
+    assert list(secret_words(study, sqlite, quiet, plain)) == []
+    for body, headers in (({"pair": "method-one"}, []), ({"src": "/face3"}, []),
+                          ({}, [("x-kind", "gold")])):
+        loud = [("api/trial", httpx.Response(200, headers=headers, json=body))]
+        assert len(list(secret_words(study, sqlite, loud, plain))) == 1
