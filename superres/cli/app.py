@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from superres.survey.store import Store
     from superres.tasks.faces import FaceTask
     from superres.tasks.pictures import Pixels
-    from superres.web.decoding import Decoder
+    from superres.web.decoding import VisitorDecoding
 
 PICTURED = "black-hair-drawn"
 """The example on the card of link previews."""
@@ -62,7 +62,7 @@ Survey = Annotated[str | None, typer.Option(
     "Raters can also use /survey/, which needs no password.")]
 
 
-def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False,
+def build_app(decoding: VisitorDecoding, max_queue: int = 16, with_survey: bool = False,
               root_path: str = "") -> gr.Blocks:
     """Build the page with its examples, inside `temporary_files()`; see
     `superres.web.serving.build_page`."""
@@ -73,11 +73,11 @@ def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False,
     from superres.web.serving import build_page
 
     folder = new_folder()  # the page may serve temporary files only
-    found = examples_of(page_folder(), decoder.upscaler.face_task)
+    found = examples_of(page_folder(), decoding.upscaler.face_task)
     examples = {folder / f"{name}.png": picture for name, picture in found.items()}
     for path, picture in examples.items():
         Image.fromarray(picture).save(path)
-    return build_page(decoder, [*examples], max_queue, with_survey, root_path)
+    return build_page(decoding, [*examples], max_queue, with_survey, root_path)
 
 
 def pictured(task: FaceTask) -> Pixels:
@@ -185,16 +185,16 @@ def serve_demo(
         from superres.pipeline.upscaler import Upscaler
         from superres.web.content import examples_of
         from superres.web.crops import subjects
-        from superres.web.decoding import Decoder
+        from superres.web.decoding import VisitorDecoding
         from superres.web.serving import build_server, serve
 
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
-        decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        first, *_ = examples_of(page_folder(), decoder.upscaler.face_task).values()
-        decoder.warm_up(subjects(first, decoder.upscaler.face_task)[0].source)
-        page = build_app(decoder, max_queue, pages is not None, root_path)
-        server = build_server(page, decoder, folder, pictured(decoder.upscaler.face_task), visitors,
-                              root_path, pages, embed_in or ())
+        decoding = VisitorDecoding(Upscaler.load(checkpoint, device), time_limit, translator)
+        first, *_ = examples_of(page_folder(), decoding.upscaler.face_task).values()
+        decoding.warm_up(subjects(first, decoding.upscaler.face_task)[0].source)
+        page = build_app(decoding, max_queue, pages is not None, root_path)
+        server = build_server(page, decoding, folder, pictured(decoding.upscaler.face_task),
+                              visitors, root_path, pages, embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
-        serve(server, decoder, listening, folder)
+        serve(server, decoding, listening, folder)

@@ -1,7 +1,7 @@
 """Serve the pages of the web demo and of a survey, and end however long a request goes on.
 
 Slow connections and floods of them are for the proxy in front of a public page; see
-docs/web-demo.md.
+docs/web-serving.md.
 """
 
 from __future__ import annotations

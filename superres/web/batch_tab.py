@@ -35,15 +35,16 @@ from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.crops import Subject, input_sizes, reduce_picture, start_control, subjects
-from superres.web.decoding import Deadline, Decoder
+from superres.web.decoding import Deadline, VisitorDecoding
 from superres.web.files import MAX_FILE_BYTES, NOT_UPLOADED, new_folder, path_of
 from superres.web.turns import StoppedError
 
 MAX_FILES = 100  # in a batch, including files inside zip files
 GROUP_SIZE = 8  # images decoded together
-INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}. A request may have
-{MAX_FILES} files, zip files unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The
-detail is invented**: never use it to identify anyone."""
+INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}.
+A request may have {MAX_FILES} files, zip files unpacked, of {MAX_FILE_BYTES // 10**6} MB and
+{MAX_PIXELS // 10**6} megapixels each. **The detail is invented**: never use it to identify
+anyone."""
 
 
 class File(NamedTuple):
@@ -122,9 +123,9 @@ class Batch:
         return str(path)
 
 
-def batch_tab(decoder: Decoder) -> None:
+def batch_tab(decoding: VisitorDecoding) -> None:
     """Lay out the tab."""
-    heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
+    heads, task = decoding.upscaler.model_config.prediction_heads, decoding.upscaler.face_task
     gr.Markdown(INTRODUCTION.format(source=input_sizes(task), target=task.target_size),
                 elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
@@ -135,9 +136,9 @@ def batch_tab(decoder: Decoder) -> None:
             finish = gr.Dropdown(list(FINISHES), value=FINISHES[0], label="Finish", info="Make "
                                  "faces whole and crisp.", filterable=False)
             with gr.Accordion("Decoding settings", open=False):
-                settings = controls.decoding_controls(decoder.upscaler.default, heads)
+                settings = controls.decoding_controls(decoding.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
-            (run,), bar = controls.buttons_of(decoder, "-batch", "batch", "Upscale all")
+            (run,), bar = controls.buttons_of(decoding, "-batch", "batch", "Upscale all")
             state = gr.HTML('<p class="sr-hint">Every face that is found in a photo becomes a '
                             'picture; if ' "there is none, its central square does. If a file "
                             "cannot be read, the page names it and continues with the others.</p>",
@@ -146,22 +147,22 @@ def batch_tab(decoder: Decoder) -> None:
                 archive = gr.File(label="Results and manifest, as a zip file", interactive=False,
                                   visible=controls.visibility(False), elem_id="archive")
                 gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder),
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoding),
                        [files, start, finish, *settings], [gallery, archive, state], bar,
                        cleared=[state])
     controls.note_changes(bar, [files, start, finish, *settings])
-    endpoint(decoder, settings)
+    endpoint(decoding, settings)
 
 
 def batch_for_page(
-    decoder: Decoder, uploads: Value, start: Value, finish: Value, *settings: Value,
+    decoding: VisitorDecoding, uploads: Value, start: Value, finish: Value, *settings: Value,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the gallery, the zip file and the progress for the page.
 
     The earlier gallery and its zip file stay until the first frame.
     """
     finished, path = -1, None
-    for batch in upscale_batch(decoder, uploads, start, finish, settings):
+    for batch in upscale_batch(decoding, uploads, start, finish, settings):
         if batch.is_waiting:
             yield gr.skip(), gr.skip(), state_html(batch)
             continue
@@ -188,14 +189,14 @@ def state_html(batch: Batch) -> str:
             f'value="{batch.done + len(errors):.2f}"></progress></label>{failures}{notes}')
 
 
-def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
+def endpoint(decoding: VisitorDecoding, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to
     programs."""
     def upscale_files(
         files: Value, start: Value, finish: Value, *values: Value,
     ) -> Iterator[tuple[str | None, dict[str, Any]]]:
         finished = -1
-        for batch in upscale_batch(decoder, files, start, finish, values):
+        for batch in upscale_batch(decoding, files, start, finish, values):
             if len(batch.rows) > finished:
                 finished = len(batch.rows)
                 yield batch.save(), {"total": batch.total, "finished": finished,
@@ -203,17 +204,18 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
 
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
-        start = gr.Number(decoder.upscaler.face_task.source, label="start")
+        start = gr.Number(decoding.upscaler.face_task.source, label="start")
         finish = gr.Textbox(FINISHES[0], label="finish")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
-        handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
+        handler = controls.named(upscale_files, *controls.offered(decoding.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, start, finish, *settings],
                                          [archive, report], api_name="upscale_batch",
                                          **controls.QUEUED)
 
 
 def upscale_batch(
-    decoder: Decoder, uploads: Value, start: Value, finish: Value, settings: Sequence[Value],
+    decoding: VisitorDecoding, uploads: Value, start: Value, finish: Value,
+    settings: Sequence[Value],
 ) -> Iterator[Batch]:
     """Upscale a visitor's uploads, and yield the progress after every change; a bad file gives a
     row with its error.
@@ -224,16 +226,16 @@ def upscale_batch(
     not fit the checkpoint, and StoppedError if the server is stopping.
     """
     how = BatchOptions("", finish=finish)
-    options = resolve_options(controls.options_of(decoder.upscaler.default, settings),
-                              decoder.upscaler, finish=finish)
-    deadline, taken, notes = decoder.deadline(), set[str](), list[str]()
+    options = resolve_options(controls.options_of(decoding.upscaler.default, settings),
+                              decoding.upscaler, finish=finish)
+    deadline, taken, notes = decoding.deadline(), set[str](), list[str]()
     files = find_files([path_of(upload) for upload in uploads or []], taken, notes)
-    upscaler = decoder.upscaler.from_size(decoder.upscaler.face_task.from_size(start).source)
+    upscaler = decoding.upscaler.from_size(decoding.upscaler.face_task.from_size(start).source)
     batch = Batch(RunSettings.of(upscaler, options, how), len(files), notes)
     left, waiting = dict(enumerate(files)), list[Waiting]()
     try:
         for (turn, file), content in zip(enumerate(files), open_files(files), strict=True):
-            decoder.check_time(deadline)
+            decoding.check_time(deadline)
             try:
                 waiting += _read(file, turn, content, batch, taken, deadline)
             except InvalidInputError as error:
@@ -244,9 +246,9 @@ def upscale_batch(
         for shape in dict.fromkeys(subject.source.shape for _, subject in waiting):
             group = [one for one in waiting if one[1].source.shape == shape]
             for first in range(0, len(group), GROUP_SIZE):
-                yield from _decode(decoder, group[first:first + GROUP_SIZE], deadline, batch)
+                yield from _decode(decoding, group[first:first + GROUP_SIZE], deadline, batch)
     except StoppedError as error:
-        if decoder.is_closing:
+        if decoding.is_closing:
             raise
         made = {row.output for row in batch.rows}
         for entry, output in [*((request.entry, request.output) for request, _ in waiting),
@@ -344,11 +346,11 @@ def _read(
     return found
 
 
-def _decode(decoder: Decoder, group: Sequence[Waiting], deadline: Deadline,
+def _decode(decoding: VisitorDecoding, group: Sequence[Waiting], deadline: Deadline,
             batch: Batch) -> Iterator[Batch]:
     """Decode a group of outputs into `batch`, and yield it after each frame."""
     sources, before = np.stack([subject.source for _, subject in group]), batch.done
-    for frames in decoder.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline,
+    for frames in decoding.upscale("batch", sources, {"": batch.settings.decode}, deadline=deadline,
                                   finish=batch.settings.options.finish):
         result, batch.is_waiting = frames[""], False
         batch.done = before + float(result.share.mean()) * len(group)

@@ -22,10 +22,12 @@ INTRODUCTION = ("A model draws a person of {target} pixels who has exactly your 
                 "identify anyone</strong>.")
 HOW = Path(__file__).with_name("static") / "how.html"
 """Three small pictures that explain pixel values and steps."""
-LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw. What it draws of
-them is somebody else, and it smears an eye of the astronaut. A model drew the other examples, which are easier.
+LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw.
+What it draws of them is somebody else, and it smears an eye of the astronaut. A model drew the
+other examples, which are easier.
 
-The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse."""
+The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other
+faces are worse."""
 NAMES = tuple(f"{name}-drawn" for name in (
     "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
 """What the drawn examples show, in the order of their files: people whom a model drew."""

@@ -29,7 +29,7 @@ from superres.config import (
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.resolved_options import choices_for
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.files import NOT_UPLOADED
 from superres.web.turns import VISITOR, FairQueue, Visitor
 
@@ -45,7 +45,7 @@ INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visib
 """Options of events that only update the page."""
 TURN = "turn"
 """What a decode tells the page from its first frame on."""
-HEARD = """document.addEventListener("superres-%s", () => trigger("input"));"""
+LISTENER = """document.addEventListener("superres-%s", () => trigger("input"));"""
 """Script of a hidden component by which the page's script triggers an event."""
 
 
@@ -143,17 +143,17 @@ class Bar:
         view: the element id of the component with the results.
         stopped: the component whose event stops the decode: the Stop button, while a decode waits
             or runs.
-        told: what the decode tells the page: "" at first, `TURN` from its first frame on, or why it
-            has failed.
+        report: what the decode tells the page: "" at first, `TURN` from its first frame on, or why
+            it has failed.
     """
 
     view: str
     stopped: gr.HTML
-    told: gr.Textbox
+    report: gr.Textbox
 
 
 def buttons_of(
-    decoder: Decoder, tab: str, view: str, *names: str, verb: str = "Drawing",
+    decoding: VisitorDecoding, tab: str, view: str, *names: str, verb: str = "Drawing",
 ) -> tuple[list[gr.Button], Bar]:
     """Lay out a tab's bar, and return its buttons, the first one as its main one, and the bar.
 
@@ -169,32 +169,32 @@ def buttons_of(
                              min_width=100)
                    for place, name in enumerate(names)]
         stop = gr.Button("Stop", variant="stop", elem_id=f"stop{tab}", min_width=100)
-        told = gr.Textbox(visible="hidden", show_label=False, elem_id=f"told{tab}")
-        stopped = heard(f"stop-{view}")
-        ask_place(decoder, view)
-    told.change(None, told, None, **script("told", view, "told"))
+        report = gr.Textbox(visible="hidden", show_label=False, elem_id=f"report{tab}")
+        stopped = listener(f"stop-{view}")
+        ask_place(decoding, view)
+    report.change(None, report, None, **script("report", view, "report"))
     stop.click(None, None, None, **script("stop", view))
-    return buttons, Bar(view, stopped, told)
+    return buttons, Bar(view, stopped, report)
 
 
-def heard(name: str) -> gr.HTML:
+def listener(name: str) -> gr.HTML:
     """Lay out a hidden component whose event `input` is the event "superres-NAME" of the page's
     script."""
-    return gr.HTML("", html_template="", js_on_load=HEARD % name, visible="hidden",
-                   elem_id=f"heard-{name}")
+    return gr.HTML("", html_template="", js_on_load=LISTENER % name, visible="hidden",
+                   elem_id=f"listener-{name}")
 
 
-def ask_place(decoder: Decoder, view: str) -> None:
+def ask_place(decoding: VisitorDecoding, view: str) -> None:
     """Lay out the hidden components by which the page asks how many requests are before the one of
     a view."""
-    asked = heard(f"place-{view}")
+    asked = listener(f"place-{view}")
     place = gr.Number(visible="hidden", show_label=False, elem_id=f"place-{view}")
     page = cast(gr.Blocks, Context.root_block)
 
     async def find_place() -> int | None:  # in the loop that changes the queue
         visitor = VISITOR.get() or Visitor()
         queued = cast(FairQueue, page._queue).before(visitor, view)
-        return decoder.before(visitor) if queued is None else queued
+        return decoding.before(visitor) if queued is None else queued
 
     answered = asked.input(find_place, None, place, **INSTANT)
     answered.success(None, place, None, **script("place", view, "place"))
@@ -213,12 +213,12 @@ def decode_on(
     become empty when the decode begins.
     """
     for trigger in triggers:
-        begun = trigger(None, None, [bar.told, *cleared],
+        begun = trigger(None, None, [bar.report, *cleared],
                         **script("begin", bar.view, value=str(1 + len(cleared))))
-        started = begun.success(telling(handler, len(outputs)), inputs, [*outputs, bar.told],
+        started = begun.success(telling(handler, len(outputs)), inputs, [*outputs, bar.report],
                                 show_progress="hidden", api_visibility="private", **QUEUED)
         started.success(None, None, None, **script("end", bar.view))
-        started.failure(None, bar.told, None, **script("fail", bar.view, "told"))
+        started.failure(None, bar.report, None, **script("fail", bar.view, "report"))
         bar.stopped.input(None, None, None, cancels=[started], **INSTANT)
 
 
@@ -227,13 +227,13 @@ def telling(handler: Callable[..., Iterator[Any]],
     """Return a handler of `outputs` outputs with one more: what the decode tells the page, see
     `Bar`."""
     def handle(*values: Value) -> Iterator[tuple[Any, ...]]:
-        told: Any = gr.skip()
+        report: Any = gr.skip()
         try:
             with contextlib.closing(handler(*values)) as frames:  # type: ignore[type-var]
                 for frame in frames:
                     shown = frame if isinstance(frame, tuple) else (frame,)
-                    told = told if shown[0] == gr.skip() else TURN
-                    yield *shown, told
+                    report = report if shown[0] == gr.skip() else TURN
+                    yield *shown, report
         except Exception as error:
             shown_error = shown_to_visitor(error)
             yield *[gr.skip()] * outputs, unescape(str(shown_error.message))

@@ -177,8 +177,8 @@ def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, boo
             "choice": secrets.token_hex(4),  # the page hears of a photo that is chosen again
             "turns": True, "width": image.shape[1], "height": image.shape[0], "least": task.source,
             "chosen": crops.index(chosen),
-            "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn], "uncertain": crop.is_uncertain,
-                       **names_of(crop)} for crop in crops]})
+            "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn],
+                       "uncertain": crop.is_uncertain, **names_of(crop)} for crop in crops]})
         shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
         photo = f'<img src="{escape(shown)}" alt="Your photo">'
         return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
@@ -260,16 +260,17 @@ def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
     """
     size = f"{len(subject.source)}x{len(subject.source)}"
     alone = "; only the last stage draws" if len(subject.source) > task.source else ""
-    caption = f"{size}: the model's input" + (", all that it "
-                                              f"sees{alone}" if subject.crop is not None else alone)
+    sees = "" if subject.crop is None else ", all that it sees"
+    caption = f"{size}: the model's input{sees}{alone}"
     square = "" if subject.crop is None else f' data-square="{subject.crop.setting}"'
-    truth = ("" if subject.truth is None else ' '
-             f'data-truth="{drawing.data_uri(subject.truth, None)}"')
+    truth = ("" if subject.truth is None
+             else f' data-truth="{drawing.data_uri(subject.truth, None)}"')
     in_box, cells = " hidden", ""
     if len(subject.source) != task.source:
         whole = image if subject.crop is None else subject.crop.take(image)
         in_box = ""
-        cells = f' data-cells="{drawing.data_uri(area_reduce(whole, task.source, task.source), None)}"'
+        reduced = area_reduce(whole, task.source, task.source)
+        cells = f' data-cells="{drawing.data_uri(reduced, None)}"'
     figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged", None)
     turn = secrets.token_hex(4)  # the box hears of a picture that is chosen again
     return f'<div class="sr-input" data-turn="{turn}"{square}{truth}{cells}{in_box}>{figure}</div>'

@@ -40,7 +40,7 @@ class Deadline:
 
 
 @dataclass(eq=False)
-class Decoder:
+class VisitorDecoding:
     """Decodes for visitors, one request at a time in turns, of at most `time_limit` seconds each.
 
     A request can decode its input with several variants (settings by name). The variants take

@@ -9,7 +9,7 @@ from typing import Any
 from superres.config import DecodeConfig
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.paint import Latest, pixels_of
 
 FINISH = "mean"
@@ -29,16 +29,16 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
     return {"finish": {"x": pixels, "side": len(source), "values": values}}
 
 
-def finished_face(decoder: Decoder, asked: dict[str, Any]) -> dict[str, Any]:
+def finished_face(decoding: VisitorDecoding, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw the finished face of a question, any JSON object, and return it for the page's
     script."""
-    task = decoder.upscaler.face_task
+    task = decoding.upscaler.face_task
     side = controls.whole_number("side", asked["side"])
     source = pixels_of(asked["x"], task.from_size(side))
-    upscaler = decoder.upscaler.from_size(side)
-    options = controls.options_of(decoder.upscaler.default, asked["values"])
+    upscaler = decoding.upscaler.from_size(side)
+    options = controls.options_of(decoding.upscaler.default, asked["values"])
     with LATEST.question(str(asked)) as check:
-        result = decoder.finish("finish", source[None], options, FINISH, check=check)
+        result = decoding.finish("finish", source[None], options, FINISH, check=check)
     record = drawing.record_of(upscaler, options, 1, FINISH)
     return {"faces": [{
         "name": f"Finished, {task.target_size}", "file": "face-finished.png",

@@ -21,7 +21,7 @@ from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.card import SIZE, card, headline
 from superres.web.content import TITLE
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 
 CARD_PATH = "/card.png"
 ICON_SIDE = 32  # of the icon, an enlarged input, in pixels
@@ -31,14 +31,14 @@ _OTHERS_TAGS = re.compile(
 
 @dataclass(eq=False)
 class Preview:
-    """What the page shows of itself elsewhere: the card of a face that `decoder` draws from
+    """What the page shows of itself elsewhere: the card of a face that `decoding` draws from
     `source`, and its tags.
 
     `source` is uint8 [source, source, 3]. The card is drawn when it is first asked for, so no start
     waits for it.
     """
 
-    decoder: Decoder
+    decoding: VisitorDecoding
     source: Pixels
     _png: bytes = field(default=b"", init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -50,14 +50,14 @@ class Preview:
         return self._png
 
     def _draw(self) -> bytes:
-        result = self.decoder.draw("card", self.source, self.decoder.upscaler.default)
+        result = self.decoding.draw("card", self.source, self.decoding.upscaler.default)
         buffer = io.BytesIO()
         card(self.source, result.images[0]).save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
 
     def tags(self, address: str) -> str:
         """Return the tags for the page at `address`, which ends in a slash."""
-        task, said = (self.decoder.upscaler.face_task,
+        task, said = (self.decoding.upscaler.face_task,
                       headline(self.source.shape[0] * self.source.shape[1]))
         text = (f"{said}: a model draws a face of {task.target_size} pixels from "
                 f"{task.source_size}, several values per step. Watch it, race it, and draw others "

@@ -37,7 +37,7 @@ from superres.web import controls, drawing
 from superres.web.card import card
 from superres.web.content import OTHERS, TEMPERATURE, box_view
 from superres.web.controls import Value
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
@@ -59,7 +59,8 @@ document.dispatchEvent(new CustomEvent("superres-asking"));"""
 below it take."""
 
 
-def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File, Dependency]:
+def paint_box(decoding: VisitorDecoding, examples: Sequence[Path]) -> tuple[gr.HTML, gr.File,
+                                                                            Dependency]:
     """Lay out the box, and return the hidden components of the painted pixels and of the chosen
     picture.
 
@@ -67,8 +68,8 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
     decodes have their truth. The chosen picture is a visitor's photo or an example, initially the
     first one; the third value is the event that chooses one, or none.
     """
-    task = decoder.upscaler.face_task
-    view = box_view(task, decoder.upscaler.stages,
+    task = decoding.upscaler.face_task
+    view = box_view(task, decoding.upscaler.stages,
                     {path.stem: read_image(path) for path in examples}, FILES)
     view["most_bytes"] = MAX_FILE_BYTES
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>',
@@ -90,7 +91,7 @@ def paint_box(decoder: Decoder, examples: Sequence[Path]) -> tuple[gr.HTML, gr.F
     chosen = given.input(take_given, given, [upload, painted], trigger_mode="always_last",
                          **controls.INSTANT, **controls.RAW)
     for kind in KINDS:
-        answer(kind, functools.partial(drawn, decoder, kind))
+        answer(kind, functools.partial(drawn, decoding, kind))
     return painted, upload, chosen
 
 
@@ -99,9 +100,9 @@ def answer(kind: str, draw: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     returns."""
     asked = gr.HTML("", html_template="", js_on_load=TOLD % f"ask-{kind}", visible="hidden",
                     elem_id=f"ask-{kind}")
-    told = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
-    asked.input(functools.partial(answer_of, draw, kind), asked, told, trigger_mode="always_last",
-                **controls.INSTANT)
+    answered = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
+    asked.input(functools.partial(answer_of, draw, kind), asked, answered,
+                trigger_mode="always_last", **controls.INSTANT)
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:
@@ -129,10 +130,10 @@ def answer_of(draw: Callable[[dict[str, Any]], dict[str, Any]], kind: str, quest
     """Return the element that tells the page's script what was drawn, or what went wrong."""
     try:
         view = draw(json.loads(question))
-    except Exception as error:  # told where the picture would be
+    except Exception as error:  # said where the picture would be
         view = {"error": controls.shown_to_visitor(error).message}
-    return f'<superres-answer data-view="{escape(json.dumps({**view, "kind": kind, "question": question}))}">' \
-           "</superres-answer>"
+    data = json.dumps({**view, "kind": kind, "question": question})
+    return f'<superres-answer data-view="{escape(data)}"></superres-answer>'
 
 
 class Latest:
@@ -179,49 +180,49 @@ class Latest:
 LATEST = Latest()
 
 
-def drawn(decoder: Decoder, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
+def drawn(decoding: VisitorDecoding, kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what the box asks for, and return it for the page's script.
 
     A question has the pixels `x` (see `pixels_of`), the temperature `t` and the seed `s` of
     samples, and the number `n` of the sample that is shown large, 0 for the likeliest face; that of
     a card also the `link` to write on it.
     """
-    pixels = pixels_of(asked["x"], decoder.upscaler.face_task)
+    pixels = pixels_of(asked["x"], decoding.upscaler.face_task)
     with LATEST.question(asked["x"]) as check:
-        draw = functools.partial(decoder.draw, f"paint, {kind}", pixels, check=check)
-        return _drawn(decoder, draw, kind, asked)
+        draw = functools.partial(decoding.draw, f"paint, {kind}", pixels, check=check)
+        return _drawn(decoding, draw, kind, asked)
 
 
 def _drawn(
-    decoder: Decoder, draw: Callable[..., Upscaled], kind: str, asked: dict[str, Any],
+    decoding: VisitorDecoding, draw: Callable[..., Upscaled], kind: str, asked: dict[str, Any],
 ) -> dict[str, Any]:
-    task, default = decoder.upscaler.face_task, decoder.upscaler.default
+    task, default = decoding.upscaler.face_task, decoding.upscaler.default
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
     samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0),
                                        "temperature": asked["t"]}))
     options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1,
                                                                                          OTHERS + 1)
     if kind == "small":
-        return faces_of(decoder, options,
+        return faces_of(decoding, options,
                         draw(options, numbers, size=(*task.between, task.target)[0]), numbers)
     if kind == "large":
-        return faces_of(decoder, options, draw(options, numbers), numbers)
+        return faces_of(decoding, options, draw(options, numbers), numbers)
     if kind == "others":
-        return faces_of(decoder, samples, draw(samples, everyone), everyone)
+        return faces_of(decoding, samples, draw(samples, everyone), everyone)
     if kind == "film":
         return file_of("face.webp", film(draw(options, numbers)))
     return file_of("card.png", card_of(draw(default), draw(samples, everyone), chosen,
                                        str(asked["link"])))
 
 
-def faces_of(decoder: Decoder, options: DecodeConfig, result: Upscaled,
+def faces_of(decoding: VisitorDecoding, options: DecodeConfig, result: Upscaled,
              numbers: Sequence[int]) -> dict[str, Any]:
     """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and
     tokens."""
     faces = []
     for row, (number, image) in enumerate(zip(numbers, result.images, strict=True)):
         counts = drawing.counts_of(result.stage_traces(row))
-        uri = drawing.data_uri(image, drawing.record_of(decoder.upscaler, options, number))
+        uri = drawing.data_uri(image, drawing.record_of(decoding.upscaler, options, number))
         faces.append({"uri": uri, "digest": short_digest(image.tobytes()),
                       "steps": counts["iterations"], "tokens": counts["tokens"]})
     return {"faces": faces}

@@ -8,18 +8,18 @@ from html import escape
 
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 
 
-def race_html(decoder: Decoder, truth: Pixels | None) -> str:
-    """Return the element that replays the decoder's example in blocks and in single steps; nothing
+def race_html(decoding: VisitorDecoding, truth: Pixels | None) -> str:
+    """Return the element that replays the decoding's example in blocks and in single steps; nothing
     without one.
 
     `truth` is what the example's input was reduced from, uint8 [target, target, 3].
     Exact blocks and single steps make the same picture, so one decode tells the steps of both.
     """
-    example = decoder.example
-    if example is None or example.sources is None or not decoder.upscaler.default.is_exact:
+    example = decoding.example
+    if example is None or example.sources is None or not decoding.upscaler.default.is_exact:
         return ""
     source = example.sources[0]
     stages = [{"uri": drawing.data_uri(stage.images[0]), "side": stage.images.shape[1],
@@ -34,5 +34,5 @@ def race_html(decoder: Decoder, truth: Pixels | None) -> str:
                 {"name": "Several pixel values per step", "end": "the same picture",
                  "stages": stages}]}
     data = json.dumps(view, separators=(",", ":"))
-    return f'<superres-race role="group" aria-label="A face, decoded in two ways" data-view="{escape(data)}">' \
-           "</superres-race>"
+    return ('<superres-race role="group" aria-label="A face, decoded in two ways" '
+            f'data-view="{escape(data)}"></superres-race>')

@@ -31,7 +31,7 @@ from superres.web.batch_tab import batch_tab
 from superres.web.content import TITLE, face_styles
 from superres.web.controls import shown_to_visitor
 from superres.web.crops import stop_reading
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
 from superres.web.head import CARD_PATH, Preview, with_preview
 from superres.web.translate_tab import translate_tab
@@ -82,7 +82,7 @@ CLOSED_PATHS = (
         "vibe", "dev", "stream", "file/", "file=http://", "file=https://")), "/monitoring")
 
 
-class Page(gr.Blocks):
+class DemoBlocks(gr.Blocks):
     """The page, which turns errors into messages for the visitor."""
 
     async def process_api(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # noqa: ANN401 -- Gradio's
@@ -103,7 +103,7 @@ class Page(gr.Blocks):
 
 
 def build_page(
-    decoder: Decoder, examples: Sequence[Path], max_queue: int, with_survey: bool = False,
+    decoding: VisitorDecoding, examples: Sequence[Path], max_queue: int, with_survey: bool = False,
     root_path: str = "",
 ) -> gr.Blocks:
     """Build the page, under the path `root_path` of a proxy, with a queue of at most `max_queue`
@@ -112,17 +112,17 @@ def build_page(
     The examples are pictures in Gradio's folder of temporary files; the first one is chosen
     initially.
     """
-    page = Page(title=TITLE, analytics_enabled=False, fill_width=True)
+    page = DemoBlocks(title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown("# superres", elem_id="head")
         with gr.Tabs():
             with gr.Tab("Upscale"):
-                upscale_tab(decoder, examples)
+                upscale_tab(decoding, examples)
             with gr.Tab("Batch"):
-                batch_tab(decoder)
-            if decoder.translator is not None:
+                batch_tab(decoding)
+            if decoding.translator is not None:
                 with gr.Tab("Translate"):
-                    translate_tab(decoder, decoder.translator)
+                    translate_tab(decoding, decoding.translator)
             if with_survey:
                 address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
                 survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or "
@@ -177,7 +177,7 @@ def guarded(app: ASGIApp, embedders: Sequence[str] = ()) -> ASGIApp:
 
 
 def build_server(
-    page: gr.Blocks, decoder: Decoder, folder: Path, pictured: Pixels,
+    page: gr.Blocks, decoding: VisitorDecoding, folder: Path, pictured: Pixels,
     auth: list[tuple[str, str]] | None = None, root_path: str = "", survey: ASGIApp | None = None,
     embedders: Sequence[str] = (),
 ) -> FastAPI:
@@ -207,13 +207,13 @@ def build_server(
     @server.get("/health")
     def health() -> JSONResponse:
         return JSONResponse({
-            "status": "stopping" if decoder.is_closing else "ok", "busy": decoder.is_busy,
+            "status": "stopping" if decoding.is_closing else "ok", "busy": decoding.is_busy,
             "waiting": len(page._queue), "max_queue": page._queue.max_size,
-            "checkpoint": decoder.upscaler.name, "revision": decoder.upscaler.revision,
-            "device": str(decoder.upscaler.device),
-        }, 503 if decoder.is_closing else 200)
+            "checkpoint": decoding.upscaler.name, "revision": decoding.upscaler.revision,
+            "device": str(decoding.upscaler.device),
+        }, 503 if decoding.is_closing else 200)
 
-    preview = Preview(decoder, pictured)
+    preview = Preview(decoding, pictured)
 
     @server.get(CARD_PATH)
     async def card() -> Response:
@@ -233,7 +233,7 @@ def build_server(
     gr.mount_gradio_app(
         server, page, path="/", auth=auth, root_path=root_path or None,
         max_file_size=MAX_FILE_BYTES, theme=THEME, css_paths=sorted(STATIC.glob("*.css")),
-        head=f"<style>{face_styles(decoder.upscaler.face_task.target)}</style>{scripts}",
+        head=f"<style>{face_styles(decoding.upscaler.face_task.target)}</style>{scripts}",
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False,
         mcp_server=False, show_error=True)
     # Gradio regards a mounted page as not launched. It would then accept files that were not
@@ -265,7 +265,7 @@ def configure(app: FastAPI, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Confi
                          proxy_headers=True, forwarded_allow_ips=None)
 
 
-def serve(app: FastAPI, decoder: Decoder, listening: socket.socket, folder: Path) -> None:
+def serve(app: FastAPI, decoding: VisitorDecoding, listening: socket.socket, folder: Path) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM, which also stop what is being read and
     decoded.
 
@@ -273,7 +273,7 @@ def serve(app: FastAPI, decoder: Decoder, listening: socket.socket, folder: Path
     """
     def stop() -> None:
         logging.getLogger(__name__).info("stopping")
-        decoder.close()
+        decoding.close()
         stop_reading()
 
     # uvicorn raises the signal again after stopping

@@ -24,7 +24,7 @@ from superres.pipeline.translator import Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.drawing import is_complete
 
 MAX_LINES = 20
@@ -41,17 +41,17 @@ EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the s
                    "A girl in a red shirt is standing in front of a house and eating an ice "
                    "cream.")}
 """Example sentences by source language; they describe scenes as Multi30k does."""
-INTRODUCTION = """{} becomes {}, several tokens per step. The bundled model knows captions of photographs; it
-translates other sentences badly."""
+INTRODUCTION = """{} becomes {}, several tokens per step. The bundled model knows captions of
+photographs; it translates other sentences badly."""
 HINT = ('<p class="sr-hint">The translation will appear here, step by step. The tokens of a step '
-        'share a colour ' "and the number of the step.</p>")
+        "share a colour and the number of the step.</p>")
 Times = list[tuple[int, float]]
 """Times of a decoding's frames: the model calls so far, which increase, and the seconds of
 decoding."""
 
 
-def translate_tab(decoder: Decoder, translator: Translator) -> None:
-    """Lay out the tab of the decoder's `translator`."""
+def translate_tab(decoding: VisitorDecoding, translator: Translator) -> None:
+    """Lay out the tab of the decoding's `translator`."""
     source, target = (LANGUAGES.get(tag, tag) for tag in translator.languages)
     gr.Markdown(INTRODUCTION.format(source, target), elem_classes="sr-introduction")
     examples = EXAMPLES.get(translator.languages[0], ())
@@ -72,17 +72,17 @@ def translate_tab(decoder: Decoder, translator: Translator) -> None:
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, "
                     "without blocks."))
         with gr.Column(scale=3, min_width=300):
-            (run, race), bar = controls.buttons_of(decoder, "-text", "translation", "Translate",
+            (run, race), bar = controls.buttons_of(decoding, "-text", "translation", "Translate",
                                                    "Race", verb="Translating")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
     for triggers, is_race in (([run.click, text.submit], False), ([race.click], True)):
-        controls.decode_on(triggers, functools.partial(translate_for_page, decoder, translator,
+        controls.decode_on(triggers, functools.partial(translate_for_page, decoding, translator,
                                                        is_race),
                            [text, *settings], [live], bar)
     controls.note_changes(bar, [text, *settings])
-    endpoint(decoder, translator, settings)
+    endpoint(decoding, translator, settings)
 
 
 def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
@@ -116,7 +116,7 @@ def lines_of(text: Value) -> list[str]:
 
 
 def translate_for_page(
-    decoder: Decoder, translator: Translator, is_race: bool, text: Value, *settings: Value,
+    decoding: VisitorDecoding, translator: Translator, is_race: bool, text: Value, *settings: Value,
 ) -> Iterator[str]:
     """Translate, also one token per step if it is a race, and yield the HTML of the page."""
     lines, variant = lines_of(text), variant_of(translator.default, *settings)
@@ -126,8 +126,8 @@ def translate_for_page(
         variants = {"One token per step": translator.default.sequential(), name: variant}
     times: dict[str, Times] = {name: [] for name in variants}
     is_first = True
-    for frames, is_due in with_due(decoder.translate("translate", lines, variants),
-                                   decoder.frame_seconds):
+    for frames, is_due in with_due(decoding.translate("translate", lines, variants),
+                                   decoding.frame_seconds):
         for name, frame in frames.items():
             if not times[name] or frame.model_calls > times[name][-1][0]:
                 times[name].append((frame.model_calls, frame.seconds))
@@ -152,13 +152,13 @@ def with_due(
             due = time.monotonic() + frame_seconds
 
 
-def endpoint(decoder: Decoder, translator: Translator,
+def endpoint(decoding: VisitorDecoding, translator: Translator,
              settings: Sequence[gr.components.Component]) -> None:
     """Add the endpoint `/translate`, which streams translations and a report to programs."""
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         variant = variant_of(translator.default, *values)
-        steps = decoder.translate("translate", lines_of(lines), {"": variant})
-        for frames, is_due in with_due(steps, decoder.frame_seconds):
+        steps = decoding.translate("translate", lines_of(lines), {"": variant})
+        for frames, is_due in with_due(steps, decoding.frame_seconds):
             if is_due:
                 yield frames[""].texts, report_of(translator, variant, frames[""])
 
@@ -220,11 +220,13 @@ def translations_html(
                      f"{steps_html(translator, result)}</section>")
     tag, texts = translator.languages[1], list(frames.values())[-1].texts
     plain = escape("\n" + "\n".join(texts))  # HTML ignores a first line break
+    stepper = text_stepper(translator, frames) if is_complete(frames) else ""
     return (f'<div class="sr-result"><div class="sr-variants">{"".join(parts)}</div>'
             f"{hints_html(translator, frames, slower)}"
-            f"{drawing.fold('Step through it', text_stepper(translator, frames)) if is_complete(frames) else ''}"
-            f'<label class="sr-plain">{escape(LANGUAGES.get(tag, tag))}<textarea readonly lang="{escape(tag)}" '
-            f'rows="{max(2, len(texts))}">{plain}</textarea></label></div>')
+            f"{stepper and drawing.fold('Step through it', stepper)}"
+            f'<label class="sr-plain">{escape(LANGUAGES.get(tag, tag))}'
+            f'<textarea readonly lang="{escape(tag)}" rows="{max(2, len(texts))}">'
+            f"{plain}</textarea></label></div>")
 
 
 def lines_html(translator: Translator, lines: Sequence[str], result: Translated, times: Times,
@@ -240,8 +242,9 @@ def lines_html(translator: Translator, lines: Sequence[str], result: Translated,
             html = (f"<span{seconds}>{escape(line.text)}</span>" if source.strip()
                     else "<i>an empty line</i>")
         items.append(f"<li>{html}</li>")
-    return (f'<ol class="sr-text{" sr-replay" if times else ""}{" sr-single" if len(items) == 1 else ""}" '
-            f'lang="{escape(translator.languages[1])}">{"".join(items)}</ol>')
+    looks = f'sr-text{" sr-replay" if times else ""}{" sr-single" if len(items) == 1 else ""}'
+    return (f'<ol class="{looks}" lang="{escape(translator.languages[1])}">'
+            f'{"".join(items)}</ol>')
 
 
 def blocks_html(translator: Translator, traces: Sequence[RowTrace], times: Times,
@@ -300,7 +303,8 @@ def text_stepper(translator: Translator, frames: dict[str, Translated]) -> str:
     none has a trace."""
     decodes = [
         {"name": f"{name}, line {number}" if name else f"Line {number}",
-         "seconds": result.seconds, "parts": [_stepper_part(translator, trace) for trace in line.traces]}
+         "seconds": result.seconds,
+         "parts": [_stepper_part(translator, trace) for trace in line.traces]}
         for name, result in reversed(frames.items())
         for number, line in enumerate(result, 1) if line.traces]
     return drawing.stepper("text", decodes, translator.languages[1]) if decodes else ""

@@ -72,11 +72,11 @@ def requests_before(
     visitor, left, now = waiting[place], list(range(len(waiting))), list(inside)
     count = sum(one != visitor for one in inside)
     while True:
-        taken = next_place([waiting[number] for number in left], now, most, most_of_address)
-        if taken is None:
+        chosen = next_place([waiting[number] for number in left], now, most, most_of_address)
+        if chosen is None:
             del now[0]  # who is inside leaves in the order of joining
             continue
-        number = left.pop(taken)
+        number = left.pop(chosen)
         if number == place:
             return count
         count += waiting[number] != visitor

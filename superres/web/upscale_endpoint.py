@@ -16,29 +16,29 @@ from superres.tasks.photos import DEFAULT_CROP
 from superres.tasks.pictures import Picture
 from superres.web import controls, crops, drawing
 from superres.web.controls import Value
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.files import new_folder, path_of
 
 
-def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
+def endpoint(decoding: VisitorDecoding, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
     def upscale(
         image: Value, crop: str, start: float, samples: float, keep: str, finish: str,
         *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = resolve_options(controls.options_of(decoder.upscaler.default, values),
-                                  decoder.upscaler)
-        task = decoder.upscaler.face_task.from_size(controls.whole_number("start", start))
-        deadline = decoder.deadline()
+        options = resolve_options(controls.options_of(decoding.upscaler.default, values),
+                                  decoding.upscaler)
+        task = decoding.upscaler.face_task.from_size(controls.whole_number("start", start))
+        deadline = decoding.deadline()
         found = crops.reduce_picture(path_of(image),
                                      lambda pixels: crops.subjects(pixels, task, crop), task.source,
                                      deadline=deadline)
         subject = max(found, key=lambda one: 0 if one.crop is None else one.crop.size)
         squares = [one.crop.setting for one in found if one.crop is not None]
-        upscaler = decoder.upscaler.from_size(len(subject.source))
+        upscaler = decoding.upscaler.from_size(len(subject.source))
         count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
         check_keep(keep or None, count, finish)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count,
+        for frames in decoding.upscale("upscale", subject.source[None], {"": options}, count,
                                       deadline, judged=bool(keep), finish=finish):
             result, paths = frames[""], list[str]()
             if keep and result.is_complete:
@@ -54,12 +54,12 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
         crop = gr.Textbox(DEFAULT_CROP, label="crop")
-        start = gr.Number(decoder.upscaler.face_task.source, label="start")
+        start = gr.Number(decoding.upscaler.face_task.source, label="start")
         samples = gr.Number(1, label="samples")
         keep = gr.Textbox("", label="keep")
         finish = gr.Textbox(FINISHES[0], label="finish")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
-        handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
+        handler = controls.named(upscale, *controls.offered(decoding.upscaler.default, FACES))
         gr.Button("upscale").click(handler, [image, crop, start, samples, keep, finish, *settings],
                                    [files, report], api_name="upscale", **controls.QUEUED)
 

@@ -23,7 +23,7 @@ from superres.tasks.pictures import MAX_PIXELS, Pixels
 from superres.web import controls, crops, drawing
 from superres.web.content import HOW, LIMITS, TEMPERATURE, introduction
 from superres.web.controls import Value
-from superres.web.decoding import Deadline, Decoder
+from superres.web.decoding import Deadline, VisitorDecoding
 from superres.web.drawing import caption_of, is_complete, numbers_of
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.finishing import LATEST, finished_face, question_of
@@ -38,88 +38,89 @@ HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, an
         "they are drawn.</p>")
 
 
-def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
+def upscale_tab(decoding: VisitorDecoding, examples: Sequence[Path]) -> None:
     """Lay out the tab with its examples, of which the first one is chosen initially."""
-    heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
+    heads, task = decoding.upscaler.model_config.prediction_heads, decoding.upscaler.face_task
     gr.Markdown("## {}\n\n{}".format(*introduction(task)), elem_classes="sr-introduction")
-    painted, upload, chosen = paint_box(decoder, examples)
-    first = example_of(decoder, examples[0])
+    painted, upload, chosen = paint_box(decoding, examples)
+    first = example_of(decoding, examples[0])
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             square, start = crops.crop_controls(upload, chosen, examples[0], task)
         with gr.Column(scale=3, min_width=300):
             (run, race, draw, other), bar = controls.buttons_of(
-                decoder, "", "results", "Upscale", "Race", "Draw samples", "Other samples")
+                decoding, "", "results", "Upscale", "Race", "Draw samples", "Other samples")
             results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     with gr.Accordion("Lab: decoding settings", open=False):
-        settings = controls.decoding_controls(decoder.upscaler.default, heads)
+        settings = controls.decoding_controls(decoding.upscaler.default, heads)
         samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
                             info=f"Drawn at temperature {TEMPERATURE} if the temperature above is "
                             "0.")
     gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
-    gr.HTML(race_html(decoder, None if first is None else first.truth), elem_id="first-race",
+    gr.HTML(race_html(decoding, None if first is None else first.truth), elem_id="first-race",
             padding=False)
     gr.Markdown(f"{LIMITS} {LARGEST}", elem_classes="sr-introduction")
-    seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
+    seed = settings[list(controls.offered(decoding.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
-        controls.decode_on([button.click], functools.partial(upscale_for_page, decoder, is_race),
+        controls.decode_on([button.click], functools.partial(upscale_for_page, decoding, is_race),
                            [upload, square, start, painted, *settings], [results], bar)
     next_seed = other.click(lambda value: (controls.whole_number("seed", value) + 1) % 2**63, seed,
                             seed, **controls.INSTANT)
     controls.decode_on([draw.click, next_seed.then],
-                       functools.partial(sheet_for_page, decoder),
+                       functools.partial(sheet_for_page, decoding),
                        [upload, square, start, painted, samples, *settings], [results], bar)
     controls.note_changes(bar, [upload, square, start, painted, samples, *settings])
-    answer("finish", functools.partial(finished_face, decoder))
-    endpoint(decoder, settings)
+    answer("finish", functools.partial(finished_face, decoding))
+    endpoint(decoding, settings)
 
 
-def example_of(decoder: Decoder, path: Path) -> crops.Subject | None:
-    """Return the input of the decoder's warm-up, with the truth if it is from the picture `path`;
+def example_of(decoding: VisitorDecoding, path: Path) -> crops.Subject | None:
+    """Return the input of the decoding's warm-up, with the truth if it is from the picture `path`;
     None without one."""
-    if decoder.example is None or decoder.example.sources is None:
+    if decoding.example is None or decoding.example.sources is None:
         return None
-    source, task = decoder.example.sources[0], decoder.upscaler.face_task
+    source, task = decoding.example.sources[0], decoding.upscaler.face_task
     found = crops.reduce_picture(path, lambda image: crops.subjects(image, task), task.source)
     return next((subject for subject in found if np.array_equal(subject.source, source)),
                 crops.Subject(source))
 
 
 def upscale_for_page(
-    decoder: Decoder, is_race: bool, upload: Value, square: Value, start: Value, painted: Value,
-    *settings: Value,
+    decoding: VisitorDecoding, is_race: bool, upload: Value, square: Value, start: Value,
+    painted: Value, *settings: Value,
 ) -> Iterator[str]:
     """Upscale, in a race also one pixel value per step, and yield the page's HTML: the live view,
     then the results."""
-    options = resolve_options(controls.options_of(decoder.upscaler.default, settings),
-                              decoder.upscaler)
+    options = resolve_options(controls.options_of(decoding.upscaler.default, settings),
+                              decoding.upscaler)
     variants = {"": options}
     if is_race:
         variants = {"One pixel value per step": options.sequential(), "In blocks": options}
-    deadline = decoder.deadline()
-    subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
+    deadline = decoding.deadline()
+    subject = subject_of(decoding.upscaler.face_task, upload, square, start, painted, deadline)
     asks = question_of(subject.source, options, list(settings))
-    yield from views_of(decoder, "race" if is_race else "upscale", subject, variants, deadline,
+    yield from views_of(decoding, "race" if is_race else "upscale", subject, variants, deadline,
                         asks=asks)
 
 
 def sheet_for_page(
-    decoder: Decoder, upload: Value, square: Value, start: Value, painted: Value, samples: float,
-    *settings: Value,
+    decoding: VisitorDecoding, upload: Value, square: Value, start: Value, painted: Value,
+    samples: float, *settings: Value,
 ) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
-    options = sampled(controls.options_of(decoder.upscaler.default, settings))
-    variants = {"": resolve_options(options, decoder.upscaler)}
-    deadline, count = decoder.deadline(), controls.whole_number("samples", samples, 1,
+    options = sampled(controls.options_of(decoding.upscaler.default, settings))
+    variants = {"": resolve_options(options, decoding.upscaler)}
+    deadline, count = decoding.deadline(), controls.whole_number("samples", samples, 1,
                                                                 controls.MAX_SAMPLES)
-    subject = subject_of(decoder.upscaler.face_task, upload, square, start, painted, deadline)
-    yield from views_of(decoder, "samples", subject, variants, deadline, count)
+    subject = subject_of(decoding.upscaler.face_task, upload, square, start, painted, deadline)
+    yield from views_of(decoding, "samples", subject, variants, deadline, count)
 
 
 def views_of(
-    decoder: Decoder, purpose: str, subject: crops.Subject, variants: dict[str, DecodeConfig], deadline: Deadline,
-    count: int = 1, asks: dict[str, Any] = {},  # noqa: B006 -- not changed
+    decoding: VisitorDecoding, purpose: str, subject: crops.Subject,
+    variants: dict[str, DecodeConfig], deadline: Deadline, count: int = 1,
+    asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> Iterator[str]:
     """Decode `count` pictures with each variant, and yield their live view, and at the end the
     results.
@@ -128,9 +129,9 @@ def views_of(
     """
     options = list(variants.values())[-1]
     LATEST.note("")  # nobody waits for the finished face of an earlier decode
-    for frames in decoder.upscale(purpose, subject.source[None], variants, count, deadline,
+    for frames in decoding.upscale(purpose, subject.source[None], variants, count, deadline,
                                   judged=True):
-        shown = results_html(decoder.upscaler, subject, options, frames,
+        shown = results_html(decoding.upscaler, subject, options, frames,
                              asks) if is_complete(frames) else (
                                  frames_html(frames))
         yield f'<div class="sr-result">{shown}</div>'
@@ -171,7 +172,8 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
 
 
 def results_html(
-    upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
+    upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig,
+    frames: Mapping[str, Upscaled],
     asks: dict[str, Any] = {},  # noqa: B006 -- not changed
 ) -> str:
     """Return the results of the last variant, whose settings are `options`: the picture, and its
@@ -179,14 +181,16 @@ def results_html(
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
     whose = " The details below are of the face as the model drew it." if asks else ""
+    folds = {
+        "Where one can rely on it": drawing.reliability(result, names_of(result)[0]),
+        "Step through it": per_stage(result, faces_stepper),
+        "Where blocks were accepted": per_stage(result, blocks_html),
+        "The same on the command line": command_html(upscaler, subject, options, result)}
     return (f"{frames_html(frames) if len(frames) > 1 else ''}"
             f"{viewer_html(stage, subject, options, result, asks)}"
             f'<p class="sr-hint" role="status">{summary_of(result)}{whose}</p>'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
-            f"{drawing.fold('Where one can rely on it', drawing.reliability(result, names_of(result)[0]))}"
-            f"{drawing.fold('Step through it', per_stage(result, faces_stepper))}"
-            f"{drawing.fold('Where blocks were accepted', per_stage(result, blocks_html))}"
-            f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
+            + "".join(drawing.fold(name, content) for name, content in folds.items()))
 
 
 def summary_of(result: Upscaled) -> str:
@@ -251,8 +255,9 @@ def size_of(image: Pixels) -> str:
 
 def pictures_html(subject: crops.Subject, result: Upscaled) -> str:
     """Return the pictures of `compared` with their scores."""
-    note = "" if subject.truth is None else \
-        '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is closer.</p>'
+    note = "" if subject.truth is None else (
+        '<p class="sr-hint">dB (PSNR) and SSIM compare each picture with the truth; higher is '
+        "closer.</p>")
     return drawing.figures([
         drawing.figure(image,
                        caption_of(name, image, None if image is subject.truth else subject.truth),

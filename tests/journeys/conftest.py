@@ -76,7 +76,7 @@ def demo(browser, kept, checkpoints):
     translator.default = DecodeConfig(block_size=4)  # as that of the bundled checkpoint
     upscaler = Upscaler.load(checkpoints / "8to32", "cpu")
     with running(upscaler, translator=translator, survey=study_app(store, study)) as served:
-        served.decoder.warm_up()
+        served.decoding.warm_up()
         yield served
 
 
@@ -132,10 +132,10 @@ def visit(context_of, demo, screenshots, request):
 @pytest.fixture
 def frames(demo, monkeypatch):
     """What allows the frames of faces and translations one by one."""
-    allowed, decoder = Frames(0), demo.decoder
-    for one in (decoder.upscaler, decoder.translator):
+    allowed, decoding = Frames(0), demo.decoding
+    for one in (decoding.upscaler, decoding.translator):
         monkeypatch.setattr(one, "stream", allowed.of(one.stream))
-    monkeypatch.setattr(decoder, "frame_seconds", 0.0)
+    monkeypatch.setattr(decoding, "frame_seconds", 0.0)
     yield allowed
     allowed.release(ALL)
 

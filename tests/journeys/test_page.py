@@ -63,7 +63,7 @@ def watch_a_decode(page, demo, frames):
     page.wait_for_selector("#stop", state="hidden")
     assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
-    expected = demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)])
+    expected = demo.decoding.upscaler.decode(source[None], keys=[image_key(source, 1)])
     see_as_drawn(page)
     face = picture(page.locator("#results a.sr-download").first.get_attribute("href"))
     np.testing.assert_array_equal(np.asarray(face), expected.images[0])
@@ -82,7 +82,7 @@ def stop_a_decode(page, demo, frames):
     with page.expect_request("**/cancel"):
         page.click("#stop")
     # the decoding ends between two frames
-    wait(lambda: frames.release() or not demo.decoder.is_busy)
+    wait(lambda: frames.release() or not demo.decoding.is_busy)
     frames.release(ALL)
     page.locator(".sr-actions").get_by_text("Stopped before the end.").wait_for()
     assert "100 %" not in page.inner_text("#results")
@@ -149,7 +149,7 @@ def test_an_old_result_does_not_pass_for_that_of_a_failed_decode(visit, demo, mo
     page = visit()
     choose(page, FACES[2])
     decode(page, "#run")
-    monkeypatch.setattr(demo.decoder, "time_limit", -1.0)
+    monkeypatch.setattr(demo.decoding, "time_limit", -1.0)
     page.click("#run")
     note = page.locator("#results > .sr-stale")
     note.get_by_text("This is not its result.").wait_for()
@@ -185,7 +185,7 @@ def test_the_keyboard_alone_is_enough(visit):
 
 
 def test_a_password_opens_the_page(browser, demo):
-    with (running(demo.decoder.upscaler, auth=[("eve", "secret")]) as served,
+    with (running(demo.decoding.upscaler, auth=[("eve", "secret")]) as served,
           browser.new_context() as context):
         context.set_default_timeout(60_000)
         page, failed = context.new_page(), []

@@ -45,7 +45,7 @@ def drawn(page):
 
 
 def face_for(demo, source):
-    return demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
+    return demo.decoding.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
 
 
 def text_of(source):
@@ -90,10 +90,10 @@ def test_other_people_have_the_same_pixels_and_can_be_chosen(visit, demo):
     page = visit()
     page.get_by_role("button", name="Smiley").click()
     face, source = drawn(page), pixels_of(page)
-    options = sampled(demo.decoder.upscaler.default)
+    options = sampled(demo.decoding.upscaler.default)
 
     def expected(seed):
-        return demo.decoder.upscaler(source[None], options.changed({"seed": seed}),
+        return demo.decoding.upscaler(source[None], options.changed({"seed": seed}),
                                      samples=OTHERS).images
 
     def shown():
@@ -156,8 +156,8 @@ def test_a_link_holds_the_pixels_and_the_chosen_person(visit, demo, rng):
     drawn(other)
     assert "of the link" not in other.inner_text(".sr-told")
     warmer = visit(link.removeprefix(demo.url).replace("t=0.7", "t=1.3"))
-    options = demo.decoder.upscaler.default.changed({"temperature": 1.3})
-    np.testing.assert_array_equal(drawn(warmer), demo.decoder.upscaler(source[None], options,
+    options = demo.decoding.upscaler.default.changed({"temperature": 1.3})
+    np.testing.assert_array_equal(drawn(warmer), demo.decoding.upscaler(source[None], options,
                                                                        samples=OTHERS).images[1])
 
 
@@ -407,7 +407,7 @@ def test_while_a_photo_is_read_the_box_says_so_and_the_old_face_is_pale(visit):
 def test_what_goes_wrong_is_said_where_the_face_would_be(visit, demo, monkeypatch):
     page = visit()
     drawn(page)
-    monkeypatch.setattr(demo.decoder, "time_limit", -1.0)
+    monkeypatch.setattr(demo.decoding, "time_limit", -1.0)
     page.get_by_role("button", name="Creeper").click()
     page.wait_for_selector(".sr-paint[data-state=failed]")
     assert "was stopped" in page.inner_text(".sr-told")

@@ -64,7 +64,7 @@ def split(page):
 def samples_of(demo, path, count, seed):
     """Return the samples that a sheet of a picture must show, the likeliest first, and their
     numbers."""
-    source, upscaler = read_image(path), demo.decoder.upscaler
+    source, upscaler = read_image(path), demo.decoding.upscaler
     options = upscaler.default.changed({"temperature": 0.7, "seed": seed})
     drawn = upscaler(source[None], options, samples=count).by_likelihood(count)
     return drawn.images, drawn.samples
@@ -144,7 +144,7 @@ def replace_results(page, demo):
         choose_face(page, face)
         upscale(page)
         source = read_image(FACES[face])
-        expected = demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
+        expected = demo.decoding.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
         np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))),
                                       expected)
         assert page.locator("superres-viewer input[type=range]").count() == 1
@@ -213,7 +213,7 @@ def make_results_stale_by_the_input_and_by_a_setting(page):
 def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkpoints, tmp_path,
                                                              monkeypatch):
     # no frame between two results: they come at once
-    monkeypatch.setattr(demo.decoder, "frame_seconds", 60)
+    monkeypatch.setattr(demo.decoding, "frame_seconds", 60)
     page = visit()
     settings(page)
     page.get_by_role("button", name="Astronaut").click()
@@ -228,20 +228,20 @@ def test_results_are_drawn_kept_replaced_and_marked_as_stale(visit, demo, checkp
 @pytest.fixture
 def held(demo, monkeypatch):
     """An event without which no face is finished, and the number of faces that were asked for."""
-    go, finish, asked = threading.Event(), demo.decoder.finish, []
+    go, finish, asked = threading.Event(), demo.decoding.finish, []
 
     def finish_then(*arguments, **settings):
         asked.append(arguments)
         assert go.wait(300)
         return finish(*arguments, **settings)
 
-    monkeypatch.setattr(demo.decoder, "finish", finish_then)
+    monkeypatch.setattr(demo.decoding, "finish", finish_then)
     yield go, asked
     go.set()
 
 
 def finished_of(demo, face):
-    return demo.decoder.upscaler(read_image(FACES[face])[None], finish="mean").images[0]
+    return demo.decoding.upscaler(read_image(FACES[face])[None], finish="mean").images[0]
 
 
 def shown(page):
@@ -317,7 +317,7 @@ def test_the_choice_of_the_drawn_face_lasts_and_the_finished_one_comes_when_aske
         upscale(page)
         see_as_drawn(page)
     assert len(asked) <= 1
-    drawn = demo.decoder.upscaler.decode(read_image(FACES[2])[None],
+    drawn = demo.decoding.upscaler.decode(read_image(FACES[2])[None],
                                          keys=[image_key(read_image(FACES[2]), 1)]).images[0]
     np.testing.assert_array_equal(shown(page), drawn)
     page.get_by_role("radio", name="Finished").check()
@@ -335,7 +335,7 @@ def test_where_no_face_is_finished_the_drawn_one_stays_with_the_reason(visit, de
 
     page = visit()
     with monkeypatch.context() as patch:
-        patch.setattr(demo.decoder, "finish", refuse)
+        patch.setattr(demo.decoding, "finish", refuse)
         choose_face(page, 1)
         upscale(page)
         page.get_by_text("Too many of your requests wait; try again in a minute.").wait_for()
@@ -362,7 +362,7 @@ def test_the_next_decode_does_not_wait_for_a_finished_face(visit, demo, monkeypa
     page = visit()
     choose_face(page, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(demo.decoder, "finish", finish)
+        patch.setattr(demo.decoding, "finish", finish)
         upscale(page)
         page.get_by_text("Drawing the finished face…").wait_for()
         decode(page, "#draw")

@@ -36,7 +36,7 @@ def shown(page):
 
 def test_a_large_face_is_drawn_from_the_second_stage_on_if_the_visitor_asks(visit, cascade,
                                                                             tmp_path):
-    upscaler = cascade.decoder.upscaler
+    upscaler = cascade.decoding.upscaler
     page = visit("/?__theme=dark", cascade, viewport={"width": 390, "height": 900},
                  color_scheme="dark")
     Image.fromarray(data.astronaut()).save(tmp_path / "photo.png")
@@ -93,7 +93,7 @@ def test_the_choice_of_a_size_is_hidden_for_small_inputs_which_are_stepped_throu
     page.locator("#results summary", has_text="Step through it").click()
     page.locator("#results .sr-scrubber").last.press("Home")
     source = read_image(FACES[0])
-    small = cascade.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).earlier.images[0]
+    small = cascade.decoding.upscaler.decode(source[None], keys=[image_key(source, 1)]).earlier.images[0]
     page.wait_for_function(
         "[...document.querySelectorAll('superres-stepper')].at(-1).view.below.complete")
     seen = picture(
@@ -109,7 +109,7 @@ def test_the_left_side_stays_at_the_first_stage_of_whichever_sample_is_chosen(vi
     choose_face(page, 0)
     decode(page, "#draw")
     page.get_by_label("Left side").select_option("Stage 1 of 2, 32x32")
-    source, upscaler = read_image(FACES[0]), cascade.decoder.upscaler
+    source, upscaler = read_image(FACES[0]), cascade.decoding.upscaler
     drawn = upscaler(source[None], upscaler.default.changed({"temperature": 0.7}),
                      samples=9).by_likelihood(9)
     for row in (0, 8):
@@ -128,7 +128,7 @@ COUNTS = ("[...document.querySelectorAll('superres-race canvas')].map(one => "
 def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, cascade):
     moving = visit("/", cascade)
     still = visit("/", cascade, viewport={"width": 390, "height": 900}, reduced_motion="reduce")
-    example = cascade.decoder.example
+    example = cascade.decoding.example
     most = sum(trace.iterations for stage in example.stages for trace in stage.traces)
     still.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
     single, blocks = still.evaluate(f"document.querySelector('superres-race').show({most}), "

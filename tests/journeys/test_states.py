@@ -139,13 +139,13 @@ class Visit:
             self.page.press("#text textarea", "Shift+Enter")
 
     def hold(self):
-        """Let another visitor have the decoder."""
+        """Let another visitor have the decoding."""
         self.held.enter_context(self.other_turn())
 
     def other_turn(self):
         token = VISITOR.set(OTHER)
         try:
-            turn = self.demo.decoder._turns.turn()
+            turn = self.demo.decoding._turns.turn()
             stack = ExitStack()
             stack.enter_context(turn)
             return stack
@@ -153,10 +153,10 @@ class Visit:
             VISITOR.reset(token)
 
     def begin(self):
-        self.patch.setattr(self.demo.decoder, "is_closing", False)
+        self.patch.setattr(self.demo.decoding, "is_closing", False)
         self.held.close()
         self.frames.hold()
-        wait(lambda: not self.demo.decoder._turns._inside + self.demo.decoder._turns._waiting, 30)
+        wait(lambda: not self.demo.decoding._turns._inside + self.demo.decoding._turns._waiting, 30)
         self.hold()
         self.has_turn, self.begun = False, self.begun + 1
         self.page.click(f"#run{self.tab.suffix}")
@@ -181,7 +181,7 @@ class Visit:
             self.cancelled.pop().continue_()
             self.frames.release(ALL)
             return
-        self.patch.setattr(self.demo.decoder, "is_closing", True)
+        self.patch.setattr(self.demo.decoding, "is_closing", True)
         self.held.close()
         self.frames.release(ALL)
 
@@ -240,7 +240,7 @@ def test_a_waiting_visitor_hears_how_many_are_before_and_no_seconds(visit, demo,
     page.wait_for_function("document.querySelectorAll('.sr-others img').length > 0")
     for number in range(4):
         assert demo.join(f"visitor {number}", **FAST).status_code == 200
-    wait(lambda: len(demo.decoder._turns._waiting) == 3)
+    wait(lambda: len(demo.decoding._turns._waiting) == 3)
     page.click("#run")
     words = page.locator(".sr-actions:has(#run) .sr-state")
     # in Gradio's queue: four of an address are under way

@@ -67,7 +67,7 @@ def record(pipeline, monkeypatch):
 @pytest.fixture
 def recorded(demo, monkeypatch):
     """The frames of the faces that the page asks for."""
-    return record(demo.decoder.upscaler, monkeypatch)
+    return record(demo.decoding.upscaler, monkeypatch)
 
 
 def walk(page, recorded):
@@ -136,7 +136,7 @@ def play(page):
 def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, monkeypatch):
     page = visit(reduced_motion="reduce")
     text = "the small red dog sees a man"
-    translator = demo.decoder.translator
+    translator = demo.decoding.translator
     frames = record(translator, monkeypatch)
     translate(page, text)
     result = frames[-1]

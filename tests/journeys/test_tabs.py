@@ -45,7 +45,7 @@ def styles(page, selector, *names):
 
 def see_blocks_by_colour_line_and_number(page, demo):
     translate(page)
-    result = demo.decoder.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
+    result = demo.decoding.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
     assert page.input_value("#translation textarea") == "\n".join(result.texts)
     lines = page.locator("#translation .sr-text li")
     assert lines.all_inner_texts() == [result.texts[0], "an empty line", result.texts[2]]
@@ -84,13 +84,13 @@ def race_with_and_without_beam_search(page):
 def show_odd_text_as_text(page, demo, monkeypatch):
     odd = "<b>1</b> ${1+1} {{2+2}} &lt;"
 
-    stream = demo.decoder.translator.stream
+    stream = demo.decoding.translator.stream
 
     def odd_stream(*arguments, **keywords):
         *_, last = stream(*arguments, **keywords)
         yield replace(last, texts=[odd], traces=[[]])
 
-    monkeypatch.setattr(demo.decoder.translator, "stream", odd_stream)
+    monkeypatch.setattr(demo.decoding.translator, "stream", odd_stream)
     translate(page, "a dog")
     assert page.inner_text("#translation .sr-text li") == odd
     assert page.input_value("#translation textarea") == odd
@@ -107,7 +107,7 @@ def test_a_translation_shows_its_blocks_races_and_is_shown_as_text(visit, demo, 
 def test_a_fast_translation_is_replayed_but_not_to_visitors_who_want_no_motion(visit, demo,
                                                                                monkeypatch):
     # too fast to see on a busy machine, too
-    monkeypatch.setattr(demo.decoder, "frame_seconds", 60.0)
+    monkeypatch.setattr(demo.decoding, "frame_seconds", 60.0)
     moving, still = visit(reduced_motion="no-preference"), visit(reduced_motion="reduce")
     for page in (moving, still):
         translate(page)

@@ -49,7 +49,7 @@ from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.resources import NGRAMS
 from superres.pipeline.upscaler import Upscaler
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from tests.proofs.test_consistency import assert_consistent
 from tests.proofs.test_native import PreparedModel, Sessions, assert_same_decode
 from tests.proofs.test_refill import refilled
@@ -414,7 +414,7 @@ def by_each_door(upscaler, folder, given, output, capsys):
                 else np.asarray(Image.open(output / "input.png")))
 
     def page(options):
-        decoder = Decoder(upscaler)
+        decoder = VisitorDecoding(upscaler)
         *_, frames = decoder.upscale("test", source, {"": options})
         assert np.array_equal(decoder.draw("test", source[0], options).images, frames[""].images)
         return frames[""].images[0]

@@ -34,7 +34,7 @@ from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
 from superres.web.crops import crop_of, take
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.upscale_tab import subject_of, views_of
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     assert "&quot;least&quot;: 6" in element
     assert "6x6: the model&#x27;s input" in preview
     assert take(photo, TASK, parse_crop(square)).source.shape == (6, 6, 3)
-    decoder = Decoder(toy, frame_seconds=0)
+    decoder = VisitorDecoding(toy, frame_seconds=0)
     upload = {"path": str(tmp_path / "photo.png")}
     subject = subject_of(TASK, upload, "", 6, "", decoder.deadline())
     assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))

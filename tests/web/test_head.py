@@ -97,7 +97,7 @@ def test_the_picture_is_a_card_of_its_size_with_the_mark(demo):
     answer = HTTP.get(values["og:image"])
     assert answer.headers["content-type"] == values["og:image:type"] == "image/png"
     assert (int(values["og:image:width"]), int(values["og:image:height"])) == SIZE
-    check_card(answer.content, app.pictured(demo.decoder.upscaler.face_task), 16)
+    check_card(answer.content, app.pictured(demo.decoding.upscaler.face_task), 16)
     assert HTTP.get(values["og:image"]).content == answer.content
 
 
@@ -125,12 +125,12 @@ def test_strangers_see_the_tags_and_the_card_of_a_page_with_passwords_but_nothin
         assert Head(page).count == dict.fromkeys(EXPECTED, 1)
         assert '"components":[]' in page
         check_card(HTTP.get(f"{demo.url}/card.png").content,
-                   app.pictured(demo.decoder.upscaler.face_task), 16)
+                   app.pictured(demo.decoding.upscaler.face_task), 16)
 
 
 def test_a_server_that_stops_draws_no_card():
     with running(toy()) as demo:
-        demo.decoder.close()
+        demo.decoding.close()
         answer = HTTP.get(f"{demo.url}/card.png")
         assert answer.status_code == 503
         assert "stopping" in answer.json()["detail"]

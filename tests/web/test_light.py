@@ -62,7 +62,7 @@ def test_messages_of_a_decode_arrive_while_it_goes_on_though_the_browser_takes_g
     with running(blocked) as demo:
         try:
             assert demo.join("one", **FAST).status_code == 200
-            wait(lambda: demo.decoder.is_busy)
+            wait(lambda: demo.decoding.is_busy)
             with httpx.stream("GET", f"{demo.url}/gradio_api/queue/data",
                               params={"session_hash": "one"}, timeout=300,
                               headers={"accept-encoding": "gzip"}) as answer:
@@ -81,7 +81,7 @@ def test_a_visitor_s_photo_is_in_the_answer_and_not_in_a_file_that_others_could_
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(demo.folder))
     Image.fromarray(data.astronaut()).resize((1600, 1600)).save(tmp_path / "photo.png")
     before = set(demo.folder.rglob("*"))
-    element, *_ = crop_of(str(tmp_path / "photo.png"), demo.decoder.upscaler.face_task, 8)
+    element, *_ = crop_of(str(tmp_path / "photo.png"), demo.decoding.upscaler.face_task, 8)
     (content,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', element)
     assert picture(base64.b64decode(content)).size == (PHOTO_SIZE, PHOTO_SIZE)
     assert set(demo.folder.rglob("*")) == before

@@ -19,21 +19,21 @@ from superres.config import general_costs
 from superres.errors import InvalidInputError
 from superres.tasks.faces import image_key
 from superres.web import paint
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.paint import MOST_INSIDE, Latest, answer_of, drawn, pixels_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
 
 @pytest.fixture
-def decoder():
-    made = Decoder(toy())
+def decoding():
+    made = VisitorDecoding(toy())
     yield made
     made.close()
 
 
 @pytest.fixture
-def source(rng, decoder):
-    return rng.integers(0, 256, decoder.upscaler.face_task.source_shape, np.uint8)
+def source(rng, decoding):
+    return rng.integers(0, 256, decoding.upscaler.face_task.source_shape, np.uint8)
 
 
 def question(source, **more):
@@ -41,13 +41,13 @@ def question(source, **more):
                        "s": 0, "n": 0, **more})
 
 
-def view(decoder, kind, asked):
-    answer = answer_of(partial(drawn, decoder, kind), kind, asked)
+def view(decoding, kind, asked):
+    answer = answer_of(partial(drawn, decoding, kind), kind, asked)
     return json.loads(unescape(re.search('data-view="([^"]*)"', answer)[1]))
 
 
-def test_a_text_is_that_of_its_pixels_and_others_are_refused(source, decoder):
-    task = decoder.upscaler.face_task
+def test_a_text_is_that_of_its_pixels_and_others_are_refused(source, decoding):
+    task = decoding.upscaler.face_task
     text = json.loads(question(source))["x"]
     np.testing.assert_array_equal(pixels_of(text, task), source)
     for wrong in (text[:-4], f"{text}AAAA", "!" + text[1:], None, 5, {}, f"{text[:-1]}ä"):
@@ -56,40 +56,40 @@ def test_a_text_is_that_of_its_pixels_and_others_are_refused(source, decoder):
 
 
 @pytest.mark.parametrize("asked", ["", "no JSON", "[]", "{}", '{"x": "AAAA", "s": 0, "n": 0}'])
-def test_a_bad_question_has_an_answer(decoder, asked):
-    assert view(decoder, "large", asked)["error"]
+def test_a_bad_question_has_an_answer(decoding, asked):
+    assert view(decoding, "large", asked)["error"]
 
 
 @pytest.mark.parametrize("change", [{"s": -1}, {"s": 0.5}, {"s": "1"}, {"n": 5}, {"n": None},
                                     {"t": -1}, {"t": 1e39}, {"t": "warm"}])
-def test_bad_numbers_are_named(decoder, source, change):
+def test_bad_numbers_are_named(decoding, source, change):
     (name,) = change
-    assert view(decoder, "others", question(source, **change))["error"].startswith(
+    assert view(decoding, "others", question(source, **change))["error"].startswith(
         {"t": "temperature"}.get(name, name)
     )
 
 
-def test_the_page_draws_by_the_default_of_the_api(decoder, source, monkeypatch):
-    monkeypatch.setattr(decoder.upscaler, "default",
-                        replace(decoder.upscaler.default, adaptive=True))
-    monkeypatch.setattr(decoder.upscaler.scoring, "costs", general_costs(0.1), raising=False)
-    others = view(decoder, "others", question(source))["faces"]
+def test_the_page_draws_by_the_default_of_the_api(decoding, source, monkeypatch):
+    monkeypatch.setattr(decoding.upscaler, "default",
+                        replace(decoding.upscaler.default, adaptive=True))
+    monkeypatch.setattr(decoding.upscaler.scoring, "costs", general_costs(0.1), raising=False)
+    others = view(decoding, "others", question(source))["faces"]
     for number in (0, 1, 3):
-        (alone,) = view(decoder, "large", question(source, n=number))["faces"]
-        drawn = replace(decoder.upscaler.default, temperature=0.7 if number else 0.0)
+        (alone,) = view(decoding, "large", question(source, n=number))["faces"]
+        drawn = replace(decoding.upscaler.default, temperature=0.7 if number else 0.0)
         keys = [image_key(source, max(number, 1))]
-        result = decoder.upscaler.decode(source[None], drawn, keys=keys)
+        result = decoding.upscaler.decode(source[None], drawn, keys=keys)
         assert alone["steps"] == result.traces[0].iterations < alone["tokens"]
         assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
         if number:
             assert others[number - 1]["digest"] == alone["digest"]
 
 
-def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone(decoder, source,
+def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone(decoding, source,
                                                                                  monkeypatch):
     latest, entered, go_on = Latest(), threading.Event(), threading.Event()
     monkeypatch.setattr(paint, "LATEST", latest)
-    upscale, found = type(decoder.upscaler).__call__, {}
+    upscale, found = type(decoding.upscaler).__call__, {}
 
     def waiting(self, *arguments, **settings):
         entered.set()
@@ -98,9 +98,9 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
 
     def ask(name, pixels):
         VISITOR.set(Visitor("here", name))
-        found[name, pixels.tobytes()] = view(decoder, "large", question(pixels))
+        found[name, pixels.tobytes()] = view(decoding, "large", question(pixels))
 
-    monkeypatch.setattr(type(decoder.upscaler), "__call__", waiting)
+    monkeypatch.setattr(type(decoding.upscaler), "__call__", waiting)
     first = threading.Thread(target=ask, args=("one", source))
     first.start()
     assert entered.wait(60)
@@ -115,7 +115,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
     for thread in (first, *others):
         thread.join()
     assert found["one", source.tobytes()]["error"] == "another face has been asked for since"
-    expected = upscale(decoder.upscaler, source[None]).images[0]
+    expected = upscale(decoding.upscaler, source[None]).images[0]
     assert found["two", source.tobytes()]["faces"][0]["digest"] == paint.short_digest(
         expected.tobytes())
     assert "faces" in found["one", (source + 1).tobytes()]

@@ -269,7 +269,7 @@ def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
     with running(blocked, max_queue=2) as demo:
         try:
             assert demo.join("first", **FAST).status_code == 200
-            wait(lambda: demo.decoder.is_busy)
+            wait(lambda: demo.decoding.is_busy)
             answers = [demo.join(f"other{number}", **FAST) for number in range(4)]
             assert [answer.status_code for answer in answers] == [200, 200, 503, 503]
             assert "full" in answers[-1].json()["detail"]
@@ -279,7 +279,7 @@ def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
             assert blocked.streams == 1
         finally:
             blocked.go.set()
-        wait(lambda: blocked.streams == 3 and not demo.decoder.is_busy)
+        wait(lambda: blocked.streams == 3 and not demo.decoding.is_busy)
 
 
 def test_a_visitor_is_answered_while_another_s_picture_is_read(demo, upscaler, tmp_path,

@@ -28,7 +28,7 @@ from superres.tasks.metadata import DRAWN
 from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import read_image
 from superres.web.crops import chosen, offer_crop, show_crop, started, subjects
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.drawing import data_uri
 from superres.web.race import race_html
 from superres.web.upscale_tab import example_of, views_of
@@ -94,10 +94,10 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
     subject = chosen("", 8, TASK, image)
     assert (subject.source == area_reduce(crop.take(image), 8, 8)).all()
     assert (subject.truth == area_reduce(crop.take(image), 16, 16)).all()
-    decoder = Decoder(cascade, frame_seconds=0)
-    *_, page = views_of(decoder, "upscale", subject, {"": replace(FAST, block_size=8)},
-                        decoder.deadline())
-    decoder.close()
+    decoding = VisitorDecoding(cascade, frame_seconds=0)
+    *_, page = views_of(decoding, "upscale", subject, {"": replace(FAST, block_size=8)},
+                        decoding.deadline())
+    decoding.close()
     assert "--checkpoint both --start 8 --crop" in page
     assert "Input, 8x8" in page
     assert "Stage 1" not in page
@@ -107,55 +107,55 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
 
 
 def test_the_example_has_a_truth_if_it_is_from_the_given_picture(cascade, photo, rng):
-    decoder = Decoder(cascade)
-    assert example_of(decoder, photo) is None
-    decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
-    assert example_of(decoder, photo).truth is None  # the example is another picture
+    decoding = VisitorDecoding(cascade)
+    assert example_of(decoding, photo) is None
+    decoding.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
+    assert example_of(decoding, photo).truth is None  # the example is another picture
     subject = subjects(read_image(photo), TASK)[0]
-    decoder.warm_up(subject.source)
-    np.testing.assert_array_equal(example_of(decoder, photo).truth, subject.truth)
+    decoding.warm_up(subject.source)
+    np.testing.assert_array_equal(example_of(decoding, photo).truth, subject.truth)
 
 
 def test_the_race_on_arrival_has_the_steps_of_both_and_blocks_even_if_the_default_has_none(
     cascade, rng, monkeypatch):
-    decoder = Decoder(cascade)
-    assert race_html(decoder, None) == ""
+    decoding = VisitorDecoding(cascade)
+    assert race_html(decoding, None) == ""
     truth = rng.integers(0, 256, (16, 16, 3), np.uint8)
     for default in (DecodeConfig(block_size=4), DecodeConfig(adaptive=True)):
         monkeypatch.setattr(cascade, "default", default)
-        decoder.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
-        view = json.loads(unescape(re.search('data-view="([^"]*)"', race_html(decoder, truth))[1]))
+        decoding.warm_up(rng.integers(0, 256, (4, 4, 3), np.uint8))
+        view = json.loads(unescape(re.search('data-view="([^"]*)"', race_html(decoding, truth))[1]))
         assert view["truth"] == data_uri(truth, None)
         single, blocks = (decode["stages"] for decode in view["decodes"])
         assert [stage["tokens"] for stage in single] == [192, 768]
         assert all("accepted" not in stage for stage in single)
         assert [sum(stage["accepted"]) for stage in blocks] == [192, 768]
         assert [stage["uri"] for stage in blocks] == [data_uri(stage.images[0])
-                                                      for stage in decoder.example.stages]
+                                                      for stage in decoding.example.stages]
     monkeypatch.setattr(cascade, "default", FAST)
     # blocks and single steps may then make different pictures
-    assert race_html(decoder, truth) == ""
+    assert race_html(decoding, truth) == ""
 
 
 def test_a_face_takes_the_same_steps_by_every_way_of_the_page(cascade, rng):
     """With frames and without, alone and beside single steps, as often as it is decoded."""
-    decoder, options = (Decoder(cascade, frame_seconds=0.001),
+    decoding, options = (VisitorDecoding(cascade, frame_seconds=0.001),
                         DecodeConfig(adaptive=True, accept="top-k", top_k=200))
     source, found = rng.integers(0, 256, (4, 4, 3), np.uint8), set()
     for _ in range(2):
         for variants in ({"": options}, {"single": options.sequential(), "blocks": options}):
-            *_, last = decoder.upscale("upscale", source[None], variants, judged=True)
+            *_, last = decoding.upscale("upscale", source[None], variants, judged=True)
             found.add(tuple(len(trace.accepted) for stage in last[[*variants][-1]].stages
                             for trace in stage.traces))
-        drawn = decoder.draw("draw", source, options)
+        drawn = decoding.draw("draw", source, options)
         found.add(tuple(len(trace.accepted) for stage in drawn.stages for trace in stage.traces))
     assert len(found) == 1
 
 
 def test_the_result_says_how_many_steps_all_stages_took(cascade, photo):
     def said(count=1):
-        *_, html = views_of(Decoder(cascade), "upscale", chosen("", 4, TASK, read_image(photo)),
-                            {"": DecodeConfig(1, temperature=0.9)}, Decoder(cascade).deadline(),
+        *_, html = views_of(VisitorDecoding(cascade), "upscale", chosen("", 4, TASK, read_image(photo)),
+                            {"": DecodeConfig(1, temperature=0.9)}, VisitorDecoding(cascade).deadline(),
                             count)
         return re.search('role="status">(.*?)</p>', html)[1]
 

@@ -69,7 +69,7 @@ def test_a_path_without_its_slash_leads_to_the_page(demo, path, home):
 @pytest.mark.parametrize(("root_path", "address"), [("", "/survey/"), ("/demo/", "/demo/survey/")])
 def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(demo.folder))
-    page = app.build_app(demo.decoder, 2, True, root_path)
+    page = app.build_app(demo.decoding, 2, True, root_path)
     held = [block.value for block in page.blocks.values() if "sr-survey"
             in str(getattr(block, "value", ""))]
     assert [f'src="{address}"' in held[0], f'src="{address}results/"' in held[1]] == [True, True]

@@ -26,7 +26,7 @@ from superres.pipeline.line_translation import trace_lines
 from superres.pipeline.translated import Translated, Translation
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.web.decoding import Decoder
+from superres.web.decoding import VisitorDecoding
 from superres.web.translate_tab import (
     MAX_CHARACTERS,
     MAX_LINES,
@@ -197,7 +197,7 @@ def test_beam_search_has_no_steps(translator):
 def test_all_variants_end_complete_and_the_log_tells_no_text(translator, caplog):
     variants = {"Greedy": DecodeConfig(block_size=1), "Beam 2": BeamConfig(2)}
     with caplog.at_level("INFO"):
-        shown = list(Decoder(None, translator=translator).translate("translate", LINES, variants))
+        shown = list(VisitorDecoding(None, translator=translator).translate("translate", LINES, variants))
     assert {name: result.texts for name, result in shown[-1].items()} == {
         name: translator(LINES, settings).texts for name, settings in variants.items()}
     assert len(shown) > 5

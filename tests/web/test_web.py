@@ -30,7 +30,7 @@ from superres.web import batch_tab, drawing
 from superres.web.batch_tab import upscale_batch
 from superres.web.controls import options_of
 from superres.web.crops import crop_of, reduce_picture, subjects, take
-from superres.web.decoding import Deadline, Decoder, StoppedError
+from superres.web.decoding import Deadline, VisitorDecoding, StoppedError
 from superres.web.files import files_below, new_folder, sweep, temporary_files
 from superres.web.site import part_of
 
@@ -193,13 +193,13 @@ def test_settings_come_from_controls_and_the_others_from_the_checkpoint():
 
 def test_who_stops_watching_stops_the_decoding(rng, caplog):
     upscaler = FakeStream()
-    decoder = Decoder(upscaler)
-    frames = decoder.upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), {"": EXACT})
+    decoding = VisitorDecoding(upscaler)
+    frames = decoding.upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), {"": EXACT})
     next(frames)
-    assert decoder.is_busy
+    assert decoding.is_busy
     with caplog.at_level("INFO"):
         frames.close()
-    assert not decoder.is_busy
+    assert not decoding.is_busy
     assert len(upscaler.asked) == 1
     assert caplog.records[-1].message.startswith("test: stopped in ")
 
@@ -209,7 +209,7 @@ def test_the_variant_with_less_decoding_time_is_next(rng, monkeypatch):
     monkeypatch.setattr(upscaler, "stream", lambda sources, options, **_: (
         Upscaled(np.zeros(0), [], options.seed * step) for step in range(1, 5)))
     variants = {"slow": replace(EXACT, seed=3), "fast": replace(EXACT, seed=1)}
-    frames = Decoder(upscaler).upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8),
+    frames = VisitorDecoding(upscaler).upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8),
                                        variants)
     assert [(frame["slow"].seconds, frame["fast"].seconds) for frame in frames] == [
         (3, 1), (3, 2), (3, 3), (6, 3), (6, 4), (9, 4), (12, 4)]
@@ -224,9 +224,9 @@ def uploads(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
 
 
-def batch(paths, decoder=None):
+def batch(paths, decoding=None):
     uploads = [{"path": str(path)} for path in paths]
-    return list(upscale_batch(decoder or Decoder(FakeStream()), uploads, 8, "none",
+    return list(upscale_batch(decoding or VisitorDecoding(FakeStream()), uploads, 8, "none",
                               list(VALUES.values())))[-1]
 
 
@@ -323,18 +323,18 @@ def test_zip_files_that_cannot_be_read_are_refused(photo, tmp_path):
 def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, tmp_path, monkeypatch,
                                                                      checks):
     uploads = [saved(photo, tmp_path / f"{number}.png") for number in range(9)]
-    decoder, left = Decoder(FakeStream()), iter(range(checks))
-    check = decoder.check_time
-    monkeypatch.setattr(decoder, "check_time",
+    decoding, left = VisitorDecoding(FakeStream()), iter(range(checks))
+    check = decoding.check_time
+    monkeypatch.setattr(decoding, "check_time",
                         lambda deadline: check(Deadline(0.0) if next(left, None) is None
                                                else deadline))
-    progress = batch(uploads, decoder)
+    progress = batch(uploads, decoding)
     ready = 0 if checks == 3 else 8
     assert [row.status for row in progress.rows] == ["ok"] * ready + ["failed"] * (9 - ready)
     assert "took longer than" in failed(progress)[0].error
-    decoder.close()
+    decoding.close()
     with pytest.raises(StoppedError, match="server is stopping"):
-        batch(uploads, decoder)
+        batch(uploads, decoding)
 
 
 def test_one_picture_of_a_visitor_at_a_time_is_in_memory(photo, tmp_path):

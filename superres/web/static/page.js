@@ -58,7 +58,7 @@
   function begin(view, outputs) {
     if (!send(view, "begin")) throw new Error("a decode is under way");  // so that Gradio begins none
     comeIntoView(view);
-    return Array(outputs).fill("");  // what an earlier decode has told
+    return Array(outputs).fill("");  // what an earlier decode has reported
   }
 
   // The results may be below what the visitor sees, or the visitor at the end of long results.
@@ -72,7 +72,7 @@
   }
 
   // What the server tells of a decode: that it has its turn; the reason of a failure is taken by `fail`.
-  function told(view, text) {
+  function report(view, text) {
     if (text === "turn") send(view, "turn");
   }
 
@@ -155,5 +155,5 @@
     if (fold) fold.open ? opened.delete(nameOf(fold)) : opened.add(nameOf(fold));
   });
 
-  Object.assign(superres, {EDGES, begin, change, told, place, end, fail, stop});
+  Object.assign(superres, {EDGES, begin, change, report, place, end, fail, stop});
 })();

@@ -1,14 +1,19 @@
-"""A web demo for tests: a real server on a free port of the loopback."""
+"""What the tests of the page share: a real server on a free port of the loopback, requests to it,
+and files to send."""
 
 import functools
+import io
 import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zipfile
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +29,12 @@ from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
 from superres.web.content import NAMES, examples_of, label_of
 from superres.web.crops import subjects
-from superres.web.decoding import FRAME_SECONDS, Decoder
+from superres.web.decoding import FRAME_SECONDS, VisitorDecoding
 from superres.web.files import temporary_files
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
 LABELS = [label_of(name) for name in NAMES]
 """The page's buttons of FACES."""
@@ -49,7 +54,7 @@ def toy():
 @dataclass
 class Demo:
     url: str
-    decoder: Decoder
+    decoding: VisitorDecoding
     folder: Path
 
     def health(self):
@@ -57,8 +62,7 @@ class Demo:
 
     def upload(self, name, content):
         """Upload a file, and return what stands for it in a request."""
-        response = httpx.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)},
-                              timeout=300)
+        response = HTTP.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)})
         response.raise_for_status()
         return {"path": response.json()[0], "orig_name": name, "meta": FILE}
 
@@ -72,6 +76,24 @@ class Demo:
         data = [body.get(p["parameter_name"], p["parameter_default"]) for p in parameters]
         return HTTP.post(f"{self.url}/gradio_api/queue/join",
                          json={"data": data, "fn_index": index, "session_hash": session})
+
+    def call(self, endpoint, **arguments):
+        """Call an endpoint and return its last outputs and an empty error, or no outputs and the
+        error."""
+        called = f"{self.url}/gradio_api/call"
+        started = HTTP.post(f"{called}/v2/{endpoint}", json=arguments)
+        started.raise_for_status()
+        kind = ""
+        with HTTP.stream("GET", f"{called}/{endpoint}/{started.json()['event_id']}") as answers:
+            for line in answers.iter_lines():
+                if line.startswith("event: "):
+                    kind = line.removeprefix("event: ")
+                elif line.startswith("data: ") and kind == "complete":
+                    return json.loads(line.removeprefix("data: ")), ""
+                elif line.startswith("data: ") and kind == "error":
+                    return [], json.loads(line.removeprefix("data: "))["error"]
+        return [], "the response is incomplete"
+
 
 def wait(condition, seconds=300):
     """Wait until `condition()` is true."""
@@ -90,22 +112,22 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     With `example`, the page begins with a decode of its first example, as that of app.py does.
     """
     with temporary_files() as folder:
-        decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
+        decoding = VisitorDecoding(upscaler, time_limit, translator, frame_seconds)
         if example:
             first, *_ = examples_of(app.page_folder(), upscaler.face_task).values()
-            decoder.warm_up(subjects(first, upscaler.face_task)[0].source)
-        page = app.build_app(decoder, max_queue, survey is not None, root_path)
+            decoding.warm_up(subjects(first, upscaler.face_task)[0].source)
+        page = app.build_app(decoding, max_queue, survey is not None, root_path)
         pictured = app.pictured(upscaler.face_task)
-        served = build_server(page, decoder, folder, pictured, auth, root_path, survey)
+        served = build_server(page, decoding, folder, pictured, auth, root_path, survey)
         server = uvicorn.Server(configure(served, grace_seconds=1))
         listening = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()
         try:
             wait(lambda: server.started or not thread.is_alive())
-            yield Demo(f"http://127.0.0.1:{listening.getsockname()[1]}", decoder, folder)
+            yield Demo(f"http://127.0.0.1:{listening.getsockname()[1]}", decoding, folder)
         finally:
-            decoder.close()
+            decoding.close()
             server.should_exit = True
             thread.join()
 
@@ -144,10 +166,10 @@ class Blocked:
     def from_size(self, side):
         return self
 
-    def stream(self, *arguments, **keywords):
+    def decode_stream(self, *arguments, **keywords):
         self.streams += 1
         self.go.wait(300)
-        yield from self._upscaler.stream(*arguments, **keywords)
+        yield from self._upscaler.decode_stream(*arguments, **keywords)
 
 
 ALL = 10_000
@@ -155,7 +177,7 @@ ALL = 10_000
 
 
 class Frames(threading.Semaphore):
-    """A semaphore without which the decoder gives no frame: each release allows as many frames."""
+    """A semaphore without which the decoding gives no frame: each release allows as many frames."""
 
     def hold(self):
         while self.acquire(blocking=False):
@@ -169,3 +191,30 @@ class Frames(threading.Semaphore):
                 yield frame
 
         return one_by_one
+
+
+def encoded(image, kind, **options):
+    """Return the content of an image file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def huge_png(side):
+    """Return a PNG whose header declares `side` x `side` pixels."""
+    def chunk(kind, data):
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+            + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b""))
+
+
+def zipped(members):
+    """Return a zip file of contents by name."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
