@@ -223,7 +223,7 @@ def translations_html(
     stepper = text_stepper(translator, frames) if is_complete(frames) else ""
     return (f'<div class="sr-result"><div class="sr-variants">{"".join(parts)}</div>'
             f"{hints_html(translator, frames, slower)}"
-            f"{stepper and drawing.fold('Step through it', stepper)}"
+            f"{drawing.fold('Step through it', stepper)}"
             f'<label class="sr-plain">{escape(LANGUAGES.get(tag, tag))}'
             f'<textarea readonly lang="{escape(tag)}" rows="{max(2, len(texts))}">'
             f"{plain}</textarea></label></div>")

@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from browser_tools import PATIENCE, is_failure
 from fakes import TINY, random_model
 from textual import learned
-from web_demo import ALL, Frames, running
 
 from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaler
 from superres.survey.server import study_app
 from superres.survey.store import Store
+from tests.journeys.helpers import PATIENCE, Screens, is_failure
 from tests.survey.helpers import add_study
+from tests.web.helpers import ALL, Frames, running
 
 CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
             or shutil.which("google-chrome"))
@@ -81,6 +81,13 @@ def demo(browser, kept, checkpoints):
 
 
 @pytest.fixture(scope="package")
+def cascade(browser, checkpoints):
+    """The demo with a cascade, which begins with a decode of its example."""
+    with running(Upscaler.load(checkpoints / "8to64", "cpu"), example=True) as served:
+        yield served
+
+
+@pytest.fixture(scope="package")
 def context_of(browser):
     """Return a function that gives the browser's context with these settings.
 
@@ -133,8 +140,8 @@ def visit(context_of, demo, screenshots, request):
 def frames(demo, monkeypatch):
     """What allows the frames of faces and translations one by one."""
     allowed, decoding = Frames(0), demo.decoding
-    for one in (decoding.upscaler, decoding.translator):
-        monkeypatch.setattr(one, "stream", allowed.of(one.stream))
+    for one, name in ((decoding.upscaler, "decode_stream"), (decoding.translator, "stream")):
+        monkeypatch.setattr(one, name, allowed.of(getattr(one, name)))
     monkeypatch.setattr(decoding, "frame_seconds", 0.0)
     yield allowed
     allowed.release(ALL)
@@ -147,3 +154,29 @@ def screenshots(tmp_path_factory):
     path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@pytest.fixture
+def look(browser, screenshots):
+    """Open a page for a screen; at the end no script has failed, and no other host was asked for
+    anything."""
+    contexts, failed, asked = [], [], []
+
+    def opened(width=1000, scheme="light", height=844):
+        context = browser.new_context(viewport={"width": width, "height": height},
+                                      color_scheme=scheme, has_touch=width < 600,
+                                      is_mobile=width < 600)
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        page.on("console", lambda message: failed.append(message.text) if is_failure(message)
+                else None)
+        return Screens(page, screenshots, width, scheme)
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
+    assert failed == []

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
-from browser_tools import check_wcag, decode, open_tab
-from web_demo import ALL, FACES, FAST, wait
 
 from superres.web.turns import VISITOR, Visitor
+from tests.journeys.helpers import check_fits, check_wcag, decode, open_settings, open_tab
+from tests.web.helpers import ALL, FACES, FAST, wait
 
 OTHER = Visitor("192.0.2.1", "other")
 NOTES = {"waiting": "This is an earlier result.", "stale": "This result is of the earlier input or "
@@ -74,8 +74,7 @@ class Visit:
             page.wait_for_selector(f"#files [aria-label='{FACES[1].name}']")
             page.wait_for_timeout(500)  # the page lists a file before its button sends it
         if self.tab is not TRANSLATE:
-            page.locator("button:visible", has_text="Decoding settings").click()
-            page.get_by_label("number input for Block size").locator("visible=true").wait_for()
+            open_settings(page)
             # a slider that has just been unfolded may lose what is typed into it
             page.wait_for_timeout(500)
         self.bar.evaluate("""bar => {
@@ -105,25 +104,29 @@ class Visit:
     def says(self, text):
         self.bar.locator("[role=status]").get_by_text(text, exact=True).wait_for()
 
+    def note_in(self, state):
+        """Return the note that must be above the result in a state, if it is an earlier one."""
+        is_there = self.page.locator(f"#{self.tab.view} .sr-result").count()
+        if state == "failed":
+            return ("The server is stopping; try again in a "
+                    f"minute.{' This is not its result.' if is_there else ''}")
+        if state in ("stopping", "stopped"):
+            return is_there and ("This result is unfinished." if self.has_turn
+                                 else NOTES["waiting"])
+        return is_there and NOTES.get(state)
+
     def looks(self, state):
         """Check what the page shows in a state: words, buttons, and a note above a result that is
         an earlier one."""
-        page, view = self.page, f"#{self.tab.view}"
-        is_there, note = page.locator(f"{view} .sr-result").count(), NOTES.get(state, "")
-        if state == "stopping" or state == "stopped":
-            note = "This result is unfinished." if self.has_turn else NOTES["waiting"]
-        if state == "failed":
-            note = ("The server is stopping; try again in a "
-                    f"minute.{' This is not its result.' if is_there else ''}")
-        elif not is_there:
-            note = ""
-        notes = page.locator(f"{view} > .sr-stale")
+        page, note = self.page, self.note_in(state)
+        notes = page.locator(f"#{self.tab.view} > .sr-stale")
         if note:
             notes.get_by_text(note, exact=True).wait_for()
         else:
             notes.wait_for(state="detached")
-        filters = page.evaluate(f"""[...document.querySelectorAll("{view} :is(img, canvas, .sr-text)")].map(
-            one => getComputedStyle(one).filter.includes("grayscale"))""")
+        shown = f"#{self.tab.view} :is(img, canvas, .sr-text)"
+        filters = page.locator(shown).evaluate_all(
+            "all => all.map(one => getComputedStyle(one).filter.includes('grayscale'))")
         assert set(filters) <= {bool(note)}
         if state != "fresh":
             self.says({"waiting": "Waiting: 1 is before you", "running": self.tab.verb,
@@ -210,28 +213,54 @@ def walker(visit, demo, frames, monkeypatch):
 
 @ALL_TABS
 def test_each_event_leads_to_its_state_and_to_no_other(walker, tab):
-    walker, states = walker(tab), [state for _, state in STEPS]
+    narrow = {"viewport": {"width": 320, "height": 800}, "color_scheme": "dark"}
+    walker = walker(tab, "/?__theme=dark", **narrow) if tab is UPSCALE else walker(tab)
+    states, checked = [state for _, state in STEPS], set()
     for (event, state), (following, _) in itertools.zip_longest(STEPS, STEPS[1:],
                                                                 fillvalue=("", "")):
         getattr(walker, event)()
-        if following != "late":  # the state after it may be there at once
-            walker.await_state(state)
-            walker.looks(state)
-            if state in ("waiting", "running", "stopping"):
-                walker.try_to_begin()
+        if following == "late":  # the state after it may be there at once
+            continue
+        walker.await_state(state)
+        walker.looks(state)
+        if state in ("waiting", "running", "stopping"):
+            walker.try_to_begin()
+        if tab is UPSCALE and (state, walker.begun > 1) not in checked:
+            checked.add((state, walker.begun > 1))  # without an earlier result, and with one
+            check_bar(walker, state)
     changes = [after for before, after in itertools.pairwise(["empty", *states]) if before != after]
     assert walker.states() == changes
     assert len(walker.joined) == walker.begun
     assert not walker.cancelled
-
-
-def test_every_edge_of_the_page_s_table_is_walked(visit):
+    # and every edge of the page's table has been walked
     befores = ["empty", *(state for _, state in STEPS)]
     walked = {(before, "change" if event == "late" else event, state)
               for before, (event, state) in zip(befores, STEPS, strict=False)}
-    table = visit().evaluate("superres.EDGES")
-    assert walked == {(state, event, after) for state, edges in table.items() for event,
-                      after in edges.items()}
+    table = walker.page.evaluate("superres.EDGES")
+    assert walked == {(state, event, after) for state, edges in table.items()
+                      for event, after in edges.items()}
+
+
+def check_bar(walker, state):
+    """Assert that the bar is at the lower edge of a narrow screen, fits, and hides nothing."""
+    page = walker.page
+    for note in page.locator("#results > .sr-stale").all():
+        # its begin has brought it into view
+        assert state != "waiting" or 0 <= note.bounding_box()["y"] <= 600
+    bar, buttons = walker.bar.bounding_box(), walker.bar.locator("button:visible")
+    boxes = [button.bounding_box() for button in buttons.all()]
+    assert bar["y"] + bar["height"] == 800
+    assert (bar["x"], bar["width"]) == (0, 320)
+    assert {box["y"] for box in boxes} == {boxes[0]["y"]}
+    assert min(box["height"] for box in boxes) >= 44
+    check_fits(page, 320)
+    check_wcag(page, state, ".sr-actions")
+    check_wcag(page, state, "#results")
+    page.evaluate("scrollTo(0, 100_000)")
+    lowest = page.evaluate("""Math.max(...[...document.querySelectorAll(".main.app *")].filter(
+        one => !one.closest(".sr-actions") && one.checkVisibility()).map(
+        one => one.getBoundingClientRect().bottom))""")
+    assert lowest <= bar["y"]
 
 
 def test_a_waiting_visitor_hears_how_many_are_before_and_no_seconds(visit, demo, frames):
@@ -265,53 +294,17 @@ def test_a_request_that_the_server_does_not_take_fails_and_says_so(visit):
     page.locator(".sr-actions").get_by_text("The decoding failed.").wait_for()
 
 
-def test_the_focus_goes_to_stop_and_back(visit, frames):
-    page = visit()
+def test_the_focus_goes_to_stop_and_back_and_results_come_into_view(visit, frames):
+    page = visit(viewport={"width": 390, "height": 844})
     focused = "document.activeElement.textContent.trim()"
     page.focus("#race")
     page.keyboard.press("Enter")
     page.wait_for_function(f"{focused} === 'Stop'")
     frames.release(ALL)
     page.wait_for_function(f"{focused} === 'Race'")
-
-
-@pytest.mark.parametrize("height", [844, 900])
-def test_results_come_into_view_from_above_and_from_below(visit, height):
-    page = visit(viewport={"width": 390 if height == 844 else 1280, "height": height})
-    for place in (0, 100_000):
+    for place in (0, 100_000):  # from above, and from below
         page.evaluate("place => scrollTo(0, place)", place)
-        decode(page, "#run")
-        top = page.locator("#results").bounding_box()["y"]
-        assert 0 <= top <= 0.6 * height
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "light"), (320, "dark")])
-def test_the_bar_stays_in_view_fits_and_hides_nothing(walker, width, theme):
-    walker = walker(UPSCALE, f"/?__theme={theme}", viewport={"width": width, "height": 800},
-                    color_scheme=theme)
-    page = walker.page
-    decoded = ("begin", "waiting"), ("turn", "running"), ("end", "fresh")
-    for event, state in (*decoded, *decoded, ("change", "stale"), ("begin", "waiting"),
-                         ("fail", "failed")):
-        getattr(walker, event)()
-        walker.await_state(state)
-        walker.looks(state)
-        for note in page.locator("#results > .sr-stale").all():
-            # its begin has brought it into view
-            assert state != "waiting" or 0 <= note.bounding_box()["y"] <= 600
-        bar, buttons = walker.bar.bounding_box(), walker.bar.locator("button:visible")
-        boxes = [button.bounding_box() for button in buttons.all()]
-        assert bar["y"] + bar["height"] == 800
-        assert (bar["x"], bar["width"]) == (0, width)
-        assert {box["y"] for box in boxes} == {boxes[0]["y"]}
-        assert min(box["height"] for box in boxes) >= 44
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.mouse.move(0, 0)
-        page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")
-        check_wcag(page, state, ".sr-actions")
-        check_wcag(page, state, "#results")
-        page.evaluate("scrollTo(0, 100_000)")
-        lowest = page.evaluate("""Math.max(...[...document.querySelectorAll(".main.app *")].filter(
-            one => !one.closest(".sr-actions") && one.checkVisibility()).map(
-            one => one.getBoundingClientRect().bottom))""")
-        assert lowest <= bar["y"]
+        box = page.locator("#run").bounding_box()  # and the buttons stay in reach
+        assert 760 <= box["y"] <= 844 - box["height"]
+        decode(page)
+        assert 0 <= page.locator("#results").bounding_box()["y"] <= 0.6 * 844

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from web_demo import wait
 
 from superres.survey.store import Store
 from tests.survey.helpers import add_study
+from tests.web.helpers import wait
 
 pytestmark = pytest.mark.slow
 

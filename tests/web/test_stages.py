@@ -11,13 +11,11 @@ from html import unescape
 
 import numpy as np
 import pytest
-import stress_demo
 import torch
 from fakes import TINY, random_model
 from gradio_client import Client, handle_file
 from PIL import Image
 from skimage import data
-from web_demo import running
 
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
@@ -32,6 +30,7 @@ from superres.web.decoding import VisitorDecoding
 from superres.web.drawing import data_uri
 from superres.web.race import race_html
 from superres.web.upscale_tab import example_of, views_of
+from tests.web.helpers import running
 
 TASK = FaceTask(4, 16, (8,))
 FAST = DecodeConfig(accept="distance", epsilon=255)
@@ -154,9 +153,9 @@ def test_a_face_takes_the_same_steps_by_every_way_of_the_page(cascade, rng):
 
 def test_the_result_says_how_many_steps_all_stages_took(cascade, photo):
     def said(count=1):
-        *_, html = views_of(VisitorDecoding(cascade), "upscale", chosen("", 4, TASK, read_image(photo)),
-                            {"": DecodeConfig(1, temperature=0.9)}, VisitorDecoding(cascade).deadline(),
-                            count)
+        decoding = VisitorDecoding(cascade)
+        *_, html = views_of(decoding, "upscale", chosen("", 4, TASK, read_image(photo)),
+                            {"": DecodeConfig(1, temperature=0.9)}, decoding.deadline(), count)
         return re.search('role="status">(.*?)</p>', html)[1]
 
     steps = r" in \d\.\d\d seconds: 960 steps{} instead of 960, 1\.0 pixel values per step\."
@@ -188,5 +187,5 @@ def test_the_endpoints_start_where_a_program_asks(cascade, tmp_path, rng):
                 "8x8" in report["rows"][0]["error"])
         assert report["rows"][1]["checkpoint"].startswith("large@")
         upload = demo.upload("a.png", (tmp_path / "picture.png").read_bytes())
-        _, error = stress_demo.call(demo.url, "upscale", {"image": upload, "start": 5})
+        _, error = demo.call("upscale", image=upload, start=5)
         assert "inputs of 4 or 8 pixels, not 5" in error

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import stress_demo
 import torch
 from fakes import TINY, random_model
 from gradio_client import Client
 from textual import codec, learned, sentences, write_checkpoint
-from web_demo import HTTP, running
 
 from superres.cli import app
 from superres.config import BeamConfig, DecodeConfig
@@ -37,6 +35,7 @@ from superres.web.translate_tab import (
     text_stepper,
     translations_html,
 )
+from tests.web.helpers import HTTP, running
 
 ROOT = Path(__file__).parents[2]
 LINES = [*sentences(4, seed=5).source, "", "the red dog"]
@@ -190,14 +189,11 @@ def test_rejected_text_continues_the_accepted_text_and_stays_data(translator, te
     assert part["rejected"][1] == ""
 
 
-def test_beam_search_has_no_steps(translator):
-    assert text_stepper(translator, {"": translator(["a dog"], BeamConfig(2))}) == ""
-
-
 def test_all_variants_end_complete_and_the_log_tells_no_text(translator, caplog):
     variants = {"Greedy": DecodeConfig(block_size=1), "Beam 2": BeamConfig(2)}
     with caplog.at_level("INFO"):
-        shown = list(VisitorDecoding(None, translator=translator).translate("translate", LINES, variants))
+        decoding = VisitorDecoding(None, translator=translator)
+        shown = list(decoding.translate("translate", LINES, variants))
     assert {name: result.texts for name, result in shown[-1].items()} == {
         name: translator(LINES, settings).texts for name, settings in variants.items()}
     assert len(shown) > 5
@@ -269,7 +265,7 @@ def test_the_documented_example_of_translation_runs(demo, capsys):
     ({"beam": 99}, "beam must be at most 8, not 99"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
-    outputs, error = stress_demo.call(demo.url, "translate", {"lines": ["a dog"], **arguments})
+    outputs, error = demo.call("translate", **{"lines": ["a dog"], **arguments})
     assert outputs == []
     assert message in error
     assert "\n" not in error

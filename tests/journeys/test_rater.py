@@ -1,111 +1,16 @@
-"""The survey in Chromium, as a rater, a rater who comes back, and an owner walk through it: votes,
-layout, WCAG AA."""
+"""A rater's way through a survey in Chromium: consent, pairs and single pictures, a lost
+connection, and coming back by a link."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser_tools import check_wcag
-from PIL import Image
-from skimage import data
 
 from superres.survey.credentials import link_key
-from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
-from superres.survey.study import JUDGING, StudySettings
-from tests.survey.helpers import add_study, serving, vote_through, wait_for_pair
-
-TARGET = 44
-"""Smallest side of a control, in CSS pixels; a checkbox is as large as its label, which can be
-clicked too."""
-SMALL_TARGETS = """least => [...document.querySelectorAll('button, input, a, summary')].map(
-    element => [element.id || element.outerHTML, (element.closest('label') ?? element).getBoundingClientRect()])
-    .filter(([, box]) => box.width && (box.width < least || box.height < least)).map(([name]) => name)"""
-GREY = "rgb(128, 128, 128)"
-
-PATIENCE = 180_000
-SCREENS = pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
-
-
-def add_faces(store, name="faces", **settings):
-    """Store a study that compares a face with its blurred versions, and shows all that a study can
-    show."""
-    face = Image.fromarray(data.astronaut()[:210, 140:350])
-    sharp = {f"{side}": np.asarray(face.crop((0, 0, side, side)).resize((32, 32)))
-             for side in range(150, 210, 10)}
-    blurred = {key: np.asarray(Image.fromarray(value).resize((8, 8)).resize((32, 32))) for key,
-               value in sharp.items()}
-    made, judged = ([Method("bicubic", blurred, {}), Method("camera", sharp, {})],
-                    settings.get("judge", False))
-    compared = judge_methods(made) if judged else compare_methods(made[:1], made[1:])
-    options = StudySettings(**{**(JUDGING if judged else {}), "trials": 6, "gold": 0, "repeats": 0,
-                               "practice": 1, "allow_unsure": not judged, "completion_code": "C0DE",
-                               "completion_url": "https://example.org/", **settings})
-    return store.create_study(name, options, [comparison for comparison, _, _ in compared], {},
-                              make_pairs(compared, options, SHUFFLED if judged else None))
-
-
-class Screens:
-    """A page of a fresh profile, and the assertions that hold for each of its screens."""
-
-    def __init__(self, page, folder, width, scheme):
-        self.page, self.folder, self.width = page, folder, width
-        self.colour = "rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 20, 20)"
-
-    def check(self, name, colour=None):
-        """Assert WCAG AA, that nothing scrolls sideways, that targets are large, and the
-        background's colour."""
-        page = self.page
-        page.screenshot(path=self.folder / f"survey-{name}-{self.width}.png", full_page=True)
-        check_wcag(page, name)
-        assert page.evaluate("document.documentElement.scrollWidth") <= self.width
-        assert page.evaluate(SMALL_TARGETS, TARGET) == []
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (colour
-                                                                                    or self.colour)
-
-    def says(self, text):
-        self.page.locator("#message", has_text=text).wait_for()
-
-    def agree(self, rater=None):
-        if rater is not None:
-            self.page.fill("#rater", rater)
-        self.page.check("#agree")
-        self.page.click("#begin")
-
-    def vote(self, first, keys):
-        """Vote from the pair `first` on by keys."""
-        for position, key in enumerate(keys, first):
-            wait_for_pair(self.page, position)
-            self.page.keyboard.press(key)
-
-
-@pytest.fixture
-def look(browser, screenshots):
-    """Open a page for a screen; at the end no script has failed, and no other host was asked for
-    anything."""
-    contexts, failed, asked = [], [], []
-
-    def opened(width=1000, scheme="light", height=844):
-        context = browser.new_context(viewport={"width": width, "height": height},
-                                      color_scheme=scheme, has_touch=width < 600,
-                                      is_mobile=width < 600)
-        context.set_default_timeout(PATIENCE)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: failed.append(str(error)))
-        page.on("console", lambda message: failed.append(message.text) if message.type == "error"
-                # refusals are tested on purpose
-                and "Failed to load resource" not in message.text else None)
-        return Screens(page, screenshots, width, scheme)
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
-    assert failed == []
-
+from tests.journeys.helpers import GREY, add_faces
+from tests.survey.helpers import add_study, serving, wait_for_pair
 
 LAYOUT = """() => ['left', 'right'].map((side) => {
     const box = document.getElementById(`${side}-picture`).getBoundingClientRect();
@@ -170,7 +75,7 @@ def practise(screens, address):
     screens.check("feedback", GREY)
 
 
-@SCREENS
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 def test_a_rater_from_the_consent_to_the_end_on_every_screen(look, sqlite, width, scheme):
     study, _ = add_faces(sqlite)
     screens, down = look(width, scheme), []
@@ -212,10 +117,9 @@ def test_a_rater_from_the_consent_to_the_end_on_every_screen(look, sqlite, width
     assert all(vote["response_ms"] > 0 and vote["display_px"] >= 32 for vote in votes)
 
 
-@SCREENS
-def test_single_pictures_are_judged_by_keys_and_buttons_and_reported(look, sqlite, width, scheme):
+def test_single_pictures_are_judged_by_keys_and_buttons_and_reported(look, sqlite):
     study, token = add_faces(sqlite, name="looks", judge=True, scale=8)
-    screens = look(width, scheme)
+    screens = look(390, "dark")
     page = screens.page
     with serving(sqlite, study) as address:
         page.goto(address)
@@ -233,7 +137,7 @@ def test_single_pictures_are_judged_by_keys_and_buttons_and_reported(look, sqlit
         screens.vote(2, "12")
         for position, name in enumerate(("torn", "unequal", "good"), 4):
             wait_for_pair(page, position)
-            (page.tap if width < 600 else page.click)(f"#{name}")
+            page.tap(f"#{name}")
         screens.vote(7, "3")
         page.wait_for_selector("#done:not([hidden])")
         page.goto(f"{address}results/")
@@ -301,45 +205,3 @@ def test_a_window_that_is_too_small_is_told_its_size_before_anything_is_asked(lo
         assert needs in screens.page.inner_text("#size")
         assert not screens.page.is_visible("#agree")
         screens.check("small")
-
-
-@SCREENS
-def test_all_screens_of_the_owner(look, sqlite, width, scheme):
-    study, token = add_faces(sqlite, name="my faces", repeats=4)
-    screens = look(width, scheme)
-    page = screens.page
-    with serving(sqlite, study) as address:
-        page.goto(f"{address}results/")
-        page.fill("#owner", "wrong")
-        page.press("#owner", "Enter")
-        page.locator("#message:has-text('That is not the token of this study')").wait_for()
-        screens.check("owner")
-        page.fill("#owner", token)
-        page.press("#owner", "Enter")
-        page.wait_for_selector("#report:not([hidden])")
-        assert page.inner_text("#sentences").strip() == "bicubic or camera: no votes yet."
-        screens.check("no-votes")
-        for number in range(6):
-            vote_through(sqlite, study, f"rater{number}")
-        page.reload()
-        page.fill("#owner", token)
-        page.press("#owner", "Enter")
-        page.locator("#summary:has-text('36 votes of 6 raters in my faces')").wait_for()
-        page.wait_for_function("() => document.getElementById('plot').complete")
-        assert page.evaluate("document.getElementById('plot').naturalWidth") == (900 if width > 600
-                                                                                 else 420)
-        command = page.locator("#warnings code").first.inner_text()
-        assert " ".join(command.split()).startswith("superres survey exclude 'my faces' "
-                                                    "'repeats<0.5' --reason ")
-        assert not page.is_visible("#sections table")  # the experts' figures open on request
-        page.locator("summary").press("Enter")
-        screens.check("experts")
-        page.locator("#sections .wide").nth(1).focus()
-        if width < 600:
-            page.keyboard.press("ArrowRight")
-            page.wait_for_function("() => document.querySelectorAll('#sections "
-                                   ".wide')[1].scrollLeft > 0")
-        page.goto(f"{address}results/nothing")
-        assert page.title() == "Page not found"
-        page.click("text=Open the start page")
-        page.wait_for_selector("#owner")
