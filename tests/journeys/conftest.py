@@ -80,9 +80,13 @@ def demo(browser, kept, checkpoints):
         yield served
 
 
-@pytest.fixture(scope="package")
-def cascade(browser, checkpoints):
-    """The demo with a cascade, which begins with a decode of its example."""
+@pytest.fixture(scope="module")
+def cascade(demo, checkpoints):
+    """A demo with a cascade, which begins with a decode of its example.
+
+    Its tests are the last ones of a file: it takes the other demo's place, since the folder of
+    Gradio's files is one for the process.
+    """
     with running(Upscaler.load(checkpoints / "8to64", "cpu"), example=True) as served:
         yield served
 

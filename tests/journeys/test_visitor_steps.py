@@ -25,137 +25,6 @@ from tests.journeys.helpers import (
 )
 from tests.web.helpers import FACES
 
-INPUT_SIDE = "document.querySelector('#preview img')?.naturalWidth"
-CHOICE = "32x32: more of what the photo really shows"
-
-# Two stages
-
-
-def input_becomes(page, side):
-    page.wait_for_function(f"{INPUT_SIDE} === {side}")
-
-
-def compared(page):
-    """Return the names of the pictures side by side."""
-    return [name.split(":")[0]
-            for name in page.locator(".sr-compared figcaption").all_inner_texts()]
-
-
-def begin_at_the_second_stage(page, upscaler, folder):
-    Image.fromarray(data.astronaut()).save(folder / "photo.png")
-    upload(page, folder / "photo.png")
-    page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
-    page.get_by_label(CHOICE).check()
-    input_becomes(page, 32)
-    upscale(page)
-    (crop,) = choose_crops(data.astronaut(), upscaler.face_task)
-    last = upscaler.from_size(32)
-    source = take(data.astronaut(), last.face_task, crop).source
-    np.testing.assert_array_equal(shown(page), last(source[None], finish="mean").images[0])
-    see_as_drawn(page)
-    np.testing.assert_array_equal(
-        shown(page), last.decode(source[None], keys=[image_key(source, 1)]).images[0])
-    assert compared(page) == ["Input, 32x32", "Lanczos", "superres, 64x64", "Truth"]
-
-
-def choose_the_size_of_the_input(page):
-    choice = page.get_by_label(CHOICE)
-    page.get_by_text("Crop in numbers").click()
-    for side, is_visible in ((31, False), (32, True)):
-        page.get_by_label("Side, pixels").fill(str(side))
-        page.get_by_label("Side, pixels").press("Enter")
-        choice.wait_for(state="visible" if is_visible else "hidden")
-        input_becomes(page, 32 if is_visible else 8)
-    page.get_by_label("8x8", exact=True).check()
-    input_becomes(page, 8)
-    decode(page)
-    assert compared(page) == ["Input, 8x8", "Lanczos", "Stage 1 of 2, 32x32", "superres, 64x64",
-                              "Truth"]
-    rests = page.evaluate("""[...document.querySelectorAll('#results img')].filter(
-        image => image.offsetParent).map(image => image.clientWidth % image.naturalWidth)""")
-    assert set(rests) == {0}
-    page.get_by_label(CHOICE).check()
-    choose_face(page, 0)  # a small picture begins at the first stage
-    choice.wait_for(state="hidden")
-    input_becomes(page, 8)
-    page.wait_for_selector("superres-crop", state="detached")
-
-
-def step_through_both_stages(page, upscaler):
-    page.locator("#results summary", has_text="Step through it").click()
-    assert page.locator("#results superres-stepper").count() == 2
-    page.locator("#results .sr-scrubber").last.press("Home")
-    source = read_image(FACES[0])
-    small = upscaler.decode(source[None], keys=[image_key(source, 1)]).earlier.images[0]
-    last = "[...document.querySelectorAll('superres-stepper')].at(-1).view"
-    page.wait_for_function(f"{last}.below.complete")
-    seen = pixels(page.evaluate(f"{last}.canvas.toDataURL()"))
-    scale = len(seen) // len(small)
-    np.testing.assert_array_equal(seen[scale // 2::scale, scale // 2::scale], small)
-
-
-def keep_the_stage_beside_each_sample(page, upscaler):
-    decode(page, "#draw")
-    page.get_by_label("Left side").select_option("Stage 1 of 2, 32x32")
-    drawn = upscaler(read_image(FACES[0])[None], upscaler.default.changed({"temperature": 0.7}),
-                     samples=9).by_likelihood(9)
-    for row in (0, 8):
-        page.locator(".sr-choice").nth(row).click()
-        np.testing.assert_array_equal(shown(page), drawn.images[row])
-        np.testing.assert_array_equal(shown(page, ".sr-before")[::2, ::2],
-                                      drawn.earlier.images[row])
-
-
-def test_a_face_is_drawn_in_two_stages_or_from_the_second_one_on(visit, cascade, tmp_path):
-    upscaler = cascade.decoding.upscaler
-    page = visit("/", cascade, viewport={"width": 390, "height": 900})
-    begin_at_the_second_stage(page, upscaler, tmp_path)
-    choose_the_size_of_the_input(page)
-    decode(page)
-    step_through_both_stages(page, upscaler)
-    keep_the_stage_beside_each_sample(page, upscaler)
-    check_fits(page, 390)
-
-
-# The race on arrival
-
-
-CANVASES = ("[...document.querySelectorAll('superres-race canvas')].map(canvas => "
-            "canvas.toDataURL())")
-COUNTS = ("[...document.querySelectorAll('superres-race canvas')].map(one => "
-          "one.closest('figure').innerText)")
-
-
-def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, cascade):
-    moving = visit("/", cascade)
-    still = visit("/", cascade, viewport={"width": 390, "height": 900}, reduced_motion="reduce")
-    example = cascade.decoding.example
-    most = sum(trace.iterations for stage in example.stages for trace in stage.traces)
-    still.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
-    single, blocks = still.evaluate(f"document.querySelector('superres-race').show({most}), "
-                                    f"{COUNTS}")
-    assert f"{most:,} of 15,360 steps" in single  # on its way, when the blocks are done
-    assert f"{most:,} steps: the same picture" in blocks
-    still.evaluate("document.querySelector('superres-race').show(1e9)")
-    for page, width in ((still, 390), (moving, 1280)):
-        page.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
-        for uri in page.evaluate(CANVASES):
-            np.testing.assert_array_equal(pixels(uri), example.images[0])
-        check_fits(page, width)
-    still.evaluate("""(race => {
-        const show = race.show;
-        race.seen = [];
-        race.show = steps => { race.seen.push(steps); show.call(race, steps); };
-    })(document.querySelector('superres-race'))""")
-    still.click("superres-race button")  # it plays because it was asked to
-    still.wait_for_function("(race => race.seen.at(-1) === "
-                            "race.most)(document.querySelector('superres-race'))")
-    for page in (still, moving):
-        page.evaluate("scrollTo(0, 0)")
-        box = page.locator(".sr-canvas").bounding_box()
-        assert box["y"] + box["height"] < 900  # in view without scrolling
-
-
 # Step by step
 
 WALK = """([root, pictures]) => {
@@ -307,3 +176,133 @@ def test_a_face_is_stepped_through_and_played_and_so_is_every_sample(visit, demo
     ) == (1, recorded[-1].traces[likeliest].iterations)
     page.get_by_role("combobox", name="Decode").select_option("Sample 2")
     assert (value(page), int(last.get_attribute("max"))) == (1, second.iterations)
+
+
+# Two stages
+
+INPUT_SIDE = "document.querySelector('#preview img')?.naturalWidth"
+CHOICE = "32x32: more of what the photo really shows"
+
+
+def input_becomes(page, side):
+    page.wait_for_function(f"{INPUT_SIDE} === {side}")
+
+
+def compared(page):
+    """Return the names of the pictures side by side."""
+    return [name.split(":")[0]
+            for name in page.locator(".sr-compared figcaption").all_inner_texts()]
+
+
+def begin_at_the_second_stage(page, upscaler, folder):
+    Image.fromarray(data.astronaut()).save(folder / "photo.png")
+    upload(page, folder / "photo.png")
+    page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
+    page.get_by_label(CHOICE).check()
+    input_becomes(page, 32)
+    upscale(page)
+    (crop,) = choose_crops(data.astronaut(), upscaler.face_task)
+    last = upscaler.from_size(32)
+    source = take(data.astronaut(), last.face_task, crop).source
+    np.testing.assert_array_equal(shown(page), last(source[None], finish="mean").images[0])
+    see_as_drawn(page)
+    np.testing.assert_array_equal(
+        shown(page), last.decode(source[None], keys=[image_key(source, 1)]).images[0])
+    assert compared(page) == ["Input, 32x32", "Lanczos", "superres, 64x64", "Truth"]
+
+
+def choose_the_size_of_the_input(page):
+    choice = page.get_by_label(CHOICE)
+    page.get_by_text("Crop in numbers").click()
+    for side, is_visible in ((31, False), (32, True)):
+        page.get_by_label("Side, pixels").fill(str(side))
+        page.get_by_label("Side, pixels").press("Enter")
+        choice.wait_for(state="visible" if is_visible else "hidden")
+        input_becomes(page, 32 if is_visible else 8)
+    page.get_by_label("8x8", exact=True).check()
+    input_becomes(page, 8)
+    decode(page)
+    assert compared(page) == ["Input, 8x8", "Lanczos", "Stage 1 of 2, 32x32", "superres, 64x64"]
+    rests = page.evaluate("""[...document.querySelectorAll('#results img')].filter(
+        image => image.offsetParent).map(image => image.clientWidth % image.naturalWidth)""")
+    assert set(rests) == {0}
+    page.get_by_label(CHOICE).check()
+    choose_face(page, 0)  # a small picture begins at the first stage
+    choice.wait_for(state="hidden")
+    input_becomes(page, 8)
+    page.wait_for_selector("superres-crop", state="detached")
+
+
+def step_through_both_stages(page, upscaler):
+    page.locator("#results summary", has_text="Step through it").click()
+    assert page.locator("#results superres-stepper").count() == 2
+    page.locator("#results .sr-scrubber").last.press("Home")
+    source = read_image(FACES[0])
+    small = upscaler.decode(source[None], keys=[image_key(source, 1)]).earlier.images[0]
+    last = "[...document.querySelectorAll('superres-stepper')].at(-1).view"
+    page.wait_for_function(f"{last}.below.complete")
+    seen = pixels(page.evaluate(f"{last}.canvas.toDataURL()"))
+    scale = len(seen) // len(small)
+    np.testing.assert_array_equal(seen[scale // 2::scale, scale // 2::scale], small)
+
+
+def keep_the_stage_beside_each_sample(page, upscaler):
+    decode(page, "#draw")
+    page.get_by_label("Left side").select_option("Stage 1 of 2, 32x32")
+    drawn = upscaler(read_image(FACES[0])[None], upscaler.default.changed({"temperature": 0.7}),
+                     samples=9).by_likelihood(9)
+    for row in (0, 8):
+        page.locator(".sr-choice").nth(row).click()
+        np.testing.assert_array_equal(shown(page), drawn.images[row])
+        np.testing.assert_array_equal(shown(page, ".sr-before")[::2, ::2],
+                                      drawn.earlier.images[row])
+
+
+def test_a_face_is_drawn_in_two_stages_or_from_the_second_one_on(visit, cascade, tmp_path):
+    upscaler = cascade.decoding.upscaler
+    page = visit("/", cascade, viewport={"width": 390, "height": 900})
+    begin_at_the_second_stage(page, upscaler, tmp_path)
+    choose_the_size_of_the_input(page)
+    decode(page)
+    step_through_both_stages(page, upscaler)
+    keep_the_stage_beside_each_sample(page, upscaler)
+    check_fits(page, 390)
+
+
+# The race on arrival
+
+
+CANVASES = ("[...document.querySelectorAll('superres-race canvas')].map(canvas => "
+            "canvas.toDataURL())")
+COUNTS = ("[...document.querySelectorAll('superres-race canvas')].map(one => "
+          "one.closest('figure').innerText)")
+
+
+def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, cascade):
+    moving = visit("/", cascade)
+    still = visit("/", cascade, viewport={"width": 390, "height": 900}, reduced_motion="reduce")
+    example = cascade.decoding.example
+    most = sum(trace.iterations for stage in example.stages for trace in stage.traces)
+    still.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
+    single, blocks = still.evaluate(f"document.querySelector('superres-race').show({most}), "
+                                    f"{COUNTS}")
+    assert f"{most:,} of 15,360 steps" in single  # on its way, when the blocks are done
+    assert f"{most:,} steps: the same picture" in blocks
+    still.evaluate("document.querySelector('superres-race').show(1e9)")
+    for page, width in ((still, 390), (moving, 1280)):
+        page.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
+        for uri in page.evaluate(CANVASES):
+            np.testing.assert_array_equal(pixels(uri), example.images[0])
+        check_fits(page, width)
+    still.evaluate("""(race => {
+        const show = race.show;
+        race.seen = [];
+        race.show = steps => { race.seen.push(steps); show.call(race, steps); };
+    })(document.querySelector('superres-race'))""")
+    still.click("superres-race button")  # it plays because it was asked to
+    still.wait_for_function("(race => race.seen.at(-1) === "
+                            "race.most)(document.querySelector('superres-race'))")
+    for page in (still, moving):
+        page.evaluate("scrollTo(0, 0)")
+        box = page.locator(".sr-canvas").bounding_box()
+        assert box["y"] + box["height"] < 900  # in view without scrolling
