@@ -333,7 +333,7 @@ class Stream(Generic[ItemT]):
         if not rows:
             return []
         with self.torch_threads:
-            tokens = loop.decoder.results(self._index(numbers))[0].cpu()
+            tokens = loop.plain.results(self._index(numbers))[0].cpu()
             traces = loop.recorder.rows(numbers, [row.since for row in rows])
         return [Result(row.item, one, trace, row.seconds) for row, one,
                 trace in zip(rows, tokens, traces, strict=True)]
