@@ -117,11 +117,8 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
      "'superres train ngrams'"),
     (["--proposer", "source"], "--proposer must be one of heads, jacobi, draft, ngram, lookup, "
      "lookahead, not"),
-    (["--sampling", "speculative"], "needs a temperature above 0"),
     (["--proposer", "lookup", "--block-size", "21"], "block size 21 is more than the 20 target "
      "tokens"),
-    (["--proposer", "lookahead", "--adaptive"], "the block size of lookahead is the length of its "
-     "n-grams"),
 ])
 def test_bad_input_is_one_line(folder, capsys, words, message):
     assert message in refusal(capsys, "translate", "dog", "--checkpoint", folder, "--device", "cpu",

@@ -173,7 +173,8 @@ class LookaheadDecoder(PlainDecoder):
         if self.peers is None:
             self.session.commit(self.paths[best])
         else:
-            self.session.commit(self.offsets[:-1].expand_as(block))  # the tokens that were read again
+            # the tokens that were read again
+            self.session.commit(self.offsets[:-1].expand_as(block))
             block, accepted = self._best_of_all(block, accepted, self.peers)
         return block, torch.minimum(accepted, state.missing())
 
