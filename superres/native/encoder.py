@@ -42,12 +42,10 @@ def packed_encoder(packed: PackedWeights) -> CEncoder:
         encoder.final_weight = packed.keep(model.encoder_norm.weight)
         encoder.final_bias = packed.keep(model.encoder_norm.bias)
     if _has_priors(config):
-        (encoder.rows, encoder.columns, _), (encoder.height, encoder.width) = (config.source_shape,
-                                                                               config.enlargement)
-        encoder.row_weights, encoder.column_weights = (packed.keep(enlargement(cells, factor))
-                                                       for cells, factor in zip(
-                                                           config.source_shape[:2],
-                                                           config.enlargement, strict=True))
+        encoder.rows, encoder.columns, _ = config.source_shape
+        encoder.height, encoder.width = config.enlargement
+        encoder.row_weights = packed.keep(enlargement(encoder.rows, encoder.height))
+        encoder.column_weights = packed.keep(enlargement(encoder.columns, encoder.width))
         encoder.residual_scale = RESIDUAL_SCALE
     if model.conditioning is not None:
         _add_conditioning(encoder, packed, model.conditioning)
@@ -91,9 +89,8 @@ def encode(
     if model.neighbourhood is not None:
         memory.residual_sum = torch.empty(batch, config.source_length)
     parts = {name: getattr(memory, name) for name in PARTS}
-    encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name,
-                          part in parts.items()},
-                       stride=length, positions=positions, lengths=lengths.data_ptr())
+    addresses = {name: None if part is None else part.data_ptr() for name, part in parts.items()}
+    encoded = CEncoded(**addresses, stride=length, positions=positions, lengths=lengths.data_ptr())
     library().superres_encode(byref(encoder), byref(encoded), batch, threads, source.data_ptr())
     return memory
 
@@ -112,8 +109,8 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights,
     encoder.signal = packed.keep(packed.model.signal)
     parts = {name: weight.detach() for name, weight in conditioning.named_parameters()}
     encoder.products = packed.array([
-        linear for weight in convolutions_of(conditioning) for linear in _convolution(packed,
-                                                                                      weight)])
+        linear for weight in convolutions_of(conditioning)
+        for linear in _convolution(packed, weight)])
     names = ["mix", *_names(conditioning)]
     encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in names]), 1))
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])

@@ -60,8 +60,9 @@ class NativeSession(ProposingSession):
         slots += -slots % abi.LANES
         size = abi.CSizes(
             batch=self.batch, width=width, length=config.target_length, d=config.width,
-            attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
-            vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
+            attention_heads=config.attention_heads, filter=config.filter_size,
+            layers=config.decoder_layers, vocabulary=config.vocabulary, channels=config.channels,
+            outputs=config.outputs, slots=slots,
             # Causal attention is local attention in a single block.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             key_distance=config.key_distance, groups=groups_of(config),
@@ -72,8 +73,9 @@ class NativeSession(ProposingSession):
             threads=abi.CThreads(count=threads, rows_at_once=2, least_columns=LEAST_COLUMNS),
             input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
                              conditioned=self.conditioned),
-            ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
-                             initial_sharpness=INITIAL_SHARPNESS),
+            ordinal=abi.COrdinal(parameters=config.ordinal_outputs,
+                                 residual_scale=RESIDUAL_SCALE,
+                                 initial_sharpness=INITIAL_SHARPNESS),
             heads=packed.heads, report=abi.CReport(not_finite=self.not_finite.data_ptr()),
         )
         if self.head_table is not None:
@@ -175,8 +177,8 @@ class NativeSession(ProposingSession):
         used = min(length, self.session.size.slots)
         for layer in self.caches:
             for part in layer:
-                begin = part.narrow(SLOT_AXIS, 0,
-                                    -(-used * part.shape[SLOT_AXIS] // self.session.size.slots))
+                count = -(-used * part.shape[SLOT_AXIS] // self.session.size.slots)
+                begin = part.narrow(SLOT_AXIS, 0, count)
                 begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
@@ -227,8 +229,8 @@ class NativeSession(ProposingSession):
         rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            return torch.zeros(*rows, slots // abi.LANES, size, abi.LANES), torch.zeros(*rows,
-                                                                                        slots, size)
+            return (torch.zeros(*rows, slots // abi.LANES, size, abi.LANES),
+                    torch.zeros(*rows, slots, size))
         quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
@@ -237,9 +239,9 @@ class NativeSession(ProposingSession):
         """Keep the tokens [B, N], and memory for their weights, which `superres_remember`
         gathers."""
         batch, count = tokens.shape
-        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width,
-                                                  dtype=torch.uint8),
-                 torch.empty(batch, count), torch.empty(batch, count)]
+        weights = torch.empty(batch, count * self.config.width, dtype=torch.uint8)
+        parts = [tokens.contiguous(), weights, torch.empty(batch, count),
+                 torch.empty(batch, count)]
         self.by_row += parts
         first, *others = (part.data_ptr() for part in parts)
         return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)

@@ -20,7 +20,7 @@ from superres.config import DecodeConfig, general_costs
 from superres.errors import ConfigError
 from superres.evaluation.recording import stages_of
 from superres.native import abi
-from superres.native.image import offset_of, size_and_alignment
+from superres.native.memory_image import offset_of, size_and_alignment
 from superres.native.variants import WASM
 from superres.pipeline.browser_export import exact_block, packed_weights, stage_image, write_engine
 from superres.system.output import short_digest

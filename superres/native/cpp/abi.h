@@ -148,7 +148,7 @@ struct Sampling {
 struct Session;
 
 // The kinds of proposers.
-enum ProposerKind : int64_t { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP, LOOKAHEAD };
+enum ProposerKind : int64_t { HEADS, DRAFT, LOOKAHEAD };
 
 // The source of proposals: see `ProposerData` in superres/decoding/proposers/proposer.py.
 struct Proposer {
@@ -156,10 +156,6 @@ struct Proposer {
   Session* draft;              // a session of the draft model, and its scratch
   int64_t *tokens, *place, *best_tokens;  // [batch, R], [batch], [batch, R], R the session's width
   float *hidden, *scores;                 // [batch, R, D], [batch, R, V]
-  const int64_t *keys, *known;            // the table of n-grams, [entries]: contexts in ascending order, next tokens
-  int64_t entries, order, channels;
-  const int64_t* source;                  // [batch, source_length]
-  int64_t source_length, longest;         // longest: largest number of latest tokens that are looked up
 };
 
 // How iterations choose their block size: see `BlockCosts` in superres/decoding/confidence.py.
