@@ -11,7 +11,6 @@ from torch import Tensor
 from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
-from superres.decoding.proposers.proposer import ProposerData
 from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
 from superres.interfaces import Session
@@ -83,6 +82,7 @@ class NativeDecoder(PlainRows):
     def advance(self, count: int) -> Tensor:
         """See `superres.interfaces.Decoder.advance`; stops early when all rows are complete."""
         plain, state, session = self.plain, self.plain.state, self.session
+        # The last iteration of a call proposes blocks of another size.
         size, following = state.block_size, plain.block_size
         count = count if following == size else 1
         # rows were taken over in a narrower session, which has been resized since
@@ -109,6 +109,7 @@ class NativeDecoder(PlainRows):
         batch, width, vocabulary = size.batch, size.width, size.vocabulary
         capacity, stride = state.proposals.shape[1], state.store.shape[1]
         kind, bound = plain.criterion.rule or ("distance", 0)
+        # Scratch, which one iteration leaves to the next.
         integers = torch.empty(2 * width + capacity + 3, batch, dtype=torch.int64)
         buffers = {
             "tokens": integers[:width], "best_tokens": integers[width : 2 * width],
@@ -128,12 +129,18 @@ class NativeDecoder(PlainRows):
             **{name: None if tensor is None else tensor.data_ptr()
                for name, tensor in buffers.items()},
         )
-        draft = None if self.draft is None else self.draft.session
-        loop.proposer = proposer = _proposer_of(self.data, batch, draft)
-        # the copy in `loop` keeps nothing alive
-        loop.tensors = [buffers, vars(state).copy(), self.data, proposer]
+        # the copies in `loop` keep nothing alive
+        loop.tensors = [buffers, vars(state).copy(), self.data]
+        self._add_settings(loop, size)
+
+    def _add_settings(self, loop: abi.CLoopState, size: abi.CSizes) -> None:
+        """Add what only some decodes have: a draft, sampling, block costs, limits, a lookahead."""
+        plain, batch = self.plain, size.batch
+        if self.draft is not None:
+            loop.draft = draft = _draft_of(self.draft.session, batch)
+            loop.tensors.append(draft)
         if plain.samplers.noise is not None:
-            loop.sampling = pointer(self._sampling(batch, vocabulary))
+            loop.sampling = pointer(self._sampling(batch, size.vocabulary))
         if (costs := plain.block_costs) is not None:
             loop.block_costs = abi.CBlockCosts(
                 count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
@@ -189,18 +196,16 @@ class NativeDecoder(PlainRows):
         return made
 
 
-def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None) -> abi.CProposer:
-    """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
-    made = abi.CProposer(kind=abi.value("ProposerKind", proposer.kind))
-    if draft is not None:
-        size, width = draft.size, draft.size.width
-        integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
-        hidden = torch.empty(batch, width, size.d)
-        scores = torch.empty(batch, width, size.vocabulary)
-        made.draft, made.scratch = pointer(draft), (integers, hidden, scores)
-        made.tokens, made.best_tokens, made.place, made.hidden, made.scores = (
-            part.data_ptr() for part in (integers[:width], integers[width:-1], integers[-1], hidden,
-                                         scores))
+def _draft_of(session: abi.CSession, batch: int) -> abi.CDraft:
+    """Return the form in which native.cpp reads a draft model's session; the result keeps its
+    scratch alive."""
+    size, width = session.size, session.size.width
+    integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
+    hidden = torch.empty(batch, width, size.d)
+    scores = torch.empty(batch, width, size.vocabulary)
+    parts = integers[:width], integers[-1], integers[width:-1], hidden, scores
+    made = abi.CDraft(pointer(session), *(part.data_ptr() for part in parts))
+    made.scratch = integers, hidden, scores
     return made
 
 

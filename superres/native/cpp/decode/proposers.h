@@ -1,4 +1,4 @@
-// Proposals of the next tokens by each kind of proposer: the computation of superres/decoding/proposers.
+// Proposals of the next tokens by the heads or a draft model: the computation of superres/decoding/proposers.
 
 #pragma once
 
@@ -45,12 +45,12 @@ struct ProposalChoice {
 // last proposal of the block before; further steps read one token.
 void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int64_t end, int64_t count, int64_t* tokens) {
   const LoopState& l = choose.l;
-  const Proposer& p = l.proposer;
-  Session draft = *p.draft;
+  const Draft& p = l.draft;
+  Session draft = *p.session;
   const bool int8 = draft.weights.int8_filter.product.weight && choose.screens;
   for (int64_t h = 0; h < count; h++) {
-    if (h < 2) draft = narrowed(*p.draft, begin, end, h ? 1 : p.draft->size.width);
-    const int64_t width = draft.size.width, V = draft.size.vocabulary, shift = begin * (p.draft->size.width - width);
+    if (h < 2) draft = narrowed(*p.session, begin, end, h ? 1 : p.session->size.width);
+    const int64_t width = draft.size.width, V = draft.size.vocabulary, shift = begin * (p.session->size.width - width);
     int64_t* read = p.tokens + shift;
     const StepOutput output{p.hidden + shift * draft.size.d, p.scores + shift * V, int8 ? p.best_tokens + shift : nullptr,
                             choose.greedy ? nullptr : l.sampling};
@@ -73,7 +73,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
 // fewer if `size` is not null and no larger block pays.
 int64_t propose_next(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64_t count, ConfidentBlockSize* size) {
   const ProposalChoice choose{s, l, size};
-  if (l.proposer.kind == HEADS)
+  if (!l.draft.session)
     return propose(s, team, begin, end, {l.place, l.index, l.first, count, l.hidden, l.scratch, l.next}, choose);
   propose_draft(choose, team, begin, end, count, l.next);
   return count;
