@@ -76,7 +76,6 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
     return chosen(source).code
 
 
-@functools.cache
 def chosen(source: Path = SOURCE) -> Library:
     """Load the fastest variant of `source` that runs on this processor, or the one that
     SUPERRES_NATIVE names.
@@ -85,8 +84,21 @@ def chosen(source: Path = SOURCE) -> Library:
     warning says so. Raises ConfigError if SUPERRES_NATIVE names no variant, or one that does not
     run on this processor. Raises NativeUnavailable if no variant can be used; the message says why.
     """
+    found = search(source)
+    if isinstance(found, NativeUnavailable):
+        raise found.with_traceback(None)
+    return found
+
+
+@functools.cache
+def search(source: Path) -> Library | NativeUnavailable:
+    """Return the library of `chosen`, or why there is none: to try again would take minutes."""
     refused: list[str] = []
-    for variant in candidates(forced_variant(), processor()):
+    try:
+        usable = candidates(forced_variant(), processor())
+    except NativeUnavailable as error:
+        return error
+    for variant in usable:
         for find in (packaged_file, built_file):
             try:
                 if (path := find(variant.name, source)) is not None:
@@ -95,8 +107,8 @@ def chosen(source: Path = SOURCE) -> Library:
             except NativeUnavailable as error:
                 refused.append(str(error))
                 LOG.warning("the native variant %s is not used: %s", variant.name, error)
-    raise NativeUnavailable(refused[-1] if refused else "no variant runs on this processor "
-                            f"({platform.machine()})")
+    return NativeUnavailable(refused[-1] if refused else "no variant runs on this processor "
+                             f"({platform.machine()})")
 
 
 def forced_variant() -> Variant | None:

@@ -42,7 +42,7 @@ def loading(source: Path, cache: Path, flags: str = "-O0",
         os.environ.update(SUPERRES_NATIVE_FLAGS=flags, XDG_CACHE_HOME=str(cache))
         if not privileged:
             drop_capabilities()
-        build.chosen.cache_clear()
+        build.search.cache_clear()
         try:
             assert build.library(source).superres_propose_room(None, 0) == 0
             sender.send("")
@@ -144,6 +144,19 @@ def test_processes_that_first_use_it_at_once_compile_it_once(source, tmp_path, m
     assert [is_whole(path) for path in built(tmp_path)] == [True]
     left = {path.name for path in (tmp_path / "superres").iterdir() if path.suffix != ".so"}
     assert left == {".compile.lock"}
+
+
+def test_a_compiler_that_fails_is_asked_once_for_each_variant(source, tmp_path, monkeypatch,
+                                                              caplog):
+    """As on a full disc: each stage of a cascade asks for the library."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SUPERRES_NATIVE_FLAGS", "--no-such-flag")
+    build.search.cache_clear()
+    for _ in range(2):
+        with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp: .*no-such-flag"):
+            build.library(source)
+    assert len(caplog.records) == len(build.candidates(None, build.processor()))
+    build.search.cache_clear()
 
 
 def test_scratch_folders_of_killed_processes_are_removed_and_no_others(tmp_path):

@@ -40,10 +40,10 @@ ICE_LAKE = SKYLAKE_X | {"avx512vnni"}
 def _choose_anew(monkeypatch):
     """Each test chooses for itself, and the next file's tests have the library that they had."""
     monkeypatch.delenv("SUPERRES_NATIVE", raising=False)
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     found = build.processor
     yield
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     found.cache_clear()
 
 
@@ -118,7 +118,7 @@ def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypa
     without_compilers(monkeypatch)
     assert build.chosen(source).path == path
     assert build.chosen(source).identity.startswith(f"{name}-")
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     monkeypatch.setenv("SUPERRES_NATIVE_FLAGS", "-fsanitize=address")
     # the package has none with these flags
     with pytest.raises(NativeUnavailable, match="no C\\+\\+ compiler"):
@@ -156,7 +156,7 @@ def test_without_a_compiler_of_the_system_ziglang_compiles(source, tmp_path, mon
     (command,) = [line for line in log.read_text().splitlines() if line.endswith(str(source))]
     if LINUX:
         assert f"-target {platform.machine()}-linux-gnu" in command
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     caplog.clear()
     assert build.chosen(source).path == chosen.path
     assert not caplog.records  # nothing was compiled again
@@ -205,7 +205,7 @@ def test_info_says_what_is_used_and_why(capsys, monkeypatch):
     assert all(line in text for line in [found["native"], found["library"], *found["variants"]])
 
     monkeypatch.setenv("SUPERRES_NATIVE", "z80")
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
     without_compilers(monkeypatch)

@@ -409,7 +409,7 @@ def test_bytes_are_the_default_and_float32_serves_an_attention_head_too_wide_for
 
 
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
-    monkeypatch.setattr(build, "chosen", build.chosen.__wrapped__)
+    monkeypatch.setattr(build, "search", build.search.__wrapped__)
     without_compilers(monkeypatch)
     assert type(step_model(random_model(replace(SMALL, **NATIVE)))) is StepModel
     assert "no C++ compiler" in caplog.text
