@@ -14,9 +14,8 @@ repeat:
 ...     accept=lambda proposals, verified: leading(map(str.__eq__, proposals, verified)),
 ...     choose=lambda scores, tokens, accepted: scores)
 >>> for step in steps:
-...     chosen = step.verified[step.accepted - 1]
-...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", chosen)
-b b b | a n a | 1 | a
+...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", step.verified[step.accepted
+- 1]) b b b | a n a | 1 | a
 a b a | n a n | 1 | n
 n a n | a n a | 3 | a
 a n a | . . . | 1 | .
