@@ -269,8 +269,9 @@ def columns_table(rows: Iterable[Values], columns: Columns) -> str:
 def views(document: Document) -> dict[str, str]:
     """Return the parts of any document as Markdown, by name."""
     if "printed" in document:
-        return {name: markdown_table(table["header"], table["rows"]) for name,
-                table in document["printed"].items()}
+        return {name: shown if isinstance(shown, str) else markdown_table(shown["header"],
+                                                                          shown["rows"])
+                for name, shown in document["printed"].items()}
     found: dict[str, str] = importlib.import_module(document["table"]).views(document)
     return found
 

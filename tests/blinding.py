@@ -12,14 +12,13 @@ import httpx
 from scipy import stats
 from sqlalchemy import select
 
-from simulations.client import RaterClient
-from simulations.serving import serving
 from superres.survey import schema
 from superres.survey.credentials import digest
 from superres.survey.records import answer_of
 from superres.survey.server import page
 from superres.survey.store import Store
 from superres.survey.study import Study
+from tests.survey.over_http import RaterClient, serving
 
 Shown = tuple[str, str, httpx.Response]
 """Token of a trial, side, and the response with the picture there."""

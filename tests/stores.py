@@ -12,7 +12,7 @@ from pathlib import Path
 
 from superres.system import places
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with_faults.py"
+SCRIPT = Path(__file__).resolve().parent / "batch" / "store_with_faults.py"
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 docs/.
 
     python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed
-    --publish python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output
-    speed-old --beside ../old python scripts/benchmark/speed.py --faces dev.npz --text
-    test_2017_flickr --output speed-text --only text --rounds 1
 
 Every variant of the compiled code decodes in a process of its own, and all processes and ways to
 decode take turns; the shortest of the rounds counts. With --beside, another checkout of superres
@@ -12,9 +9,8 @@ takes its turns too, by the variant that it chooses or the first of --variants, 
 table of its times over ours. --publish fills README and docs/.
 
 Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower` (CPU
-    time of the default
-over that of one token per step), `first-use` (from an empty cache), and `peers` (the network
-without compiled code, and transformers' GPT-2 of its size).
+time of the default over that of one token per step), `first-use` (from an empty cache), and `peers`
+(the network without compiled code, and transformers' GPT-2 of its size).
 """
 
 from __future__ import annotations
@@ -39,18 +35,15 @@ import typer
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import measurements
-from busy import busy as beside_processes
 from measurements import ROOT, Busy, Faces, Output, Row, Table, Text, Values, commit, run
 from speed_worker import PEER
 from superres.config import (
     DEFAULT_CASCADE,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
-    DecodeConfig,
     require,
 )
 from superres.evaluation.benchmark import decode_costs
-from superres.evaluation.beside import beside as beside_engine
 from superres.evaluation.text import bleu
 from superres.evaluation.workload import image_workload
 from superres.native.build import FORCED_VARIANT, candidates, forced_variant, processor
@@ -209,6 +202,17 @@ def never_slower_rows(faces: list[Any], lines: list[str],
                     2 * rounds if few else 2, size if few else 0, 1, clock="cpu")
 
 
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep half of the cores busy with other processes."""
+    with ExitStack() as stack:
+        for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield
+
+
 def upscale(cache: Path, picture: Path, *options: str) -> Values:
     """Run `superres upscale` with a cache of its own; return its seconds, from the start of its
     process, and steps."""
@@ -253,7 +257,7 @@ def first_use() -> Values:
                 "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
         found |= {f"astronaut, {way}": upscale(with_library(), photo, *options) for way,
                   options in ways.items()}
-        with beside_processes(0):
+        with busy_cores():
             found["astronaut, busy"] = upscale(with_library(), photo)
     return found
 
@@ -261,13 +265,20 @@ def first_use() -> Values:
 def peers_values(faces: Any) -> Values:  # noqa: ANN401 -- pixels
     """Return faces per second, one at a time, of the default engine, of `plain` and of
     transformers."""
-    work = image_workload(Upscaler.load(DEFAULT_CHECKPOINT, "cpu", ENGINES[0]), faces)
-    heads = work.pipeline.model_config.prediction_heads
-    work = replace(work,
-                   variants={"greedy": DecodeConfig(1), f"exact, k = {heads}": DecodeConfig(heads),
-                             f"epsilon 2, k = {heads}": DecodeConfig(heads, accept="distance",
-                                                                     epsilon=2)})
-    return {"rows": beside_engine(work, decode_costs(work, 1, 3), (1,))}
+    from peers import generated_token  # an optional dependency
+
+    found, rounds = list[Values](), {ENGINES[0]: 3, "plain": 1}
+    for engine, repeats in rounds.items():
+        work = image_workload(Upscaler.load(DEFAULT_CHECKPOINT, "cpu", engine), faces)
+        heads = work.pipeline.model_config.prediction_heads
+        names = {"greedy": "greedy", "exact": f"exact, k = {heads}",
+                 "epsilon 2": f"epsilon 2, k = {heads}"}
+        made = decode_costs(replace(work, variants={way: work.variants[name]
+                                                    for way, name in names.items()}), 1, repeats)
+        found.append({"engine": engine, **{row["way"]: row["images_per_second"] for row in made}})
+    seconds = generated_token(work.pipeline) * work.pipeline.model_config.target_length
+    return {"rows": [*found, {"engine": "transformers, GPT-2 of this size",
+                              "greedy": 1 / seconds}]}
 
 
 def rows(only: list[str], faces: Path, text: Path, rounds: int,

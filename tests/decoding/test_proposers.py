@@ -23,7 +23,6 @@ from textual import (
 )
 
 import proposers
-import which_proposer
 from cost_model import expected_tokens
 from decodes import decode, result_of
 from proposers import Comparison, Variant, batch_of, parse_proposers
@@ -358,8 +357,6 @@ def test_the_script_compares_proposers(folder, capsys, tmp_path):
     assert document["conditions"]["temperature"] == 0.7
     assert min(row["block_size"] for row in document["rows"]["comparison"]["values"]["rows"]) <= 3
     assert proposers.views(document)["fastest"] in capsys.readouterr().out
-    which_proposer.main([out / "proposers-text.json"], out)
-    assert "| text | greedy | 1 |" in (out / "which-proposer.md").read_text()
     with pytest.raises(ConfigError, match=r"--proposers takes all, or names from heads, jacobi.* "
                        r"not 'left'"):
         parse_proposers("heads,left")

@@ -17,8 +17,6 @@ from sqlalchemy import select
 from statsmodels.stats.proportion import proportion_confint
 from survey_tools import add_study, vote_on, vote_through
 
-from simulations.client import RaterClient
-from simulations.serving import serving
 from superres.cli.main import run
 from superres.survey import judgements, schema
 from superres.survey.credentials import digest
@@ -33,6 +31,7 @@ from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, REPEAT
 from superres.survey.voting import RefusedError, enrol, next_trial
 from superres.survey.withdrawal import withdraw
+from tests.survey.over_http import RaterClient, serving
 
 IMAGES = 20
 TORN = {"exact": {0, 1, 2, 3}, "warm": {0, 1}}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,44 +155,3 @@ def test_a_plan_says_when_images_are_too_few():
     for arguments in ((0, 100, 50), (0.02, 100, 50, 1.0), (0.02, 100, 50, 0.5, 1.0)):
         with pytest.raises(ConfigError, match="must be"):
             plan_votes(*arguments)
-
-
-@pytest.fixture
-def simulate(monkeypatch, tmp_path):
-    """Run a simulation of scripts/check/simulations in this process; gives its rows."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-
-    def run(name, **options):
-        getattr(importlib.import_module(f"simulations.{name}"), name)(**options, output=tmp_path)
-        return json.loads((tmp_path / f"{name}.json").read_text())
-
-    return run
-
-
-def test_the_simulation_covers_the_known_preference(simulate):
-    found = simulate("coverage", studies=20, raters=12, votes=20, images=40)
-    rows = {row["interval"]: float(row["coverage"]) for row in found["rows"]}
-    assert rows["two-way clustered"] >= 80
-    assert rows["two-way clustered"] > rows["Wilson, of independent votes"]
-
-
-def test_simulated_raters_vote_over_http_too(simulate):
-    found = simulate("coverage", studies=1, raters=4, votes=6, images=8, rater_sd=0, image_sd=0,
-                     preference=99.9, over_http=True)
-    rows = {row["interval"]: row for row in found["rows"]}
-    assert rows["two-way clustered"]["coverage"] == "100.0"
-
-
-def test_the_watch_claims_less_falsely_than_intervals_for_one_look(simulate):
-    found = simulate("watch", studies=20, raters=120)
-    false = {name: float(share) for name, share in found["false_claims"].items()}
-    assert false["any-time interval"] <= 10 < false["t interval of the raters' means"]
-    assert float(found["rows"][-1]["votes saved, %"]) > 0
-
-
-def test_adaptive_choice_stays_unbiased(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    importlib.import_module("simulations.order").order(studies=10, raters=20)
-    adaptive = [float(cell)
-                for cell in capsys.readouterr().out.splitlines()[5].strip("| ").split(" | ")[1:]]
-    assert adaptive[3] < 5 * adaptive[4]  # the largest of 15 biases, against its standard error

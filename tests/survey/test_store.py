@@ -12,8 +12,6 @@ import pytest
 from sqlalchemy import select, text
 from survey_tools import add_study, vote_on, vote_through
 
-from simulations.client import RaterClient
-from simulations.serving import serving
 from superres.cli.main import run
 from superres.errors import ConfigError, OutputError, StoreError
 from superres.survey import schema
@@ -23,6 +21,7 @@ from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.survey.voting import enrol, next_trial
 from superres.survey.withdrawal import withdraw, withdrawals
+from tests.survey.over_http import RaterClient, serving
 
 
 def test_every_vote_is_on_disk_when_it_is_stored(sqlite):

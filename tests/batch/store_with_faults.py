@@ -1,7 +1,6 @@
-"""Serve an S3 store on loopback that fails: for `scripts/check/runs.py` and for trying a run by
-hand.
+"""Serve an S3 store on loopback that fails: for tests, and for trying a run by hand.
 
-    python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
+    python tests/batch/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
 
 The store has an empty bucket, `faces`. A proxy in front of moto's server answers some requests with
 500 or 503, cuts some downloads, and counts requests and bytes. GET /-/counts gives the counts as

@@ -1,12 +1,23 @@
-"""A rater without a browser: sends the requests of the voting page to a survey's server."""
+"""A study served from a thread of this process, and raters without a browser, who send the voting
+page's requests."""
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 
 from superres.survey.credentials import new_token
+from superres.survey.rate_limit import EnrolmentLimit
+from superres.survey.server import study_app
+from superres.survey.store import Store
+from superres.survey.study import Study
 
 SIGHT: dict[str, Any] = {
     "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800,
@@ -59,3 +70,22 @@ class RaterClient:
 def ballot(token: str, choice: str, response_ms: float = 1000.0) -> dict[str, Any]:
     """Return the request body of a vote."""
     return {"token": token, "choice": choice, "response_ms": response_ms, **SIGHT}
+
+
+@contextmanager
+def serving(store: Store, study: Study, root_path: str = "",
+            limit: EnrolmentLimit | None = None) -> Iterator[str]:
+    """Serve a study on a free port of this machine, by default without a limit of enrolments; yield
+    its address."""
+    app = study_app(store, study, root_path, limit or EnrolmentLimit(0, 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}{root_path}/"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=30)
