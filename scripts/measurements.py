@@ -374,8 +374,7 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Fill the tables of all pages from docs/measurements."""
-    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark", "check",
-                                                               "train")]
+    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark")]
     for page in pages():
         if fill_page(page):
             print(f"filled: {page}")

@@ -104,3 +104,14 @@ def test_both_measures_of_alpha_agree_with_the_distributions():
     exact = torch.minimum(VERIFIER.table.softmax(-1), draft.table.softmax(-1)).sum(-1)[:-1]
     assert float(exact.min()) < seen < float(exact.max())
     assert overlap(DraftProposer(VERIFIER), 50) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_one_guess_is_equation_4_and_several_are_the_longest_of_independent_ones(alpha):
+    """Of Fu et al."""
+    for gamma in range(1, 6):
+        assert expected_tokens(alpha, gamma, 1) == pytest.approx((1 - alpha ** (gamma + 1))
+                                                                 / (1 - alpha))
+    passed = np.random.default_rng(0).random((40_000, 3, 4)) < alpha  # b = 3 guesses of 4 tokens
+    longest = 1 + passed.cumprod(2).sum(2).max(1)
+    assert expected_tokens(alpha, 4, 3) == pytest.approx(longest.mean(), abs=0.03)
