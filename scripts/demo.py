@@ -7,7 +7,6 @@ faces in `scripts/faces`, which a model of this project drew.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from superres import DecodeConfig, SuperresError, Upscaler
+from measurements import Checkpoint, Device, run
+from superres import DecodeConfig, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
@@ -177,9 +177,8 @@ def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = "celeba-8to64",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    checkpoint: Checkpoint = "celeba-8to64",
+    device: Device = "auto",
     sheet: Annotated[Path | None, typer.Option(help="File for the sheet. [default: sheet.png in "
                                                "that folder]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement; their medians are "
@@ -210,7 +209,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"demo: {error}")
+    run(main)

@@ -22,8 +22,9 @@ import typer
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from measurements import Checkpoint, run
 from superres.config import DEFAULT_CASCADE
-from superres.errors import ConfigError, SuperresError
+from superres.errors import ConfigError
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.metadata import marked
 
@@ -173,8 +174,7 @@ def save(png: bytes, path: Path) -> None:
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = DEFAULT_CASCADE,
+    checkpoint: Checkpoint = DEFAULT_CASCADE,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs"
     / "pictures",
 ) -> None:
@@ -197,7 +197,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_page: {error}")
+    run(main)

@@ -116,16 +116,13 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
 
 
 @torch.inference_mode()
-def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
-    """Run a loop with speculative sampling to its end, and return the overlaps of p and q by row.
+def mean_overlap(loop: BlockwiseLoop) -> float:
+    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
+    verified proposals; 0.0 without any.
 
-    The first result is the sum of sum(min(p, q)) over the verified proposals, the second their
-    number, float64 [B] each. Their ratio estimates alpha without the sampling noise of the
-    verdicts.
+    It estimates alpha without the sampling noise of the verdicts.
     """
-    state = loop.plain.state
-    total, count = torch.zeros(2, len(loop.plain.keys), dtype=torch.float64,
-                               device=loop.plain.keys.device)
+    state, total, count = loop.plain.state, 0.0, 0
     while not loop.done():
         sampler, before = loop.plain.sampler, state.position.clone()
         loop.run(1)
@@ -134,18 +131,8 @@ def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
         # The proposal after the last accepted token was verified too, unless the sequence ends
         # there or has just begun.
         verified = state.position - before - (state.position >= state.limit).long()
-        verified = verified.masked_fill(before < 0, 0)
-        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
-        total += (torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum(1)
-        count += tested.sum(1)
-    return total.cpu().numpy(), count.cpu().numpy()
-
-
-def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
-    verified proposals.
-
-    It is 0.0 if no proposal was verified.
-    """
-    total, count = overlaps(loop)
-    return float(total.sum() / count.sum()) if count.any() else 0.0
+        verified = verified.masked_fill(before < 0, 0)  # [B]
+        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)  # [B, gamma]
+        overlap = torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1)  # [B, gamma]
+        total, count = total + float((overlap * tested).sum()), count + int(tested.sum())
+    return total / count if count else 0.0
