@@ -89,19 +89,20 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     blocks = exact.changed({"adaptive": False, "block_size": BLOCK})
     epsilon, sample = (exact.changed({"accept": "distance", "epsilon": 2}),
                        exact.changed({"temperature": 0.9}))
-    variants = {name: Variant(meaning, upscaler, options, reference) for name, meaning, options,
-                reference in (
-                    ("greedy", "The likeliest token, one per step.", exact.sequential(), "greedy"),
-                    ("exact", "The tokens of greedy, as many per step as are fastest here (the "
-                     "default).", exact, "greedy"),
-                    ("blocks", f"The tokens of greedy, up to {BLOCK} per step: fewer steps, each "
-                     "of which takes longer.", blocks, "greedy"),
-                    ("epsilon 2", "Proposals within 2 grey levels of the model's choice are "
-                     "accepted.", epsilon, "greedy"),
-                    ("sequential", "A random sample at temperature 0.9, one token per step.",
-                     sample.sequential(), "sequential"),
-                    ("sample", "The tokens of sequential, several per step.", sample,
-                     "sequential"))}
+    ways = {
+        "greedy": ("The likeliest token, one per step.", exact.sequential()),
+        "exact": ("The tokens of greedy, as many per step as are fastest here (the default).",
+                  exact),
+        "blocks": (f"The tokens of greedy, up to {BLOCK} per step: fewer steps, each of which "
+                   "takes longer.", blocks),
+        "epsilon 2": ("Proposals within 2 grey levels of the model's choice are accepted.",
+                      epsilon),
+        "sequential": ("A random sample at temperature 0.9, one token per step.",
+                       sample.sequential()),
+        "sample": ("The tokens of sequential, several per step.", sample)}
+    variants = {name: Variant(meaning, upscaler, options,
+                              "sequential" if options.temperature else "greedy")
+                for name, (meaning, options) in ways.items()}
     try:
         floats = Upscaler.load(checkpoint, device, "native")
     except ConfigError as error:

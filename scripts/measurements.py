@@ -60,6 +60,7 @@ Text = Annotated[Path, typer.Option(help="Parallel text: PATH.en and PATH.de, or
                                     "sacreBLEU.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use the first N inputs only.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Engine = Annotated[str, typer.Option(help="Engine of decoding.")]
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")]
 Busy = Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the "
                                     "processor.")]

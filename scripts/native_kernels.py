@@ -3,10 +3,9 @@ here.
 
     python scripts/native_kernels.py test                    # make native-test
     python scripts/native_kernels.py bench                   # make native-bench
-    python scripts/native_kernels.py step                    # what a step needs and takes, as JSON:
-    `bench` calls it python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
-    python scripts/native_kernels.py test --sanitize thread  # the tests of decodes, which use
-    threads, for data races
+    python scripts/native_kernels.py step                    # of one step, as JSON, for `bench`
+    python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
+    python scripts/native_kernels.py test --sanitize thread  # the decodes' threads, for data races
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants
 of aarch64 are compiled by a cross compiler and run by qemu-aarch64 if both are installed, and those

@@ -1,10 +1,8 @@
 """Measure all proposers on the same inputs, and compare the measurements with the predictions of
 the cost model.
 
-    python scripts/benchmark/proposers.py images --output speed/images
-    python scripts/benchmark/proposers.py text --output speed/text --page docs/proposers.md
-    python scripts/benchmark/proposers.py text --output speed/text --proposers heads,draft --draft
-    DIR --temperature 0.7
+    python scripts/benchmark/proposers.py images --output speed
+    python scripts/benchmark/proposers.py text --output speed --proposers heads,draft --draft DIR
 
 A proposer is measured at its default block size, and then at the fastest block size by the cost
 model. The variants of decoding alternate, batch by batch, so that other load slows all variants
@@ -37,6 +35,7 @@ from measurements import (
     Columns,
     Device,
     Document,
+    Engine,
     Output,
     Page,
     Row,
@@ -301,11 +300,11 @@ class Comparison:
         require(bool(variants), "none of the proposers can be measured: "
                 f"{'; '.join(missing.values())}")
         rows = self.rows(variants)
-        again = [Variant(variant.mode, dataclasses.replace(variant.options, block_size=best), variant.proposer)
-                 for variant, row in zip(variants, rows, strict=True)
-                 # If greedy decoding is faster than every block size, block size 2 shows the
-                 # difference.
-                 if (best := max(row["best_block_size"], 2)) != row["block_size"]]
+        # If greedy decoding is faster than every block size, block size 2 shows the difference.
+        best = [max(row["best_block_size"], 2) for row in rows]
+        again = [Variant(one.mode, dataclasses.replace(one.options, block_size=size), one.proposer)
+                 for one, row, size in zip(variants, rows, best, strict=True)
+                 if size != row["block_size"]]
         rows += self.rows(again) if again else []
         rows.sort(key=lambda row: (names.index(row["proposer"]), MODES.index(row["mode"]),
                                    row["block_size"]))
@@ -494,9 +493,7 @@ def main(
                                                    "own if left out.")] = None,
     draft: Annotated[str | None, typer.Option(help="Checkpoint of the draft proposer.")] = None,
     ngrams: Annotated[str | None, typer.Option(help="Table of the ngram proposer.")] = None,
-    device: Device = "auto",
-    engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto", busy: Busy = False,
-    page: Page = None,
+    device: Device = "auto", engine: Engine = "auto", busy: Busy = False, page: Page = None,
 ) -> None:
     """Measure proposers, and compare them with the predictions of the cost model.
 

@@ -34,8 +34,20 @@ import typer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import measurements
-from measurements import ROOT, Busy, Faces, Output, Row, Table, Text, Values, commit, run
+from measurements import (
+    MEASUREMENTS,
+    ROOT,
+    Busy,
+    Faces,
+    Output,
+    Row,
+    Table,
+    Text,
+    Values,
+    commit,
+    run,
+)
+from measurements import main as fill_pages
 from speed_worker import PEER
 from superres.config import (
     DEFAULT_CASCADE,
@@ -58,9 +70,9 @@ PARTS = "faces", "batch", "text", "never-slower", "first-use", "peers"
 ENGINES = "native-int8", "native"
 GREEDY: Values = {"block_size": 1}
 EPSILON: Values = {"accept": "distance", "epsilon": 2}
-WAYS: dict[str, Values] = {"greedy": GREEDY, "exact, the default": {},
-                           "exact, k = 10": {"block_size": 10}, "epsilon 2": EPSILON, "sampled at "
-                           "temperature 0.9": {"temperature": 0.9}}
+WAYS: dict[str, Values] = {
+    "greedy": GREEDY, "exact, the default": {}, "exact, k = 10": {"block_size": 10},
+    "epsilon 2": EPSILON, "sampled at temperature 0.9": {"temperature": 0.9}}
 """Decoding options by name, as a user gives them."""
 CAPTIONS: dict[str, Values] = {"greedy": GREEDY, "the default": {}, "k = 4": {"block_size": 4}}
 BATCHES = {"faces": (1, 8, 32, 64), "captions": (1, 8, 32, 160)}
@@ -155,8 +167,8 @@ def measure(case: Case, workers: dict[str, Worker]) -> Values:
 def by_engine(ways: dict[str, Values],
               engines: Iterable[str] = ENGINES) -> dict[str, tuple[str, Values]]:
     """Return every way with every engine, by a name of both."""
-    return {f"{engine}, {way}": (engine, given) for engine in engines for way,
-            given in ways.items()}
+    return {f"{engine}, {way}": (engine, given)
+            for engine in engines for way, given in ways.items()}
 
 
 def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
@@ -168,8 +180,7 @@ def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
 def batch_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
     """Return what is measured of a batch of faces, by name: the default engine, since float32 would
     take minutes."""
-    ways = {way: given for way, given in WAYS.items() if way in ("greedy", "exact, the default",
-                                                                 "epsilon 2")}
+    ways = {way: WAYS[way] for way in ("greedy", "exact, the default", "epsilon 2")}
     yield "batch", Case(DEFAULT_CASCADE, by_engine(ways, ENGINES[:1]), faces, len(faces),
                         min(rounds, 2), 0)
 
@@ -192,8 +203,8 @@ def never_slower_rows(faces: list[Any], lines: list[str],
     for engine in ENGINES:
         ways = {"greedy": (engine, GREEDY), "default": (engine, {})}
         for task, sizes in BATCHES.items():
-            checkpoint, inputs = (DEFAULT_CHECKPOINT,
-                                  faces) if task == "faces" else (DEFAULT_TRANSLATOR, lines)
+            checkpoint, inputs = ((DEFAULT_CHECKPOINT, faces) if task == "faces"
+                                  else (DEFAULT_TRANSLATOR, lines))
             for size in sizes:
                 # A long decode varies less, and two of them have warmed up the second.
                 few = task == "captions" or size <= BATCHES[task][1]
@@ -219,10 +230,8 @@ def upscale(cache: Path, picture: Path, *options: str) -> Values:
     with tempfile.TemporaryDirectory() as output:
         started = time.perf_counter()
         subprocess.run([sys.executable, "-m", "superres", "upscale", picture, "--output", output,
-                        *options], check=True,
-                       cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT),
-                                      "XDG_CACHE_HOME": str(cache)},
-                       stderr=subprocess.DEVNULL)
+                        *options], check=True, cwd=ROOT, stderr=subprocess.DEVNULL,
+                       env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)})
         seconds = time.perf_counter() - started
         record = json.loads((Path(output) / "manifest.jsonl").read_text().splitlines()[0])
     return {"seconds": seconds, "steps": record["iterations"], "tokens": record["tokens"]}
@@ -255,8 +264,8 @@ def first_use() -> Values:
         found["wheel"] = upscale(with_library(), FACE)
         ways = {"default": (), "exact": ("--block-size", "10"),
                 "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
-        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options) for way,
-                  options in ways.items()}
+        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options)
+                  for way, options in ways.items()}
         with busy_cores():
             found["astronaut, busy"] = upscale(with_library(), photo)
     return found
@@ -318,19 +327,18 @@ def chosen_variants(names: str) -> dict[str, str]:
         ConfigError: this processor does not run one of the `names`, which commas separate.
     """
     here = [variant.name for variant in candidates(forced_variant(), processor())]
-    wanted = names.split(",") if names else [name for name in here if name in (here[0],
-                                                                               "x86-64-v3")]
+    wanted = (names.split(",") if names
+              else [name for name in here if name in (here[0], "x86-64-v3")])
     for name in wanted:
         require(name in here, f"variant {name} does not run here; those that do: {', '.join(here)}")
-    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name for name in here
-            if name in wanted}
+    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name
+            for name in here if name in wanted}
 
 
 def main(
     faces: Faces, text: Text, output: Output,
-    only: Annotated[str,
-                    typer.Option(metavar="PART,PART,...", help="Parts to measure.")] = ",".join(
-                        PARTS),
+    only: Annotated[str, typer.Option(metavar="PART,...",
+                                      help="Parts to measure.")] = ",".join(PARTS),
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest "
                                         "counts.")] = 3,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas. [default: the "
@@ -359,8 +367,8 @@ def main(
         table.measure(rows(parts, faces, text, rounds, workers))
     table.finish()
     if publish:
-        write_results(measurements.MEASUREMENTS, {table.path.name: table.document})
-        measurements.main()
+        write_results(MEASUREMENTS, {table.path.name: table.document})
+        fill_pages()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 
     python scripts/train/prepare_celeba.py img_align_celeba/ train.npz
     python scripts/train/prepare_celeba.py img_align_celeba/ train64.npz --size 64
-    python scripts/train/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target
-    64 python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
+    python scripts/train/prepare_celeba.py img_align_celeba/ train-64.npz --source 32 --target 64
+    python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
     python scripts/train/prepare_celeba.py dev64.npz turned.npz --turned 4
 
 The sides of the network's input and output are --source and --target. With --size 64, each picture

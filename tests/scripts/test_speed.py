@@ -86,8 +86,7 @@ def test_a_worker_translates_as_ctranslate2_does_with_the_same_weights(changes, 
     torch.manual_seed(0)
     save_checkpoint(wordy(replace(CONFIG, **changes), 2, torch.float32), toy, dtype=torch.float32,
                     files={VOCABULARY_FILE: vocabulary()})
-    texts = [speed_worker.answer(str(toy), engine, {"block_size": 1}, lines, at_once, 1,
-                                 4)["texts"]
+    texts = [speed_worker.answer(str(toy), engine, {"block_size": 1}, lines, at_once, 1, 4)["texts"]
              for engine, at_once in (("native", 1), ("native", 5), ("CTranslate2 float32", 5),
                                      ("CTranslate2 float32", 1))]
     assert texts[1:] == texts[:1] * 3
