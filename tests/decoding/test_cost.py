@@ -17,7 +17,6 @@ from cost_model import (
     expected_tokens,
     improvement_factor,
     mean_overlap,
-    operations_factor,
 )
 from decodes import decode
 from superres.decoding.loop import BlockwiseLoop
@@ -43,12 +42,10 @@ def brute_force(alpha, gamma, candidates):
     return total
 
 
-@given(RATES, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2), st.integers(1, 99))
-def test_factors_are_those_of_the_mean_over_all_outcomes(alpha, gamma, candidates, c, columns):
+@given(RATES, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2))
+def test_factors_are_those_of_the_mean_over_all_outcomes(alpha, gamma, candidates, c):
     tokens = brute_force(alpha, gamma, candidates)
     assert expected_tokens(alpha, gamma, candidates) == pytest.approx(tokens)
-    assert operations_factor(alpha, gamma, c, columns,
-                             candidates) == pytest.approx((gamma * c + columns) / tokens)
     assert improvement_factor(alpha, gamma, c) == pytest.approx(brute_force(alpha, gamma, 1)
                                                                 / (gamma * c + 1))
 
@@ -69,7 +66,6 @@ def test_a_proposal_reduces_the_time_if_and_only_if_alpha_is_above_c(alpha, c):
     (lambda: expected_tokens(0.5, -1), "gamma .* not -1"),
     (lambda: expected_tokens(0.5, 1, 0), "not 0"), (lambda: improvement_factor(0.5, 1, -1.0),
                                                     "must be positive"),
-    (lambda: operations_factor(0.5, 1, -1.0), "at least 0"),
 ])
 def test_numbers_out_of_range_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
