@@ -102,6 +102,16 @@ def compiled(variant: str, way: str, *where: Any) -> float:  # noqa: ANN401 -- a
     return time.monotonic() - started
 
 
+def compile_all(jobs: list[tuple[str, str]], where: tuple[Any, ...],
+                seconds: float) -> dict[tuple[str, str], Future[float]]:
+    """Compile variants for ways side by side, and wait for them for a time."""
+    pool = ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"))
+    made = {job: pool.submit(compiled, *job, *where) for job in jobs}
+    wait(made.values(), seconds)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return made
+
+
 def correct(bench: Bench, variant: str, batch: int) -> Values:
     """Return the shares of equal tokens: blocks and single steps, alone and in a batch."""
     greedy, found = bench.tokens(variant, batch, 1), {"variant": variant}
@@ -156,14 +166,9 @@ def main(
     if device == "cpu":
         variants = ["f32"]
     else:
-        jobs = [(name, way) for name in VARIANTS for way in WAYS if name in MAIN or way in (
-            "exact", "epsilon 2")]
-        pool = ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"))
-        made: dict[tuple[str, str], Future[float]] = {
-            job: pool.submit(compiled, *job, *where) for job in jobs}
-        wait(made.values(), seconds / 2)
-        each("compiled", lambda *job: {"job": job, "seconds": made[job].result(0)}, jobs)
-        pool.shutdown(wait=False, cancel_futures=True)
+        made = compile_all([(name, way) for name in VARIANTS for way in WAYS
+                            if name in MAIN or way == "epsilon 2"], where, seconds / 2)
+        each("compiled", lambda *job: {"job": job, "seconds": made[job].result(0)}, made)
 
     bench, main_ones = Bench(*where, limit), [name for name in variants if name in MAIN]
     each("correct", correct, [(bench, name, min(16, max(sizes))) for name in main_ones])

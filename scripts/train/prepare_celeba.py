@@ -23,8 +23,11 @@ import numpy as np
 import torch
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import run
 from superres.config import ModelConfig
-from superres.errors import InvalidInputError, SuperresError
+from superres.errors import InvalidInputError
 from superres.tasks.face_data import CHUNK, FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 from superres.training.picture_operations import turned, turns_of
@@ -84,23 +87,19 @@ def main(
 ) -> None:
     """Crop each image, reduce it to both sizes by exact averages, and write all images to one
     .npz."""
-    try:
-        if output.suffix != ".npz":
-            raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
-        if crops and turn:
-            raise typer.BadParameter("a picture is either cropped or turned; leave --random-crops "
-                                     "or --turned out")
-        task = FaceTask(source, target)
-        if crops and size is None:
-            size = 2 * target
-        pairs = read_faces(data, task, split, limit, None if size == target else size)
-        pairs = random_crops(pairs, seed) if crops else turned_pairs(pairs, turn) if turn else pairs
-        write_npz(pairs, output)
-    except SuperresError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+    if output.suffix != ".npz":
+        raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
+    if crops and turn:
+        raise typer.BadParameter("a picture is either cropped or turned; leave --random-crops or "
+                                 "--turned out")
+    task = FaceTask(source, target)
+    if crops and size is None:
+        size = 2 * target
+    pairs = read_faces(data, task, split, limit, None if size == target else size)
+    pairs = random_crops(pairs, seed) if crops else turned_pairs(pairs, turn) if turn else pairs
+    write_npz(pairs, output)
     print(f"{len(pairs)} faces written to {output}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)
