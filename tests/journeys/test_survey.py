@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from browser_tools import check_wcag
 from PIL import Image
+from simulations.serving import serving
 from skimage import data
 from survey_tools import add_study, vote_through, wait_for_pair
 
-from simulations.serving import serving
 from superres.survey.credentials import link_key
 from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.rate_limit import EnrolmentLimit
