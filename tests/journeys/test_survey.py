@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from browser_tools import check_wcag
 from PIL import Image
-from simulations.serving import serving
 from skimage import data
 from survey_tools import add_study, vote_through, wait_for_pair
 
@@ -16,6 +15,7 @@ from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_metho
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.study import JUDGING, StudySettings
+from tests.survey.over_http import serving
 
 TARGET = 44
 """Smallest side of a control, in CSS pixels; a checkbox is as large as its label, which can be
