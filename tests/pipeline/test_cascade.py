@@ -14,7 +14,6 @@ import torch
 from fakes import TINY, random_model
 from PIL import Image
 from skimage import data
-from survey_tools import vote_through
 
 from superres import load
 from superres.checkpoint import save_checkpoint
@@ -37,6 +36,7 @@ from superres.web.drawing import unfinished
 from superres.web.upscale_endpoint import report_of
 from superres.web.upscale_tab import frames_html, results_html
 from tests.pipeline.helpers import by_item, images_of, left_of
+from tests.survey.helpers import vote_through
 
 WAYS = {
     "exact": DecodeConfig(3), "greedy": DecodeConfig(1),
