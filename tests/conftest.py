@@ -36,17 +36,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 MARKED = {
     "browser": ["journeys/*"], "cluster": ["batch/test_scale_out.py"],
-    "extended": ["gpu/test_triton.py", "native/test_browser_engine.py", "native/test_variants.py",
-                 "training/test_published*"],
+    "extended": ["gpu/test_triton.py", "training/test_published*"],
+    "variants": ["native/test_browser_engine.py"],
     "slow": [
         "proofs/test_[!bs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
         "batch/test_photos.py", "cli/test_given.py", "cli/test_terminal.py", "config/test_hostile*",
         "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
-        "decoding/test_newcomers.py", "decoding/test_proposers.py",
-        "decoding/test_registration.py", "decoding/test_speculative*",
+        "decoding/test_proposers.py", "decoding/test_registration.py",
+        "decoding/test_speculative*",
         "evaluation/test_benchmark.py", "evaluation/test_table*", "evaluation/test_tuning.py",
-        "native/test_*", "nn/test_tree*", "pipeline/test_bundled*",
-        "pipeline/test_export.py", "pipeline/test_translator.py",
+        "nn/test_tree*", "pipeline/test_bundled*", "pipeline/test_export.py",
+        "pipeline/test_translator.py",
         "project/test_docs.py", "scripts/test_[cdsw]*", "survey/*", "system/test_signals.py",
         "system/test_threads.py", "tasks/test_sizes.py", "training/test_stages.py",
         "training/test_t*", "training/test_published*", "web/*"],

@@ -17,6 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.folder_store import FolderStore
 from superres.batch.inputs import Input
 from superres.batch.opening import open_parts
@@ -28,7 +29,6 @@ from superres.batch.rows import Row
 from superres.batch.write import PartWriter, Store
 from superres.config import DecodeConfig
 from superres.errors import OutputError, PlaceError, ScoresError
-from superres.pipeline.feed_queue import FeedQueue
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.progress import Progress, say
 

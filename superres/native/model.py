@@ -33,7 +33,7 @@ from superres.system.machine import TorchThreads, usable_cores
 
 LOG = logging.getLogger(__name__)
 
-ENGINES = {"float32": "native", "int8": "native-int8"}
+BY_PRECISION = {"float32": "native", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
 
 AnySession = TypeVar("AnySession", bound=NativeSession)
@@ -108,7 +108,7 @@ class NativeModel(StepModel):
         precision: str = "float32",
     ) -> None:
         super().__init__(model, end_token)
-        self.engine = ENGINES[precision]
+        self.engine = BY_PRECISION[precision]
         config = model.config
         head = config.width // config.attention_heads
         if model.signal.device.type != "cpu":

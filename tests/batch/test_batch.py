@@ -18,10 +18,10 @@ from fakes import TOKENS, FakeUpscaler, changed
 from PIL import Image
 
 from superres.batch import record, run
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.run_options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.pipeline.feed_queue import FeedQueue
 from superres.system.output import write_atomically, write_result
 from superres.system.places import version_of
 from superres.tasks.faces import image_key

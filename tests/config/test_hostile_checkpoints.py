@@ -201,8 +201,8 @@ def test_scores_that_are_not_finite_stop_every_other_decode():
         beam_search(StepModel(model, end_token=1), source, BeamConfig(2))
     source, _ = random_tokens(SMALL, 3)
     feed = feed_of([Waiting(row, key) for key, row in enumerate(source)])
+    algorithm = Algorithm(StepModel(overflowing(SMALL)), DecodeConfig())
     with pytest.raises(ScoresError):
-        algorithm = Algorithm(StepModel(overflowing(SMALL)), DecodeConfig())
         list(Stream(algorithm, feed, stacked, 2).run())
 
 

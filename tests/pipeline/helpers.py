@@ -20,7 +20,7 @@ def face(number=1):
     return read_image(FACES / f"face-{number}.png")
 
 
-def drawn(stream):
+def by_item(stream):
     """Return the results of a stream by the identity of their item."""
     return {id(one.item): one for done in stream.run() for one in done}
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.config import require, require_whole
-from superres.decoding.proposers.proposer import Context, Proposer, ProposerData
+from superres.decoding.proposers.proposer import Context, Proposer
 from superres.errors import CheckpointError, ConfigError, plain
 from superres.system.json_files import require_regular
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from superres.interfaces import ScoringModel, Session
+    from superres.interfaces import ScoringModel
 
 MAX_ORDER = 63  # Largest order of n-grams
 
@@ -153,8 +153,8 @@ def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
     pairs, counts = np.unique(np.stack([contexts, following]), axis=1, return_counts=True)
     best = np.lexsort((pairs[1], -counts, pairs[0]))
     keys, first = np.unique(pairs[0][best], return_index=True)
-    return keys, pairs[1][best][first], np.add.reduceat(counts,
-                                                        np.unique(pairs[0], return_index=True)[1])
+    starts = np.unique(pairs[0], return_index=True)[1]
+    return keys, pairs[1][best][first], np.add.reduceat(counts, starts)
 
 
 class NgramProposer(Proposer):
@@ -175,13 +175,6 @@ class NgramProposer(Proposer):
         counted = self.table.vocabulary
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, "
                 f"but the model has {model.vocabulary}; count them for this model")
-
-    def as_data(self, session: Session) -> ProposerData:
-        import torch
-
-        keys, known = self._table_on(torch.device("cpu"))
-        return ProposerData("ngram", keys=keys, known=known, order=self.table.order,
-                            channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch
@@ -214,7 +207,7 @@ class NgramProposer(Proposer):
         import torch
 
         if self._cached is None or self._cached[0].device != device:
-            parts = (torch.from_numpy(part).to(device) for part in (self.table.keys,
-                                                                    self.table.tokens))
+            parts = (torch.from_numpy(part).to(device)
+                     for part in (self.table.keys, self.table.tokens))
             self._cached = next(parts), next(parts)
         return self._cached

@@ -25,17 +25,10 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 class ProposerData:
     """A proposer and the state of its rows as data, for other decoders."""
 
-    kind: str  # heads, jacobi, draft, ngram, lookup or lookahead
+    kind: str  # heads, draft or lookahead
     uses_heads: bool = False  # whether the prediction heads propose
     # session of the draft model for the same rows, which reads two tokens per step
     draft: Session | None = None
-    keys: Tensor | None = None  # contexts of n-grams in ascending order, int64 [N]
-    known: Tensor | None = None  # the next token of each context, int64 [N]
-    order: int = 0  # number of tokens of the longest n-gram
-    channels: int = 0  # number of channels that n-grams are counted for
-    source: Tensor | None = None  # source tokens, int64 [B, S]
-    # largest number of latest tokens that are looked up in the source and the target
-    longest: int = 0
 
 
 @dataclass
@@ -131,8 +124,9 @@ class Proposer:
 
 def sources_at(sources: Sources, rows: Tensor) -> Sources:
     """Return the sources in `rows`, int64 [R]; those of each part for a tuple of sources."""
-    return tuple(sources_at(part, rows) for part in sources) if isinstance(sources,
-                                                                           tuple) else sources[rows]
+    if isinstance(sources, tuple):
+        return tuple(sources_at(part, rows) for part in sources)
+    return sources[rows]
 
 
 class RowTensors:
@@ -199,8 +193,8 @@ class WrappedModel:
 
     def __init__(self, model: ScoringModel) -> None:
         self.model = model
-        self.vocabulary, self.length, self.end_token = (model.vocabulary, model.length,
-                                                        model.end_token)
+        self.vocabulary, self.length = model.vocabulary, model.length
+        self.end_token = model.end_token
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
         self.own_threads = model.own_threads
 

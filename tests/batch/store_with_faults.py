@@ -1,16 +1,14 @@
-"""Serve an S3 store on loopback that fails: for `scripts/check/runs.py` and for trying a run by
-hand.
+"""A process that serves an S3 store on loopback that fails.
 
-    python scripts/check/store_with_faults.py --port 9000 --errors 0.05 --cuts 0.01 --host 127.0.0.1
+    python tests/batch/store_with_faults.py ERRORS CUTS
 
-The store has an empty bucket, `faces`. A proxy in front of moto's server answers some requests with
-500 or 503, cuts some downloads, and counts requests and bytes. GET /-/counts gives the counts as
-JSON. What fails depends on the seed and the number of the request.
+The store has an empty bucket, `faces`. A proxy in front of moto's server answers the share ERRORS
+of requests with 500 or 503, cuts the share CUTS of downloads, and counts requests and bytes. GET
+/-/counts gives the counts as JSON. What fails depends on the number of the request.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -18,8 +16,11 @@ import random
 import sys
 from collections import Counter
 
+import boto3
 from aiohttp import ClientSession, TCPConnector, web
+from moto.server import ThreadedMotoServer
 
+HOST = "127.0.0.1"
 SLOW = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 BROKEN = b"<Error><Code>InternalError</Code><Message>Internal error.</Message></Error>"
 DROPPED = ("transfer-encoding", "content-length", "connection", "content-encoding")
@@ -28,8 +29,8 @@ DROPPED = ("transfer-encoding", "content-length", "connection", "content-encodin
 class Proxy:
     """Passes requests on to `target`, and fails `errors` of them and `cuts` of the downloads."""
 
-    def __init__(self, target: str, errors: float, cuts: float, seed: int) -> None:
-        self.target, self.errors, self.cuts, self.draw = target, errors, cuts, random.Random(seed)
+    def __init__(self, target: str, errors: float, cuts: float) -> None:
+        self.target, self.errors, self.cuts, self.draw = target, errors, cuts, random.Random(0)
         self.counts: Counter[str] = Counter()
 
     async def start(self, app: web.Application) -> None:
@@ -87,48 +88,31 @@ class Proxy:
         return response
 
 
-def serve(host: str, port: int, errors: float, cuts: float, seed: int) -> None:
-    """Serve until the process is ended; the store itself has a port of its own on the same host."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
-
-    store = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
-    store.start()
-    _, own = store.get_host_and_port()
-    boto3.client("s3", endpoint_url=f"http://{host}:{own}", region_name="us-east-1", aws_access_key_id="key",
-                 aws_secret_access_key="secret").create_bucket(Bucket="faces")  # noqa: S106 -- moto takes any
-    proxy = Proxy(f"http://{host}:{own}", errors, cuts, seed)
+async def run(proxy: Proxy) -> None:
+    """Serve the proxy, print its address, and wait until the process is ended."""
     app = web.Application(client_max_size=1 << 31)
     app.router.add_route("*", "/{path:.*}", proxy.handle)
     app.on_startup.append(proxy.start)
     app.on_cleanup.append(proxy.stop)
-
-    async def run() -> None:
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        print(json.dumps({"endpoint": f"http://{host}:{runner.addresses[0][1]}"}), flush=True)
-        await asyncio.Event().wait()
-
-    asyncio.run(run())
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    endpoint = f"http://{HOST}:{runner.addresses[0][1]}"
+    sys.stdout.write(json.dumps({"endpoint": endpoint}) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
 
 
 def main() -> None:
-    """Read the arguments and serve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--errors", type=float, default=0.0)
-    parser.add_argument("--cuts", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    try:
-        serve(arguments.host, arguments.port, arguments.errors, arguments.cuts, arguments.seed)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Serve; the store itself has a port of its own on the same host."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    store = ThreadedMotoServer(ip_address=HOST, port=0, verbose=False)
+    store.start()
+    own = f"http://{HOST}:{store.get_host_and_port()[1]}"
+    boto3.client("s3", endpoint_url=own, region_name="us-east-1", aws_access_key_id="key",
+                 aws_secret_access_key="secret",  # noqa: S106 -- moto takes any
+                 ).create_bucket(Bucket="faces")
+    asyncio.run(run(Proxy(own, *map(float, sys.argv[1:]))))
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ class MemoryImage:
         # whether it is data.
         self._memory: dict[int, tuple[int, Any, bool]] = {}
         for is_data, owner in ((True, data), (False, blank)):
-            self._memory.update({address: (size, kind, is_data) for address, size,
-                                 kind in _memory_of(owner)})
+            self._memory.update({address: (size, kind, is_data)
+                                 for address, size, kind in _memory_of(owner)})
         self._addresses = sorted(self._memory)
         self._placed: dict[int, int] = {}  # by the address in this process
 
