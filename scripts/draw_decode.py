@@ -22,11 +22,11 @@ from PIL import Image, ImageDraw, ImageFont
 from demo import read_photographs
 from superres import SuperresError, Upscaler
 from superres.config import DEFAULT_CASCADE
+from superres.pictures.mark import marked
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import write_result
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.metadata import marked
-from superres.tasks.pictures import Pixels
 
 ROOT = Path(__file__).parent.parent
 BLOCK = 10

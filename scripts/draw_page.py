@@ -24,8 +24,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from superres.config import DEFAULT_CASCADE
 from superres.errors import ConfigError, SuperresError
+from superres.pictures.mark import marked
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.metadata import marked
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from superres.tasks.pictures import read_picture
+from superres.pictures.read import read_picture
 
 TIFF_DEFLATE, TIFF_RAW = 8, 1
 

@@ -53,13 +53,13 @@ from superres.config import DEFAULT_CASCADE, DecodeConfig, StepCosts, require
 from superres.decoding.cost import TIMED
 from superres.evaluation.recording import record_of, stages_of
 from superres.native.build import chosen
+from superres.pictures.read import Pixels
 from superres.pipeline.browser_export import MODULES, write_engine
 from superres.pipeline.recorded_costs import save_costs
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import cpu_name, require_idle
 from superres.system.output import short_digest
 from superres.tasks.face_data import read_faces
-from superres.tasks.pictures import Pixels
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "first stage, epsilon 2": (0, {"accept": "distance"}),

@@ -57,6 +57,7 @@ from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig
 from superres.decoding.cost import measured_costs
 from superres.decoding.trace import survival_curve
 from superres.nn.model import EncoderDecoder
+from superres.pictures.read import read_image
 from superres.pipeline.auto import face_task
 from superres.pipeline.engines import step_model
 from superres.pipeline.pipeline import pick_device
@@ -65,7 +66,6 @@ from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import read_image
 
 ENGINES = {"cpu": "plain,native,native-int8", "cuda": "plain,triton,triton-bf16"}
 LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}

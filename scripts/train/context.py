@@ -33,12 +33,12 @@ from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.evaluation.intervals import half_width
 from superres.evaluation.sample_scores import draw_samples, pictures_of
 from superres.nn.model import EncoderDecoder
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import encode
-from superres.tasks.pictures import Pixels
 
 ROWS, COLUMNS = (1, 2, 3, 4, 6), (4,)
 """Distances beyond which the context is replaced, where they leave the token's own cell as it is:

@@ -37,6 +37,7 @@ from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, reader_of, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError, SuperresError
 from superres.evaluation.picture_scores import psnr, ssim
+from superres.pictures.read import Pixels
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system import signals
@@ -45,7 +46,6 @@ from superres.system.output import lock_file, prepare_folder, short_digest, writ
 from superres.system.progress import Progress, say
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Pixels
 from superres.training.corpora import network_of
 from superres.training.recipes import build_trainer, stage_of
 from superres.training.stage import Stage

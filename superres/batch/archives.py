@@ -19,10 +19,10 @@ import numpy as np
 
 from superres.batch.containers import PIECE, SECONDS
 from superres.errors import InvalidInputError, SuperresError, plain
+from superres.pictures.files import IMAGE_SUFFIXES
 from superres.system.confined import Confined, KilledError, Values
 from superres.system.folders import Tally
 from superres.system.json_files import require_regular
-from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2",
                     ".tar.xz", ".txz")

@@ -18,10 +18,10 @@ from superres.batch.inputs import Input
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
 from superres.config import ENGINE_NUMBERS, DecodeConfig
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import FORMATS
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.image_files import FORMATS
-from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import Mask, face_sheet
 
 EARLIER_ENGINE = "native"  # the default of the releases whose manifests name no engine

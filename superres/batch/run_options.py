@@ -14,11 +14,11 @@ from PIL import ImageColor
 from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
+from superres.pictures.write import FORMATS, SUFFIXES
 from superres.pipeline.resolved_options import FINISHES, check_keep
 from superres.system.places import is_url
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS, SUFFIXES
 from superres.tasks.photos import DEFAULT_CROP
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")

@@ -29,6 +29,8 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
+from superres.pictures.untrusted import READER
+from superres.pictures.write import FORMATS
 from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
 from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
@@ -37,9 +39,7 @@ from superres.system.signals import will_keep
 from superres.system.terminal import echo
 from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.untrusted import READER
 
 # formats that pack pictures into shards
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])

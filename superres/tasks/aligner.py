@@ -20,9 +20,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import CheckpointError, first_line
+from superres.pictures.read import Pixels
 from superres.system.folders import bundled_folder
 from superres.system.json_files import require_regular
-from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 Grey = npt.NDArray[np.int64]

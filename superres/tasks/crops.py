@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
-from superres.tasks.pictures import Pixels
+from superres.pictures.read import Pixels
 
 FACE, CENTRE = "face", "centre"
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE[,TURN]"  # values of a crop setting

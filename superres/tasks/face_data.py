@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import InvalidInputError, OutputError
+from superres.pictures.files import IMAGE_SUFFIXES
+from superres.pictures.read import Pixels
+from superres.pictures.untrusted import read_untrusted
 from superres.system.folders import folder_files, is_folder
 from superres.system.output import scratch_file
 from superres.system.progress import say, track
@@ -24,9 +27,6 @@ from superres.tasks.crops import FACE
 from superres.tasks.face_finder import KnownFaces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
-from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels
-from superres.tasks.untrusted import read_untrusted
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from superres.pictures.read import Pixels
 from superres.system.folders import bundled_folder
 from superres.system.output import cache_folder, short_digest
 from superres.tasks import aligner
 from superres.tasks.crops import UNCERTAIN
-from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 

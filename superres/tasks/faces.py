@@ -20,8 +20,8 @@ from PIL import Image
 
 from superres.config import FACES, ModelConfig, is_whole, require
 from superres.errors import InvalidInputError, shown
+from superres.pictures.read import Pixels
 from superres.tasks.consistency import CellLimits, cell_limits
-from superres.tasks.pictures import Pixels
 
 Int64 = npt.NDArray[np.int64]
 

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import InvalidInputError
+from superres.pictures.read import Picture, Pixels, picture_of
+from superres.pictures.untrusted import MOST_BYTES, read_untrusted
 from superres.system.places import check_url, is_url, public, read_place
 from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask, area_reduce
-from superres.tasks.pictures import Picture, Pixels, picture_of
-from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
 DEFAULT_CROP = FACE
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels

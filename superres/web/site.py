@@ -13,12 +13,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from superres.pictures.mark import marked
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import encode_png
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import encode_png
-from superres.tasks.metadata import marked
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.pictures import Picture, Pixels
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 
 ELEMENTS = "base", "photo", "paint", "crop", "race", "stepper", "viewer"

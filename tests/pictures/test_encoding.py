@@ -17,9 +17,9 @@ from superres.batch.reading import unblend
 from superres.batch.record import Request, RunSettings, encode
 from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
+from superres.pictures.read import Picture, read_picture
+from superres.pictures.write import FORMATS
 from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import FORMATS
-from superres.tasks.pictures import Picture, read_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 RECORD = {"checkpoint": "fake@0", "config": {"block_size": 3}}

@@ -20,14 +20,14 @@ from PIL.PngImagePlugin import PngInfo
 from superres import __version__
 from superres.cli.main import run
 from superres.config import DecodeConfig
+from superres.pictures import exif
+from superres.pictures.files import IMAGE_SUFFIXES
+from superres.pictures.mark import DRAWN, MAX_BYTES, kept_metadata
+from superres.pictures.read import Picture, read_picture
+from superres.pictures.untrusted import read_origin
+from superres.pictures.write import FORMATS as FORMATS_OF_RESULTS
+from superres.pictures.write import DrawnImage, encode_png, encode_webp
 from superres.pipeline.upscaled import Upscaled
-from superres.tasks import exif
-from superres.tasks.image_files import FORMATS as FORMATS_OF_RESULTS
-from superres.tasks.image_files import DrawnImage, encode_png, encode_webp
-from superres.tasks.metadata import DRAWN, MAX_BYTES, kept_metadata
-from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Picture, read_picture
-from superres.tasks.untrusted import read_origin
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 RECORD = {"checkpoint": "fake@0", "config": {**DecodeConfig().to_dict(), "seed": 3}}

@@ -19,11 +19,11 @@ from skimage.data import astronaut
 from stress_demo import huge_png
 
 from superres.errors import InvalidInputError
-from superres.tasks import pictures
-from superres.tasks.colour import SRGB, matrix_profile
+from superres.pictures import read as pictures
+from superres.pictures.colour import SRGB, matrix_profile
+from superres.pictures.files import IMAGE_SUFFIXES, formats
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
-from superres.tasks.picture_files import IMAGE_SUFFIXES, formats
 from superres.web.crops import crop_of
 
 LINEAR = matrix_profile(SRGB, (1.0,))
@@ -225,7 +225,7 @@ LARGE = {  # mode, format and options
 }
 MEASURE = """
 import sys
-from superres.tasks.pictures import open_source, read_picture
+from superres.pictures.read import open_source, read_picture
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 read_picture(sys.argv[2])

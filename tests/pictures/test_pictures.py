@@ -16,7 +16,7 @@ from PIL import Image
 from skimage.color import lab2rgb
 
 from superres.errors import InvalidInputError
-from superres.tasks.colour import CURVES, PRIMARIES, SRGB, matrix_profile, srgb_profile
+from superres.pictures.colour import CURVES, PRIMARIES, SRGB, matrix_profile, srgb_profile
 
 HEIGHT, WIDTH = 12, 15
 

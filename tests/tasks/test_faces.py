@@ -22,11 +22,11 @@ from skimage import data
 
 from prepare_celeba import random_crops
 from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.pictures.read import read_image
 from superres.tasks import face_data, faces
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, read_sources
-from superres.tasks.pictures import read_image
 
 TASK = FaceTask(8, 32)
 PICTURES = hnp.arrays(np.uint8, st.tuples(st.integers(8, 40), st.integers(8, 40), st.just(3)))

@@ -23,14 +23,14 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build
+from superres.pictures.read import Picture
+from superres.pictures.write import encode_png
 from superres.pipeline.auto import face_task
 from superres.pipeline.engines import step_model
 from superres.tasks.crops import parse_crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.image_files import encode_png
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
 from superres.web.crops import crop_of, take

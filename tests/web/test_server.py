@@ -26,12 +26,12 @@ from web_demo import FACES, FAST, FILE, HTTP, ROOT, Blocked, events, running, st
 from superres.cli import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.pictures.mark import DRAWN
+from superres.pictures.untrusted import READER
 from superres.survey.store import Store
 from superres.system.bounded_server import MOST_CONNECTIONS
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
-from superres.tasks.metadata import DRAWN
-from superres.tasks.untrusted import READER
 from superres.web import crops
 from superres.web.files import files_below, sweep
 

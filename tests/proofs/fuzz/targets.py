@@ -39,8 +39,8 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
-from superres.tasks.colour import SRGB, matrix_profile
-from superres.tasks.pictures import read_picture
+from superres.pictures.colour import SRGB, matrix_profile
+from superres.pictures.read import read_picture
 from superres.tasks.translation import Codec, train_vocabulary
 from superres.training.recipes import read_recipe
 

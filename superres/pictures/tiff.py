@@ -16,11 +16,11 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from superres.tasks import exif
-from superres.tasks.colour import eight_bits
-from superres.tasks.metadata import Notes, ignored, tiff_info
-from superres.tasks.picture_files import MOST_METADATA, FileView, Part
-from superres.tasks.picture_pixels import Alpha, Colours, PixelSource
+from superres.pictures import exif
+from superres.pictures.colour import eight_bits
+from superres.pictures.decode import Alpha, Colours, PixelSource
+from superres.pictures.files import MOST_METADATA, FileView, Part
+from superres.pictures.mark import Notes, ignored, tiff_info
 
 _NEW_KIND, _OLD_KIND = 254, 255  # of a page: bit 0, or 2, of a reduced copy of another
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile
 
-from superres.tasks.colour import Deep
-from superres.tasks.metadata import Notes
-from superres.tasks.picture_files import has_all_scans, split_jpeg, split_png
+from superres.pictures.colour import Deep
+from superres.pictures.files import has_all_scans, split_jpeg, split_png
+from superres.pictures.mark import Notes
 
 Alpha = npt.NDArray[np.uint8]
 Colours: TypeAlias = "Image.Image | Deep"
@@ -38,7 +38,7 @@ class PixelSource:
         notes: lines about metadata that is ignored.
         orientation: the EXIF orientation if it is known already; otherwise `image` has it.
         of_file: metadata of a TIFF file, which `image` lacks; see
-            `superres.tasks.metadata.tiff_info`.
+            `superres.pictures.mark.tiff_info`.
     """
 
     orientation: int | None = None

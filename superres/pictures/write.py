@@ -2,7 +2,7 @@
 inside.
 
 Every picture that a model drew is marked as such, so that other programs can tell: see
-`superres.tasks.metadata`. Equal images with equal records give equal bytes, at any time and on any
+`superres.pictures.mark`. Equal images with equal records give equal bytes, at any time and on any
 machine.
 """
 
@@ -19,11 +19,11 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 
 from superres.errors import InvalidInputError, first_line
+from superres.pictures import exif
+from superres.pictures.colour import srgb_profile
+from superres.pictures.mark import SOFTWARE, marked, origin, tiff_info
+from superres.pictures.read import MAX_PIXELS, Picture, Pixels
 from superres.system.json_files import parse_json
-from superres.tasks import exif
-from superres.tasks.colour import srgb_profile
-from superres.tasks.metadata import SOFTWARE, marked, origin, tiff_info
-from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 
 ORIGIN_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF")
 XMP_KEYWORD = "XML:com.adobe.xmp"  # of the text field of a PNG file

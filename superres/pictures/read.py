@@ -20,11 +20,11 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
-from superres.tasks.colour import profile_of, to_srgb
-from superres.tasks.metadata import Notes, ignored, kept_metadata, tiff_info
-from superres.tasks.picture_files import BRANDS, MISSING, formats
-from superres.tasks.picture_pixels import MOST_BYTES, JpegSource, PixelSource, PngSource
-from superres.tasks.tiff_pixels import TIFF_STARTS, open_tiff
+from superres.pictures.colour import profile_of, to_srgb
+from superres.pictures.decode import MOST_BYTES, JpegSource, PixelSource, PngSource
+from superres.pictures.files import BRANDS, MISSING, formats
+from superres.pictures.mark import Notes, ignored, kept_metadata, tiff_info
+from superres.pictures.tiff import TIFF_STARTS, open_tiff
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of one or more pictures, uint8 [..., H, W, C]."""

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeAlias
 
 from PIL import Image, ImageFile, features
 
-from superres.tasks.metadata import Notes, ignored
+from superres.pictures.mark import Notes, ignored
 
 FORMATS = {
     "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from superres.errors import first_line, plain
-from superres.tasks import exif
+from superres.pictures import exif
 from superres.version import __version__
 
 DRAWN = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
