@@ -100,7 +100,7 @@ def main(
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6,
-               minimize_size=True, loop=0, xmp=marked(None),
+               minimize_size=True, loop=0, xmp=marked(),
                duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
     write_result(output, content.getvalue())
     print(output, flush=True)

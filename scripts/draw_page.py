@@ -113,7 +113,7 @@ def draw_strokes(page: Page, output: Path) -> None:
     content = io.BytesIO()
     pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80,
                      method=6, duration=[1500, *[700] * (len(pictures) - 2), 2500],
-                     xmp=marked(None))
+                     xmp=marked())
     write_result(output / "demo-paint.webp", content.getvalue())
     print(output / "demo-paint.webp", flush=True)
 
@@ -167,7 +167,7 @@ def save(png: bytes, path: Path) -> None:
     """Write a screenshot as WebP."""
     content = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6,
-                                                    xmp=marked(None))
+                                                    xmp=marked())
     write_result(path, content.getvalue())
     print(path, flush=True)
 

@@ -105,7 +105,7 @@ def main(
     photos = photographs(PHOTOS)
     for file, draw in ((photographs_file, pictures), (crops_file, alignment)):
         content = io.BytesIO()
-        mark = marked(None, {"checkpoint": upscaler.name})
+        mark = marked({"checkpoint": upscaler.name})
         Image.fromarray(draw(upscaler, photos)).save(content, "WEBP", lossless=True, method=6,
                                                      xmp=mark)
         write_result(file, content.getvalue())

@@ -89,8 +89,7 @@ def _reduced(picture: Picture, crop: Crop, options: BatchOptions, task: FaceTask
         low = input_of(picture.alpha[:, :, None], crop, task)
         large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
         source, alpha = unblend(source, low), large[0, :, :, 0]
-    return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source,
-                                                                              alpha=alpha)
+    return Picture(source, alpha)
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:

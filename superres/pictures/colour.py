@@ -242,12 +242,3 @@ def srgb() -> ImageCms.ImageCmsProfile:
 @functools.cache
 def _lab() -> ImageCms.ImageCmsProfile:
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
-
-
-@functools.cache
-def srgb_profile() -> bytes:
-    """Return the ICC profile of sRGB, without its creation date, so that equal pictures give equal
-    files."""
-    profile = bytearray(srgb().tobytes())
-    profile[24:36] = bytes(12)
-    return bytes(profile)

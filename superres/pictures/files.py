@@ -1,8 +1,9 @@
 """Picture files: the formats that are read, and a file's pixels told apart from its metadata.
 
 Pillow decodes the pixels of a PNG or JPEG file from a view of the file without metadata, so damaged
-metadata cannot harm the pixels. Each item of metadata is read by itself; if it is damaged, a note
-says that it is ignored.
+metadata cannot harm the pixels. Of the metadata, only what the pixels depend on is read: colours,
+transparency and the orientation, each item by itself; if it is damaged, a note says that it is
+ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import IO, Any, TypeAlias
 
 from PIL import Image, ImageFile, features
 
-from superres.pictures.mark import Notes, ignored
+from superres.errors import plain
 
-FORMATS = {
+_SUFFIXES = {
     "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "WEBP": (".webp",), "BMP": (".bmp", ".dib"), "DIB": (), "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"), "AVIF": (".avif",),
@@ -30,7 +31,7 @@ FORMATS = {
 }
 """Suffixes of files by Pillow's name of the format. For EPS, Pillow would run a program on an
 untrusted file."""
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
 MISSING = {
     "AVIF": "an AVIF picture, which this Pillow cannot read; pip install 'pillow>=11.3'",
     "HEIF": "a HEIC picture, which needs the heic extra; pip install 'superres[heic]'",
@@ -40,6 +41,7 @@ BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
 # bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
 MOST_METADATA = 16_000_000
 MOST_ITEMS = 1000  # of a file; pictures with histories have dozens
+MOST_NOTES = 20  # lines about one picture
 # of a JPEG, without those inside the data of a scan
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
@@ -51,7 +53,7 @@ Part: TypeAlias = "bytes | tuple[int, int]"
 def formats() -> tuple[str, ...]:
     """Return Pillow's names of the formats that can be read; AVIF needs a Pillow with it, HEIF an
     optional package."""
-    found = [name for name in FORMATS if name != "HEIF"
+    found = [name for name in _SUFFIXES if name != "HEIF"
              and (name != "AVIF" or features.check("avif"))]
     try:
         import pillow_heif
@@ -59,6 +61,29 @@ def formats() -> tuple[str, ...]:
         return tuple(found)
     pillow_heif.register_heif_opener()
     return (*found, "HEIF")
+
+
+class Notes(list[str]):
+    """Lines about what is ignored in a picture's file: at most `MOST_NOTES`, and the number of the
+    others in `more`."""
+
+    more = 0
+
+    def append(self, line: str, /) -> None:
+        """Add a line, or count it."""
+        if len(self) < MOST_NOTES:
+            super().append(line)
+        else:
+            self.more += 1
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines, with one about the others."""
+        return (*self, *([f"and {self.more:,} more notes"] if self.more else []))
+
+
+def ignored(name: str, error: object) -> str:
+    """Return the note about an item of metadata that is ignored."""
+    return f"metadata ignored: {name} ({plain(str(error)) or 'damaged'})"
 
 
 class FileView(io.RawIOBase):
@@ -209,19 +234,11 @@ def _png_packed_text(data: bytes) -> dict[str, Any]:
     return _png_text(key + b"\0" + inflate(value[1:])) if key == b"Raw profile type exif" else {}
 
 
-def _png_international_text(data: bytes) -> dict[str, Any]:
-    key, _, value = data.partition(b"\0")
-    if key != b"XML:com.adobe.xmp":
-        return {}
-    text = value[2:].split(b"\0", 2)[2]
-    return {"xmp": inflate(text) if value[0] else text}
-
-
 _PNG_READERS: dict[bytes, Callable[[bytes], dict[str, Any]]] = {
     b"tRNS": _png_transparency,
     b"iCCP": lambda data: {"icc_profile": inflate(data.partition(b"\0")[2][1:])},
     b"eXIf": lambda data: {"exif": b"Exif\0\0" + data},
-    b"tEXt": _png_text, b"zTXt": _png_packed_text, b"iTXt": _png_international_text,
+    b"tEXt": _png_text, b"zTXt": _png_packed_text,
     b"gAMA": lambda data: {"gamma": struct.unpack(">I", data)[0] / 100_000},
     b"cHRM": lambda data: {"chromaticity": tuple(value / 100_000 for value in struct.unpack(">8I",
                                                                                             data))},
@@ -293,30 +310,9 @@ def _says_colours(code: int, data: bytes) -> bool:
 
 def _read_segment(split: Split, profile: dict[int, bytes], code: int, data: bytes) -> None:
     if code == 0xE1 and data.startswith(b"Exif\0\0"):
-        split.read("EXIF", _extended_exif, split.info.get("exif", b"Exif\0\0"), data[6:])
-    elif code == 0xE1 and data.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
-        split.info["xmp"] = data[29:]
+        split.info.setdefault("exif", data)  # what is too long for one segment follows in others
     elif code == 0xE2 and data.startswith(b"ICC_PROFILE\0") and len(data) > 14:
         profile[data[12]] = data[13:]  # number of this part, then of all parts
-    elif code == 0xED and data.startswith(b"Photoshop 3.0\0"):
-        split.read("IPTC", _iptc, data)
-
-
-def _extended_exif(found: bytes, more: bytes) -> dict[str, Any]:
-    if len(found) > MOST_METADATA:
-        raise ValueError(f"over {MOST_METADATA:,} bytes")
-    return {"exif": found + more}
-
-
-def _iptc(data: bytes) -> dict[str, Any]:
-    """Return the IPTC data of a segment with Photoshop's resources: kind, name of even size, size,
-    content."""
-    _, found, rest = data.partition(b"8BIM\4\4")
-    if not found:
-        return {}
-    start = (rest[0] + 2) // 2 * 2
-    size = struct.unpack(">I", rest[start : start + 4])[0]
-    return {"iptc": rest[start + 4 : start + 4 + size]}
 
 
 def _joined(parts: dict[int, bytes]) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from superres.pictures import exif
 from superres.pictures.colour import eight_bits
 from superres.pictures.decode import Alpha, Colours, PixelSource
-from superres.pictures.files import MOST_METADATA, FileView, Part
-from superres.pictures.mark import Notes, ignored, tiff_info
+from superres.pictures.files import MOST_METADATA, FileView, Notes, Part, ignored
 
 _NEW_KIND, _OLD_KIND = 254, 255  # of a page: bit 0, or 2, of a reduced copy of another
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -47,6 +45,11 @@ _BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 
 _PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}
 _MOST_PIXEL_TAG = 4_000_000  # bytes of values: 500,000 strips
 MOST_PAGES = 20  # that may be thumbnails
+MOST_ENTRIES = 4096  # of a directory that is read
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8,
+          17: 8, 18: 8, 129: 1}
+"""Bytes of a value, by its type."""
+_OUTSIDE = (OSError, ValueError, OverflowError)  # of reading at an offset that is not in the file
 TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 
 
@@ -59,6 +62,53 @@ class Tag:
     raw: bytes
 
 
+class Reader:
+    """Reads directories of a TIFF file; `order` is "" if it is none."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """Read the head of the content of `file`."""
+        self.file = file
+        file.seek(0)
+        head = file.read(16)
+        self.order = {b"II*\0": "<", b"II+\0": "<", b"MM\0*": ">", b"MM\0+": ">"}.get(head[:4], "")
+        self.word = "Q" if b"+" in head[2:4] else "I"  # BigTIFF has offsets and counts of 8 bytes
+        self.first = self.number(head[8:16] if self.word == "Q" else head[4:8])
+
+    def number(self, data: bytes) -> int:
+        """Return a whole number of any size."""
+        return int.from_bytes(data, "little" if self.order == "<" else "big")
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        data = self.file.read(size)
+        if len(data) < size:
+            raise ValueError("the file is cut off")
+        return data
+
+    def entries(self, offset: int) -> list[tuple[int, int, int, bytes]]:
+        """Return tag, type, count and inline value of each entry of a directory; the next one's
+        offset may follow."""
+        self.file.seek(offset)
+        count = self.number(self.read(2 if self.word == "I" else 8))
+        if count > MOST_ENTRIES:
+            raise ValueError("the directory has too many entries")
+        form = struct.Struct(self.order + {"I": "HHI4s", "Q": "HHQ8s"}[self.word])
+        return list(form.iter_unpack(self.read(count * form.size)))
+
+    def value(self, size: int, inline: bytes, most: int) -> bytes | None:
+        """Return a value of `size` bytes, from the entry or where the entry says; None if it cannot
+        be read."""
+        if size <= len(inline):
+            return inline[:size]
+        if size > most:
+            return None
+        try:
+            self.file.seek(self.number(inline))
+            return self.read(size)
+        except _OUTSIDE:
+            return None
+
+
 class Directory:
     """The first directory of a TIFF file that is of no thumbnail: the tags that matter for the
     pixels."""
@@ -66,10 +116,10 @@ class Directory:
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.notes, self.tags = file, Notes(), dict[int, Tag]()
         self.size = file.seek(0, os.SEEK_END)
-        reader = exif.Reader(file)
+        reader = Reader(file)
         self.order = reader.order
         for tag, kind, count, inline in _picture_entries(reader):
-            size, is_pixels = count * exif.SIZES.get(kind, 0), tag in _PIXEL_TAGS
+            size, is_pixels = count * _SIZES.get(kind, 0), tag in _PIXEL_TAGS
             if not is_pixels and tag not in (_ORIENTATION, _PROFILE):
                 continue
             value = reader.value(size, inline, _MOST_PIXEL_TAG if is_pixels else MOST_METADATA)
@@ -114,19 +164,18 @@ class Directory:
         return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
 
 
-def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
+def _picture_entries(reader: Reader) -> list[tuple[int, int, int, bytes]]:
     """Return the entries of the first directory that is of no thumbnail, or of the first one."""
     first = found = reader.entries(reader.first)
     for _ in range(MOST_PAGES):
-        kinds = {tag: reader.number(inline[:exif.SIZES.get(kind, 0)]) for tag, kind, _,
-                 inline in found
-                 if tag in (_NEW_KIND, _OLD_KIND)}
+        kinds = {tag: reader.number(inline[:_SIZES.get(kind, 0)])
+                 for tag, kind, _, inline in found if tag in (_NEW_KIND, _OLD_KIND)}
         if not kinds.get(_NEW_KIND, 0) & 1 and kinds.get(_OLD_KIND) != 2:
             return found
         try:
             place = reader.number(reader.read(4 if reader.word == "I" else 8))
             found = reader.entries(place) if place else []
-        except (OSError, ValueError, OverflowError):  # the pages behind are damaged
+        except _OUTSIDE:  # the pages behind are damaged
             return first
         if not found:
             return first
@@ -171,8 +220,6 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
     source.orientation = turn if turn in range(1, 9) else 1
     if _PROFILE in directory.tags:
         source.image.info["icc_profile"] = directory.tags[_PROFILE].raw
-    file.seek(0)
-    source.of_file = tiff_info(file)
     return source
 
 

@@ -18,8 +18,7 @@ from superres.system.confined import Confined, Values, limit_memory
 MOST_BYTES = 500_000_000  # of a file
 MOST_MEMORY = 2_000_000_000  # bytes that decoding a picture may take, beyond those of its file
 MOST_SECONDS = 10.0  # of processor time that decoding a picture may take
-MOST_METADATA = 100_000_000  # bytes of a picture's metadata that are taken
-READER = Confined("superres.pictures.untrusted:decode", 4 * MAX_PIXELS + MOST_METADATA)
+READER = Confined("superres.pictures.untrusted:decode", 4 * MAX_PIXELS)
 ORIGINS = Confined("superres.pictures.untrusted:describe", 0)
 
 

@@ -237,7 +237,7 @@ def film(result: Upscaled) -> bytes:
                       for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0,
-               xmp=marked(None), duration=[*[FRAME_MS] * len(others), LAST_MS])
+               xmp=marked(), duration=[*[FRAME_MS] * len(others), LAST_MS])
     return content.getvalue()
 
 

@@ -18,8 +18,6 @@ import pytest
 import torch
 from batch_tools import rows_of, upscale, write_image
 from fakes import random_model
-from hostile_pictures import many_scans
-from picture_files import saved
 from PIL import Image, ImageCms
 
 from superres.cli.main import run
@@ -29,6 +27,7 @@ from superres.pictures.read import read_picture
 from superres.pictures.untrusted import read_untrusted
 from superres.pipeline.upscaler import Upscaler
 from superres.system.confined import Confined
+from tests.pictures.helpers import many_scans, saved
 from tests.pipeline.test_pipeline import FAST
 
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 import stress_demo
 from gradio_client import Client, handle_file
-from hostile_pictures import many_scans
 from PIL import Image
 from survey_tools import add_study
 from textual import write_checkpoint
@@ -34,6 +33,7 @@ from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.web import crops
 from superres.web.files import files_below, sweep
+from tests.pictures.helpers import many_scans
 
 TASK = FaceTask(8, 16)
 SLOW = {"block_size": 1}

@@ -13,7 +13,6 @@ import zlib
 import numpy as np
 import pytest
 from batch_tools import upscale
-from picture_files import chunk, exif, read, saved, segment, tiff
 from PIL import Image
 from skimage.data import astronaut
 from stress_demo import huge_png
@@ -25,6 +24,7 @@ from superres.pictures.files import IMAGE_SUFFIXES, formats
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 from superres.web.crops import crop_of
+from tests.pictures.helpers import chunk, exif, read, saved, segment, tiff
 
 LINEAR = matrix_profile(SRGB, (1.0,))
 UPRIGHT = np.random.default_rng(5).integers(0, 256, (16, 24, 3), np.uint8)
@@ -65,7 +65,6 @@ def test_ill_typed_exif_tags_cost_neither_pixels_nor_orientation(host):
 def test_exif_data_that_cannot_be_read_is_ignored_with_a_line(host, data):
     picture = read(HOSTS[host](data))
     np.testing.assert_array_equal(picture.rgb, read(HOSTS[host](exif())).rgb)
-    assert picture.exif is None
     if data == b"garbage!":
         assert [note.partition(" (")[0] for note in picture.notes] == ["metadata ignored: EXIF"]
 
@@ -81,7 +80,7 @@ def test_ill_typed_tags_of_a_tiff_cost_neither_pixels_nor_orientation(more):
 
 @pytest.mark.parametrize(("kind", "content", "options", "says"), [
     (b"tEXt", b"workflow\0" + b"x" * 20_000_000, {}, 1), (b"zTXt", b"workflow\0\0" + LONG, {}, 0),
-    (b"iTXt", b"workflow\0\1\0\0\0" + LONG, {}, 0), (b"iTXt", b"XML:com.adobe.xmp\0\1\0", {}, 1),
+    (b"iTXt", b"workflow\0\1\0\0\0" + LONG, {}, 0), (b"iTXt", b"XML:com.adobe.xmp\0\1\0", {}, 0),
     (b"iCCP", b"big\0\0" + LONG, {}, 1), (b"iCCP", b"cut\0\0" + zlib.compress(LINEAR)[:-9], {}, 1),
     (b"tIME", b"?", {}, 0), (b"gAMA", struct.pack(">I", 100_000), {"checksum": 7}, 1),
     (b"tRNS", b"1", {}, 1), (b"acTL", b"", {}, 0), (b"fcTL", b"1", {}, 0), (b"pHYs", b"", {}, 0),
@@ -106,7 +105,8 @@ def test_a_picture_whose_metadata_never_ends_is_read_as_far_as_a_limit():
     plain, text = saved(Image.fromarray(UPRIGHT), "PNG"), chunk(b"tEXt", b"a\0b")
     first, last = (read(plain[:33] + found + plain[33:]) for found in (profile + text * 1500,
                                                                        text * 1500 + profile))
-    assert (first.has_profile, last.has_profile) == (True, False)
+    np.testing.assert_array_equal(last.rgb, UPRIGHT)
+    assert np.abs(first.rgb.astype(int) - UPRIGHT).mean() > 20
     assert last.notes[0] == "metadata ignored: PNG chunk tEXt (after 1,000 others)"
     assert last.notes[20] == "and 481 more notes"
 
