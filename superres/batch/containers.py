@@ -1,20 +1,24 @@
 """List and read the members of an archive, in a process that `superres.batch.archives` starts.
 
 The readers of archives unpack and believe what is in them; here that takes memory and time from
-this process alone.
+this process alone, which has little of both, and what it hands on is counted.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import math
 import os
 import posixpath
 import stat
+import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Generator, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,27 +26,32 @@ from superres.batch import parquet_rows
 from superres.errors import plain
 from superres.system.confined import Values, limit_memory, limit_time
 from superres.system.folders import NO_FILE, kind_left_out
-from superres.system.unpacking import (
-    MOST_NAME,
-    Gate,
-    Section,
-    Stream,
-    array_header,
-    check_size,
-    tar_members,
-    zip_members,
-)
+from superres.system.unpacking import Gate
 
 FREE_MEMORY = 500_000_000  # bytes that reading any archive may take beyond the interpreter
 MEMORY_PER_BYTE = 8  # further bytes of memory per byte of the archive
 MOST_MEMORY = 4_000_000_000
 SECONDS = 60.0  # of processor time for a member, or a piece of it
 PIECE = 4_000_000  # bytes of content in one message
+MOST_NAME = 4096  # bytes of a member's name, as of a path
+MOST_HEADER_BYTES = 10_000  # of a long name or an extended header of a tar file
 MOST_LISTED = 1000  # members in one message
 MOST_NAMES = 50_000  # characters of names after which a message ends
 MOST_LINKS = 40  # symbolic links that lead to each other
 REPLACED, NO_TARGET = "replaced by a later member of the same name", "link without its target"
 LONG_NAME = f"with a name of over {MOST_NAME:,} bytes"
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+             tarfile.GNUTYPE_LONGLINK)
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"\x5d\0\0": lzma.open}
+"""What unpacks a compressed tar file, by its first bytes."""
+
+
+class Stream(Protocol):
+    """What is read from its beginning to its end."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return the next `count` bytes, fewer only at the end."""
 
 
 class Member(NamedTuple):
@@ -63,7 +72,7 @@ class Member(NamedTuple):
 
     number: int
     name: str
-    open: Callable[[], Stream] | None = None
+    open: Callable[[], Any] | None = None
     shape: tuple[int, ...] | None = None
     is_separate: bool = False
     problem: str | None = None
@@ -257,7 +266,10 @@ def _symbolic(number: int, name: str, target: str) -> Member:
 
 def _zip_members(path: str, gate: Gate) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
-        for number, info in enumerate(zip_members(archive, gate)):
+        found = archive.infolist()
+        # no more of a member is read than it claims, but members may lie upon each other
+        gate.let(len(found), sum(info.file_size for info in found))
+        for number, info in enumerate(found):
             if info.is_dir():
                 continue
             if stat.S_ISLNK(info.external_attr >> 16):
@@ -274,21 +286,77 @@ def _zip_target(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
         return ""
 
 
+class _Header(tarfile.TarInfo):
+    """A header of a tar file; the library takes a damaged one for the end of the file."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        """Read a header, and refuse a long one of those that tell more of the next member."""
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _EXTENDED and not 0 <= info.size <= MOST_HEADER_BYTES:
+            raise ValueError(f"an extended header claims {info.size:,} bytes")
+        return info
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Header:
+        """Read the headers of a member."""
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):
+            raise
+        except RecursionError:
+            raise ValueError("it has too many extended headers before a member") from None
+        except tarfile.HeaderError as error:
+            raise ValueError(f"a header is damaged: {error}") from error
+
+
+class _Counted:
+    """An unpacked stream whose bytes a gate counts; the library may read at its end once, where it
+    looks for a header."""
+
+    def __init__(self, stream: Stream, gate: Gate) -> None:
+        self.stream, self.gate, self.has_ended = stream, gate, False
+
+    def read(self, count: int, /) -> bytes:
+        """As a `Stream`."""
+        content = self.stream.read(count)
+        if not content and self.has_ended:
+            raise EOFError("it ends early")
+        self.has_ended = not content
+        self.gate.let(unpacked=len(content))
+        return content
+
+
+def _open_tar(file: IO[bytes], gate: Gate) -> tarfile.TarFile:
+    """Open a tar file of any compression; one without is not read where no content is wanted."""
+    start = file.read(6)
+    file.seek(0)
+    for first, unpack in _OPENERS.items():
+        if start.startswith(first):
+            stream: Any = _Counted(unpack(file), gate)
+            return tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16, tarinfo=_Header)
+    return tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)
+
+
 def _tar_members(path: str, gate: Gate) -> Iterator[Member]:
-    with open(path, "rb") as file:
-        for number, (info, content) in enumerate(tar_members(file, gate)):
+    with open(path, "rb") as file, _open_tar(file, gate) as archive:
+        number = -1
+        while (info := archive.next()) is not None:
+            number += 1
+            archive.members.clear()  # which would have all of them
+            gate.let(members=1)
+            if info.issparse():
+                raise ValueError("it has sparse members")
+            if not 0 <= info.size <= gate.bytes:
+                raise ValueError(f"a member claims {info.size:,} bytes")
             if info.isfile():
-                yield Member(number, info.name, partial(_itself, content))
+                yield Member(number, info.name, partial(archive.extractfile, info))
             elif info.islnk():
                 yield Member(number, info.name, target=normalised(info.linkname))
             elif info.issym():
                 yield _symbolic(number, info.name, info.linkname)
             elif not info.isdir():
                 yield Member(number, info.name, left_out=NO_FILE)
-
-
-def _itself(content: Stream) -> Stream:
-    return content
 
 
 def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
@@ -298,13 +366,17 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
         name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
         if name is None:
             raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
-        stream, array = archive.open(name), name[:-4]
-        shape, is_fortran, dtype = array_header(stream)
-        if is_fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape[1:]:
+        stream, array, claimed = archive.open(name), name[:-4], archive.getinfo(name).file_size
+        is_long = np.lib.format.read_magic(stream) > (1, 0)
+        shape, is_fortran, dtype = (np.lib.format.read_array_header_2_0 if is_long
+                                    else np.lib.format.read_array_header_1_0)(stream)
+        if (is_fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3
+                or shape[0] < 0 or min(shape[1:]) < 1):
             raise ValueError(f"{array} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
         start = stream.tell()
-        check_size(array, math.prod(shape), archive.getinfo(name), start)
-        gate.let(shape[0])
+        if (size := math.prod(shape)) + start != claimed:
+            raise ValueError(f"{array} claims {size:,} bytes and has {max(claimed - start, 0):,}")
+        gate.let(shape[0], size)
         for number in range(shape[0]):
             yield Member(number, f"{array}/{number:06d}",
                          partial(_picture, stream, start, number, shape[1:]), shape[1:])
@@ -312,9 +384,10 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
             yield Member(number, other, left_out=f"array {plain(other.removesuffix('.npy'))}")
 
 
-def _picture(stream: Any, start: int, number: int, shape: tuple[int, ...]) -> Stream:  # noqa: ANN401 -- of zipfile
-    stream.seek(start + number * math.prod(shape))
-    return Section(stream, math.prod(shape))
+def _picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...]) -> Stream:
+    size = math.prod(shape)
+    stream.seek(start + number * size)
+    return io.BytesIO(stream.read(size))
 
 
 def _parquet_members(path: str, suffixes: Collection[str], gate: Gate) -> Iterator[Member]:

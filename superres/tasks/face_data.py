@@ -192,7 +192,8 @@ def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error)
                                 else str(error)) from error
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, MemoryError,
+            zipfile.BadZipFile) as error:
         raise InvalidInputError(f"{path} is not a readable .npz; prepare it with "
                                 f"{PREPARE}") from error
 
