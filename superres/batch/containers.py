@@ -6,23 +6,20 @@ this process alone, which has little of both, and what it hands on is counted.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import math
 import os
 import posixpath
 import stat
-import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Generator, Iterator
 from functools import partial
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from superres.batch import parquet_rows
+from superres.batch.tar_files import Stream, tar_headers
 from superres.errors import plain
 from superres.system.confined import Values, limit_memory, limit_time
 from superres.system.folders import NO_FILE, kind_left_out
@@ -34,24 +31,11 @@ MOST_MEMORY = 4_000_000_000
 SECONDS = 60.0  # of processor time for a member, or a piece of it
 PIECE = 4_000_000  # bytes of content in one message
 MOST_NAME = 4096  # bytes of a member's name, as of a path
-MOST_HEADER_BYTES = 10_000  # of a long name or an extended header of a tar file
 MOST_LISTED = 1000  # members in one message
 MOST_NAMES = 50_000  # characters of names after which a message ends
 MOST_LINKS = 40  # symbolic links that lead to each other
 REPLACED, NO_TARGET = "replaced by a later member of the same name", "link without its target"
 LONG_NAME = f"with a name of over {MOST_NAME:,} bytes"
-_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-             tarfile.GNUTYPE_LONGLINK)
-_OPENERS: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"\x5d\0\0": lzma.open}
-"""What unpacks a compressed tar file, by its first bytes."""
-
-
-class Stream(Protocol):
-    """What is read from its beginning to its end."""
-
-    def read(self, count: int, /) -> bytes:
-        """Return the next `count` bytes, fewer only at the end."""
 
 
 class Member(NamedTuple):
@@ -286,77 +270,16 @@ def _zip_target(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
         return ""
 
 
-class _Header(tarfile.TarInfo):
-    """A header of a tar file; the library takes a damaged one for the end of the file."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        """Read a header, and refuse a long one of those that tell more of the next member."""
-        info = super().frombuf(buf, encoding, errors)
-        if info.type in _EXTENDED and not 0 <= info.size <= MOST_HEADER_BYTES:
-            raise ValueError(f"an extended header claims {info.size:,} bytes")
-        return info
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> _Header:
-        """Read the headers of a member."""
-        try:
-            return super().fromtarfile(archive)
-        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):
-            raise
-        except RecursionError:
-            raise ValueError("it has too many extended headers before a member") from None
-        except tarfile.HeaderError as error:
-            raise ValueError(f"a header is damaged: {error}") from error
-
-
-class _Counted:
-    """An unpacked stream whose bytes a gate counts; the library may read at its end once, where it
-    looks for a header."""
-
-    def __init__(self, stream: Stream, gate: Gate) -> None:
-        self.stream, self.gate, self.has_ended = stream, gate, False
-
-    def read(self, count: int, /) -> bytes:
-        """As a `Stream`."""
-        content = self.stream.read(count)
-        if not content and self.has_ended:
-            raise EOFError("it ends early")
-        self.has_ended = not content
-        self.gate.let(unpacked=len(content))
-        return content
-
-
-def _open_tar(file: IO[bytes], gate: Gate) -> tarfile.TarFile:
-    """Open a tar file of any compression; one without is not read where no content is wanted."""
-    start = file.read(6)
-    file.seek(0)
-    for first, unpack in _OPENERS.items():
-        if start.startswith(first):
-            stream: Any = _Counted(unpack(file), gate)
-            return tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16, tarinfo=_Header)
-    return tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)
-
-
 def _tar_members(path: str, gate: Gate) -> Iterator[Member]:
-    with open(path, "rb") as file, _open_tar(file, gate) as archive:
-        number = -1
-        while (info := archive.next()) is not None:
-            number += 1
-            archive.members.clear()  # which would have all of them
-            gate.let(members=1)
-            if info.issparse():
-                raise ValueError("it has sparse members")
-            if not 0 <= info.size <= gate.bytes:
-                raise ValueError(f"a member claims {info.size:,} bytes")
-            if info.isfile():
-                yield Member(number, info.name, partial(archive.extractfile, info))
-            elif info.islnk():
-                yield Member(number, info.name, target=normalised(info.linkname))
-            elif info.issym():
-                yield _symbolic(number, info.name, info.linkname)
-            elif not info.isdir():
-                yield Member(number, info.name, left_out=NO_FILE)
+    for number, (info, extract) in enumerate(tar_headers(path, gate)):
+        if info.isfile():
+            yield Member(number, info.name, extract)
+        elif info.islnk():
+            yield Member(number, info.name, target=normalised(info.linkname))
+        elif info.issym():
+            yield _symbolic(number, info.name, info.linkname)
+        elif not info.isdir():
+            yield Member(number, info.name, left_out=NO_FILE)
 
 
 def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
