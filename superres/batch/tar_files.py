@@ -19,6 +19,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"\x5d\0\0": lzma.open}
 """What unpacks a compressed tar file, by its first bytes."""
+_ENDS = (tarfile.EOFHeaderError, tarfile.EmptyHeaderError)  # type: ignore[attr-defined]
 
 
 class Stream(Protocol):
@@ -44,7 +45,7 @@ class _Header(tarfile.TarInfo):
         """Read the headers of a member."""
         try:
             return super().fromtarfile(archive)
-        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):
+        except _ENDS:
             raise
         except RecursionError:
             raise ValueError("it has too many extended headers before a member") from None
@@ -89,7 +90,7 @@ def tar_headers(path: str, gate: Gate) -> Iterator[tuple[tarfile.TarInfo, Callab
     """
     with open(path, "rb") as file, _open_tar(file, gate) as archive:
         while (info := archive.next()) is not None:
-            archive.members.clear()  # which would have all of them
+            archive.members.clear()  # type: ignore[attr-defined]  # which would have all of them
             gate.let(members=1)
             if info.issparse():
                 raise ValueError("it has sparse members")

@@ -45,8 +45,8 @@ def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _answer(
-    reader: Confined, file: str | os.PathLike[str] | IO[bytes], label: str, seconds: float | None = None,
-    **options: Any,  # noqa: ANN401 -- of the reader's function
+    reader: Confined, file: str | os.PathLike[str] | IO[bytes], label: str,
+    seconds: float | None = None, **options: Any,  # noqa: ANN401 -- of the reader's function
 ) -> dict[str, Any]:
     content = _content(file, label)
     try:
@@ -62,8 +62,8 @@ def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     try:
         if isinstance(file, (str, os.PathLike)):
             check_file(file, label)
-        with open(file, "rb") if isinstance(file,
-                                            (str, os.PathLike)) else nullcontext(file) as opened:
+        with (open(file, "rb") if isinstance(file, (str, os.PathLike))
+              else nullcontext(file) as opened):
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
         reason = getattr(error, "strerror", None) or error
