@@ -16,7 +16,17 @@ from skimage.color import lab2rgb
 
 from superres.errors import InvalidInputError
 from superres.pictures.colour import CURVES, PRIMARIES, SRGB, matrix_profile
-from tests.pictures.helpers import TIFF_DEFLATE, TIFF_RAW, chunk, libvips, png, read, saved, tiff
+from tests.pictures.helpers import (
+    TIFF_DEFLATE,
+    TIFF_RAW,
+    chunk,
+    exif,
+    libvips,
+    png,
+    read,
+    saved,
+    tiff,
+)
 
 HEIGHT, WIDTH = 12, 15
 
@@ -65,14 +75,12 @@ def test_every_layout_of_a_tiff_has_the_pixels_that_its_samples_say(photometric,
             np.testing.assert_array_equal(np.moveaxis(other, 0, -1) if planes else other, samples)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("planes", [False, True])
+@pytest.mark.parametrize(("bits", "planes"), [(8, False), (8, True), (16, False), (16, True)])
 def test_colours_that_are_multiplied_by_the_opacity_are_divided_by_it(bits, planes):
     samples = np.sort(samples_of(bits, 4), axis=-1)
     shares = samples / (2**bits - 1)
-    data = tiff(samples, bits, 2, extra=(1,), planes=planes)
-    np.testing.assert_allclose(read(data).rgb, (shares[..., :3] + 1 - shares[..., 3:]) * 255,
-                               rtol=0, atol=2)
+    np.testing.assert_allclose(read(tiff(samples, bits, 2, extra=(1,), planes=planes)).rgb,
+                               (shares[..., :3] + 1 - shares[..., 3:]) * 255, rtol=0, atol=2)
 
 
 @pytest.mark.parametrize(("options", "planes"), [
@@ -191,6 +199,25 @@ def test_the_transparent_colour_of_a_gif_is_clear():
     numbers = np.asarray(image)
     agree(saved(image, "GIF", transparency=2),
           blended(palette[numbers] / 255, (numbers != 2)[..., None]))
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_the_orientation_of_exif_is_applied(orientation):
+    upright = samples_of(8, 3).astype(np.uint8)
+    # how a camera stores it: the inverse of what the tag tells a reader to do
+    inverse = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90",
+               "TRANSVERSE", "ROTATE_270"]
+    stored = Image.fromarray(upright).transpose(Image.Transpose[inverse[orientation - 2]])
+    turn = exif((0x0112, 3, 1, bytes([0, orientation, 0, 0])))
+    np.testing.assert_array_equal(read(saved(stored, "PNG", exif=b"Exif\0\0" + turn)).rgb, upright)
+
+
+@pytest.mark.parametrize(("kind", "options"),
+                         [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True})])
+def test_the_first_frame_of_an_animation_is_taken(kind, options):
+    first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
+    data = saved(first, kind, save_all=True, append_images=[second], duration=50, **options)
+    assert (read(data).rgb == [255, 0, 0]).all()
 
 
 @pytest.mark.parametrize(("magic", "most"), [(5, 255), (5, 100), (5, 65535), (5, 4095), (6, 255),

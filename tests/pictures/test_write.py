@@ -144,7 +144,7 @@ def test_an_earlier_run_goes_on_unless_its_results_have_metadata_of_their_inputs
     if kept == "strip":
         assert upscale(tmp_path / "a.jpg", tmp_path / "out").skipped == 1
         return
-    with pytest.raises(OutputError, match="metadata 'keep' there, 'strip' now.*--on-existing redo"):
+    with pytest.raises(OutputError, match=r"metadata 'keep' there, 'strip' now.*-existing redo"):
         upscale(tmp_path / "a.jpg", tmp_path / "out")
     assert upscale(tmp_path / "a.jpg", tmp_path / "out", on_existing="redo").done == 1
 
@@ -187,7 +187,8 @@ def test_info_prints_mark_and_settings_of_a_picture(tmp_path, capsys, name):
     assert json.loads(capsys.readouterr().out)["settings"] == json.loads(json.dumps(RECORD))
 
 
-NO_RECORD = "settings   none: this picture is not from superres, or another program has removed them"
+NO_RECORD = ("settings   none: this picture is not from superres, or another program has removed "
+             "them")
 DAMAGED_EXIF = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"
 
 
