@@ -48,41 +48,54 @@ def overlapping(path):
             archive.filelist.append(again)
 
 
+CLAIM, HUGE = "an extended header claims 3,221,225,472 bytes", f"a member claims {1 << 60:,} bytes"
+MUCH = "it unpacks to over "
+
+
 def hostile(folder):
-    """Write the archives of the issue, and some more, and return their paths."""
-    gig = zeros(1 << 30)
-    files = {
-        "pax.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
-        "global.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
-        "long.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
-        "huge.tar": tar_header("a.png", 1 << 60),
-        "skip.tar": tar_header("a.bin", 1 << 60) + bytes(10_240),
-        "skip.tar.gz": gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24),
-        "negative.tar": tar_header("a.png", -5) + bytes(10_240),
-        "sparse.tar": tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
-        "members.tar.gz": gzip.compress(tar_header("a.png", 0) * 400_000),
-        "headers.tar": (tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0"))
-        * 20_000, "bomb.tar.xz": lzma.compress(tar_header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
-        "bomb.tar.bz2": bz2.compress(tar_header("a.bin", 1 << 33)) + bz2.compress(bytes(1 << 24))
-        * 300,
+    """Write archives that claim much, and return by name why they are refused."""
+    gig, large = zeros(1 << 30), tar_header("a.bin", 1 << 24) + bytes(1 << 24)
+    tar_files = {
+        "pax.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig, CLAIM),
+        "global.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig, CLAIM),
+        "long.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
+                        CLAIM),
+        "huge.tar": (tar_header("a.png", 1 << 60), HUGE),
+        "skip.tar": (tar_header("a.bin", 1 << 60) + bytes(10_240), HUGE),
+        "skip.tar.gz": (gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24), HUGE),
+        "early.tar.gz": (gzip.compress(tar_header("a.bin", 1 << 28)) + zeros(1 << 24),
+                         "it ends early"),
+        "negative.tar": (tar_header("a.png", -5) + bytes(10_240), "a member claims -5 bytes"),
+        "sparse.tar": (tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
+                       "it has sparse members"),
+        "members.tar.gz": (gzip.compress(tar_header("a.png", 0) * 400_000), "it has over "),
+        "headers.tar": ((tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0"))
+                        * 20_000, "it has too many extended headers before a member"),
+        "bomb.tar.xz": (lzma.compress(large) * 200, MUCH),
+        "bomb.tar.bz2": (bz2.compress(large) * 300, MUCH),
     }
-    for name, content in files.items():
+    arrays = {
+        "claim": (npy((1, 8, 8, 3), 2_000_000_000), b"", "EOF: reading array header"),
+        "negative": (npy((-1, 8, 8, 3)), b"", "lr must be uint8 [N, H, W, 3], not uint8 [-1, 8"),
+        "empty": (npy((10**12, 0, 8, 3)), b"", "lr must be uint8 [N, H, W, 3], not uint8 [100"),
+        "lying": (npy((1 << 40, 8, 8, 3)), bytes(1000), "lr claims 211,106,232,532,992 bytes and"),
+        "tall": (npy((1, 1 << 31, 1 << 31, 3)), bytes(1000), "lr claims 13,835,058,055,282,"),
+        "zeros": (npy((4_000_000, 8, 8, 3)), bytes(4_000_000 * 192), "it has over "),
+    }
+    for name, (content, _) in tar_files.items():
         (folder / name).write_bytes(content)
-    for name, start, content in (
-        ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
-        ("empty", npy((10**12, 0, 8, 3)), b""),
-        ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)),
-        ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
-        ("zeros", npy((4_000_000, 8, 8, 3)), bytes(4_000_000 * 192))):
+    for name, (start, content, _) in arrays.items():
         (folder / f"{name}.npz").write_bytes(npz(start, content))
     overlapping(folder / "overlap.zip")
     parquet_dictionary(folder / "dictionary.parquet")
     parquet_dictionary(folder / "rows.parquet", 2_000_000, 400)
     parquet_dictionary(folder / "many.parquet", 100, 500_000)
     parquet_lie(folder / "lie.parquet")
-    return [*files, "overlap.zip", "claim.npz", "negative.npz", "empty.npz", "lying.npz",
-            "tall.npz", "zeros.npz", "dictionary.parquet", "rows.parquet", "many.parquet",
-            "lie.parquet"]
+    return {**{name: reason for name, (_, reason) in tar_files.items()},
+            **{f"{name}.npz": reason for name, (_, _, reason) in arrays.items()},
+            "overlap.zip": MUCH, "dictionary.parquet": "it takes over 500 MB of memory to unpack",
+            "rows.parquet": MUCH, "many.parquet": "it has over ",
+            "lie.parquet": "it takes over 500 MB of memory to unpack"}
 
 
 UPSCALE = """
@@ -96,7 +109,8 @@ from superres.batch.opening import open_inputs
 def seconds():
     ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     going = [psutil.Process(child.process.pid).cpu_times() for child in READER._idle]
-    return sum(one.ru_utime + one.ru_stime for one in ended) + sum(one.user + one.system for one in going)
+    return sum(one.ru_utime + one.ru_stime for one in ended) + sum(
+        one.user + one.system for one in going)
 
 before = seconds()
 for path in sys.argv[2:]:
@@ -140,99 +154,15 @@ def measured(code, *paths):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
-    return folder, hostile(folder)
-
-
 @pytest.mark.slow
-def test_small_archives_that_claim_much_take_little(archives):
-    folder, names = archives
-    assert len(names) == 23
-    for name, (megabytes, seconds, told) in zip(names,
-                                                measured(UPSCALE,
-                                                         *(folder / name for name in names)),
-                                                strict=True):
-        assert "is damaged or not an archive" in told[-1], (name, told)
+def test_small_archives_that_claim_much_take_little(tmp_path):
+    reasons = hostile(tmp_path)
+    found = measured(UPSCALE, *(tmp_path / name for name in reasons))
+    for (name, reason), (megabytes, seconds, told) in zip(reasons.items(), found, strict=True):
+        assert f"is damaged or not an archive ({reason}" in told[-1], (name, told)
         assert "\n" not in told[-1]
         assert megabytes < 200, (name, megabytes)
         assert seconds < 12, (name, seconds)
-
-
-def small(folder, kind):
-    """Write a small archive of a few pictures, and return its content, unpacked if it is a tar
-    file."""
-    path, pictures = folder / f"a.{kind}", {f"x/{number}.png": os.urandom(50 * number)
-                                            for number in (1, 2, 3)}
-    if kind == "npz":
-        np.savez_compressed(path, lr=np.stack([PICTURE] * 3), ids=np.arange(3))
-    elif kind == "parquet":
-        written(path, 3)
-    elif kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in pictures.items():
-                archive.writestr(name, content * 9)
-    else:
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT if kind == "tar.gz"
-                          else tarfile.PAX_FORMAT) as archive:
-            for name, content in pictures.items():
-                member = tarfile.TarInfo(name if len(content) < 100 else "deep/" * 50 + name)
-                member.size, member.mtime = len(content), 1.5
-                archive.addfile(member, io.BytesIO(content))
-            link = tarfile.TarInfo("link.png")
-            link.type, link.linkname = tarfile.SYMTYPE, "x/1.png"
-            archive.addfile(link)
-    return path.read_bytes()
-
-
-def mutated(content, rng):
-    """Return content with some bytes and numbers changed, and parts cut out, or repeated up to
-    10,000 times."""
-    found = bytearray(content)
-    for _ in range(rng.integers(4)):
-        place, length = rng.integers(len(found) + 1), int(rng.choice([1, 4, 12, 512, 1536]))
-        if len(found) > 512 and rng.integers(2):
-            place -= place % 512
-        part = bytes(found[place : place + length])
-        put = [rng.bytes(length), b"", b"\xff" * length, b"7" * length, b"2 " * (length // 2),
-               part * int(rng.choice([2, 100, 10_000]))][rng.integers(6)]
-        found[place : place + length] = put[: 2_000_000]
-    return bytes(found)
-
-
-def summed(content):
-    """Return a tar file whose headers have their right sums, so that what is in them counts."""
-    found = bytearray(content)
-    for place in range(0, len(found) - 511, 512):
-        if found[place + 257 : place + 262] == b"ustar":
-            found[place + 148 : place + 156] = b" " * 8
-            found[place + 148 : place + 156] = b"%06o\0 " % sum(found[place : place + 512])
-    return bytes(found)
-
-
-PACK = {"tar.gz": gzip.compress, "tar.bz2": bz2.compress, "tar.xz": lzma.compress}
-KINDS = ("tar", *PACK, "zip", "npz", "parquet")
-MUTATIONS = 300 if os.environ.get("SUPERRES_FUZZ_SECONDS") else 5  # of each kind
-
-
-def test_mutated_archives_take_little_of_the_process_that_reads_them(tmp_path):
-    rng, paths = np.random.default_rng(0), []
-    for kind in KINDS:
-        content = small(tmp_path, kind)
-        for number in range(MUTATIONS):
-            changed = mutated(content, rng)
-            changed = summed(changed) if "tar" in kind and number % 2 else changed
-            changed = PACK.get(kind, bytes)(changed)
-            paths.append(tmp_path / f"{number}.{kind}")
-            paths[-1].write_bytes(mutated(changed, rng) if number % 5 == 0 else changed)
-    found = measured(UPSCALE, *paths)
-    assert len(found) == len(KINDS) * MUTATIONS
-    for path, (megabytes, seconds, told) in zip(paths, found, strict=True):
-        assert megabytes < 400, (path, megabytes)
-        assert seconds < 5, (path, seconds)
-        assert all("\n" not in one and len(one) < 1000 for one in told), told
-    assert len(found) // 4 < sum(bool(told) for _, _, told in found) < len(found)
 
 
 @pytest.mark.slow
@@ -467,14 +397,3 @@ def test_damaged_parquet_files_are_refused_in_one_line(tmp_path):
         refused += [error] if error is not None else []
     assert refused
     assert all("\n" not in error and 3 < len(error) < 500 for error in refused), refused
-
-
-def test_a_reader_that_is_killed_is_told(tmp_path, monkeypatch):
-    many(tmp_path / "a.zip", 1)
-    for end, told in (("os.abort()", "ended with signal 6"),
-                      ("sys.exit('full')", "ended with status 1"),
-                      ("print('half')", "its answer has over")):
-        READER.close()
-        monkeypatch.setattr("superres.system.confined._START", f"import os, sys; {end}")
-        with pytest.raises(ValueError, match=told):
-            list(list_members(str(tmp_path / "a.zip"), "a.zip", Tally("it")))
