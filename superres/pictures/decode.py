@@ -176,6 +176,6 @@ class JpegSource(PixelSource):
             self.notes.append("the JPEG's end marker is missing; all pixels are there")
 
     def _drop_half_marker(self) -> None:
-        start, end = cast("tuple[int, int]", self.split.parts.pop())
+        start, end = cast("tuple[int, int]", self.split.pieces.pop())
         self.file.seek(end - 1)
-        self.split.parts.append((start, end - (self.file.read(1) == b"\xff")))
+        self.split.pieces.append((start, end - (self.file.read(1) == b"\xff")))

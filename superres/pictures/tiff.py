@@ -18,7 +18,7 @@ from PIL import Image
 
 from superres.pictures.colour import eight_bits
 from superres.pictures.decode import Alpha, Colours, PixelSource
-from superres.pictures.files import MOST_METADATA, FileView, Notes, Part, ignored
+from superres.pictures.files import MOST_METADATA, FileView, Notes, Piece, ignored
 
 _NEW_KIND, _OLD_KIND = 254, 255  # of a page: bit 0, or 2, of a reduced copy of another
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -148,6 +148,7 @@ class Directory:
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
         """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a
         classic TIFF."""
+        # the directory lies behind the file's content, and its longer values behind it
         start = self.size + self.size % 2
         first = start + 2 + 12 * len(tags) + 4
         entries, values = b"", b""
@@ -158,10 +159,9 @@ class Directory:
                 values += tag.raw + bytes(len(tag.raw) % 2)
             entries += struct.pack(f"{order}HHI", number, tag.kind, tag.count) + value
         header = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, start)
-        directory = bytes(start - self.size) + struct.pack(f"{order}H",
-                                                           len(tags)) + entries + bytes(4) + values
-        parts: list[Part] = [header, (8, self.size), directory]
-        return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
+        directory = struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
+        pieces: list[Piece] = [header, (8, self.size), bytes(start - self.size) + directory]
+        return Image.open(io.BufferedReader(FileView(self.file, pieces)), formats=["TIFF"])
 
 
 def _picture_entries(reader: Reader) -> list[tuple[int, int, int, bytes]]:
@@ -185,29 +185,26 @@ def _picture_entries(reader: Reader) -> list[tuple[int, int, int, bytes]]:
 def open_tiff(file: IO[bytes]) -> PixelSource:
     """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that
     cannot be read."""
+    # the layout
     directory = Directory(file)
     whole = directory.whole
-    photometric, compression, is_tiled = (whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0],
-                                          bool(whole(_TILES)))
-    bits = whole(_BITS, 1)
-    samples = whole(_SAMPLES,
-                    max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
+    photometric, compression = whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0]
+    bits, formats = whole(_BITS, 1), set(whole(_FORMAT, 1))
+    is_jpeg = photometric in (2, 6) and compression in (6, 7)
+    samples = whole(_SAMPLES, max(len(bits), 3 if is_jpeg else 1))[0]
     planes = samples if whole(_PLANAR, 1)[0] == 2 else 1
-    formats, key = set(whole(_FORMAT, 1)), (photometric, bits[0])
+    # who can read it: of 16-bit colours, Pillow itself keeps 8 bits
+    key, extra = (photometric, bits[0]), _NATIVE.get((photometric, bits[0]), ())
     is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
-    extra = _NATIVE.get(key, ())
+    is_native = is_even and (planes == 1 or not is_plain) and (
+        extra is _ANY or whole(_EXTRA) in extra)
+    differs_in_tiles = bool(whole(_TILES)) and whole(_PREDICTOR, 1) != (1,) and planes < samples
+    is_by_rows = (is_even and is_plain and key in _BY_ROWS and samples <= 16
+                  and not differs_in_tiles)
     source: PixelSource
-    is_native = is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA)
-                                                               in extra)
-    if is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (is_native and bits[0]
-                                                                           < 16) and not (
-                                                                               is_tiled
-                                                                               and whole(_PREDICTOR,
-                                                                                         1) != (1,)
-                                                                               and planes
-                                                                               < samples):
+    if is_by_rows and not (is_native and bits[0] < 16):
         source = RowSource(directory, key, samples, planes)
-    elif is_native:  # of 16-bit colours, Pillow keeps 8 bits
+    elif is_native:
         source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
     else:
         kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
@@ -269,13 +266,14 @@ class RowSource(PixelSource):
     def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
         """As the base class."""
         strips = [np.asarray(image.crop((0, top, image.width, bottom))) for image in self.images]
-        values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], self.samples)
+        values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], -1)  # [H, W, K]
         if self.has_differences:
             values = np.cumsum(values, axis=1, dtype=values.dtype)
         # Pillow has scaled 2 and 4 bits to 8.
         most = {1: 1, 12: 4095, 16: 65535}.get(self.bits, 255)
         mode = _COLOURS[self.photometric]
         colours, alpha = values[..., : len(mode) if mode != "L" else 1].astype(np.uint32), None
+        # the first extra sample that is the opacity
         for place, kind in enumerate(self.extra, colours.shape[-1]):
             if kind in (1, 2) and place < self.samples:
                 opacity = values[..., place, None].astype(np.uint32)
@@ -287,6 +285,5 @@ class RowSource(PixelSource):
             colours = most - colours
         if most > 255 and mode != "CMYK":
             return (colours * np.uint32(65535) // np.uint32(most)).astype(np.uint16), alpha
-        layers = [Image.fromarray(layer) for layer in np.moveaxis(eight_bits(colours, most), -1,
-                                                                  0).copy()]
-        return Image.merge(mode, layers), alpha
+        layers = np.moveaxis(eight_bits(colours, most), -1, 0).copy()
+        return Image.merge(mode, [Image.fromarray(layer) for layer in layers]), alpha
