@@ -94,8 +94,9 @@ def read_members(
             reader.send({"number": None})  # otherwise closing it would end its process
 
 
-def _reader(path: str, label: str, most_bytes: int | None = None) -> Generator[Values,
-                                                                               Values | None, None]:
+def _reader(
+    path: str, label: str, most_bytes: int | None = None,
+) -> Generator[Values, Values | None, None]:
     require_regular(Path(path))
     return READER(SECONDS, path=os.path.abspath(path), label=label, suffixes=sorted(IMAGE_SUFFIXES),
                   most=most_bytes)

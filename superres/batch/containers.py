@@ -221,8 +221,9 @@ class _Files:
         yield from sorted(found, key=lambda one: one[0])
 
 
-def _pictures(members: Iterator[Member], suffixes: Collection[str]) -> Iterator[str | tuple[int,
-                                                                                            str]]:
+def _pictures(
+    members: Iterator[Member], suffixes: Collection[str],
+) -> Iterator[str | tuple[int, str]]:
     """Yield the pictures among the files that unpacking would give; then raise as `members`
     does."""
     files, damage = _Files(), None

@@ -249,8 +249,8 @@ class RowSource(PixelSource):
         # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte
         # order.
         order = "<" if self.bits == 12 else directory.order
-        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag,
-                one in values.items()}
+        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one))
+                for tag, one in values.items()}
         return directory.view(tags, order)
 
     def needed_bytes(self) -> int:

@@ -47,8 +47,8 @@ def encode_webp(picture: Picture, record: Mapping[str, Any]) -> bytes:
     """Return a picture as lossless WebP with the mark, and `record` as JSON in EXIF's
     ImageDescription."""
     tags = Image.Exif()
-    tags[ExifTags.Base.Software], tags[ExifTags.Base.ImageDescription] = SOFTWARE, json.dumps(
-        record)
+    tags[ExifTags.Base.Software] = SOFTWARE
+    tags[ExifTags.Base.ImageDescription] = json.dumps(record)
     return _saved(picture, "WEBP", lossless=True, exact=True, exif=tags.tobytes(), xmp=marked())
 
 
@@ -130,8 +130,8 @@ def _record(text: str | bytes | None) -> dict[str, Any] | None:
         record = parse_json(text.encode() if isinstance(text, str) else text or b"")
     except ValueError:
         return None
-    return record if isinstance(record, dict) and not {"checkpoint",
-                                                       "config"}.isdisjoint(record) else None
+    is_ours = isinstance(record, dict) and not {"checkpoint", "config"}.isdisjoint(record)
+    return record if is_ours else None
 
 
 def _image(picture: Picture) -> Image.Image:

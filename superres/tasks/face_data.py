@@ -269,8 +269,8 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     if uncertain:
         say(f"{uncertain} of {len(numbers)} faces are uncertain, so their squares are not turned; "
             "look at their photos")
-    numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9
-                                                         for name in numbers)
+    numbered = len(set(numbers)) == len(numbers) and all(
+        name.isdecimal() and len(name) <= 9 for name in numbers)
     ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
     return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))
 

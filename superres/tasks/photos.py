@@ -89,8 +89,9 @@ def input_of(image: Pixels, crop: Crop, task: FaceTask) -> Pixels:
     A picture of the size of a stage's input is one as it is; a square of this size in a larger
     picture is reduced as every other square.
     """
-    return image if _is_input(image, crop, task) else area_reduce(crop.take(image), task.source,
-                                                                  task.source)
+    if _is_input(image, crop, task):
+        return image
+    return area_reduce(crop.take(image), task.source, task.source)
 
 
 def _is_input(image: Pixels, crop: Crop, task: FaceTask) -> bool:
@@ -124,9 +125,9 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
     if task.is_source(image) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
-    places = ", ".join(f"({crop.left}, {crop.top})" + (f" turned by {crop.degrees} "
-                                                       "degrees" if crop.turn else "")
-                       for crop in crops)
+    places = ", ".join(
+        f"({crop.left}, {crop.top}){f' turned by {crop.degrees} degrees' if crop.turn else ''}"
+        for crop in crops)
     if any(crop.beyond(height, width) for crop in crops):
         places += ", partly beyond the picture, whose edges are repeated,"
     which = {
