@@ -149,13 +149,15 @@ def _contents(
 
 
 def _pieces(member: Member, name: str, most: int, gate: Gate) -> Iterator[Values]:
+    """Yield the content of a member, piece by piece, each when the next one is known; or why it is
+    refused."""
     total, problem = 0, member.problem
     try:
         file = io.BytesIO() if member.open is None else member.open()
         content = file.read(PIECE)
         if not content:
             problem = problem or "is empty (0 bytes); provide an image file"
-        while content and total <= most:
+        while content:
             total += len(content)
             if total > most:
                 problem = f"is over {most / 1e6:g} MB once unpacked; reduce it first"
@@ -291,6 +293,7 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
         if name is None:
             raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
         stream, array, claimed = archive.open(name), name[:-4], archive.getinfo(name).file_size
+        # the array: its header says what follows, as the archive does
         is_long = np.lib.format.read_magic(stream) > (1, 0)
         shape, is_fortran, dtype = (np.lib.format.read_array_header_2_0 if is_long
                                     else np.lib.format.read_array_header_1_0)(stream)
@@ -301,6 +304,7 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
         if (size := math.prod(shape)) + start != claimed:
             raise ValueError(f"{array} claims {size:,} bytes and has {max(claimed - start, 0):,}")
         gate.let(shape[0], size)
+        # its pictures, and the other arrays
         for number in range(shape[0]):
             yield Member(number, f"{array}/{number:06d}",
                          partial(_picture, stream, start, number, shape[1:]), shape[1:])

@@ -171,6 +171,7 @@ def _decode(source: PixelSource, background: str) -> Picture:
     info, notes = source.image.info, source.notes
     if source.image.mode == "F":
         raise NotImplementedError("picture of floating-point intensities, whose range is unknown")
+    # what the metadata say of the pixels
     orientation = _orientation(source)
     try:
         profile = profile_of(info)
@@ -178,9 +179,10 @@ def _decode(source: PixelSource, background: str) -> Picture:
     except ValueError as error:
         notes.append(ignored("colour profile", error))
         profile = None
+    # the upright picture, filled through a view of it as the file has it
     width, height = source.size
-    rgb, alpha = (np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8),
-                  None)
+    shape = (width, height, 3) if orientation > 4 else (height, width, 3)
+    rgb, alpha = np.empty(shape, np.uint8), None
     as_stored, is_opaque = _turned(rgb, orientation), source.is_opaque()
     step = max(_STRIP_PIXELS // width & ~1, 2)
     for top in range(0, height, step):

@@ -76,10 +76,15 @@ def choose_crops(
                                     "a larger photo or --crop X,Y,SIZE")
         return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
                 for number, crop in enumerate(faces, 1)]
+    return [_central(height, width, searched)]
+
+
+def _central(height: int, width: int, searched: bool) -> Crop:
+    """Return the square of a picture of which no face is known; CelebA's of aligned ones."""
     if (height, width) == CELEBA_ALIGNED:
-        return [Crop(20, 40, 138, "aligned")]
+        return Crop(20, 40, 138, "aligned")
     side = min(height, width)
-    return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
+    return Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)
 
 
 def input_of(image: Pixels, crop: Crop, task: FaceTask) -> Pixels:
@@ -124,6 +129,7 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
                 "stage enlarges it")
     if task.is_source(image) and first.kind != "given":
         return None
+    # where the squares lie, how they were chosen, and what would keep more of them
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
     places = ", ".join(
         f"({crop.left}, {crop.top}){f' turned by {crop.degrees} degrees' if crop.turn else ''}"
@@ -170,6 +176,7 @@ def to_picture(image: PictureLike, least: int) -> Picture:
         return read_untrusted(image, least=least)
     if isinstance(image, Image.Image):
         return picture_of(image, least)
+    # pixels
     if is_share(image):
         image = np.rint(255 * image).astype(np.uint8)
     if (not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3
