@@ -10,10 +10,10 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from skimage import data
 
+from superres.pictures.read import read_image
 from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.study import JUDGING, StudySettings
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import read_image
 from superres.web.content import OTHERS
 from tests.survey.helpers import wait_for_pair
 from tests.web.helpers import FACES, LABELS

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 from skimage import data
 
+from superres.pictures.files import formats
+from superres.pictures.mark import DRAWN
+from superres.pictures.read import read_image
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.metadata import DRAWN
-from superres.tasks.picture_files import formats
-from superres.tasks.pictures import read_image
 from superres.web.content import OTHERS
 from superres.web.crops import subjects
 from superres.web.files import MAX_FILE_BYTES

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from superres.config import DecodeConfig
+from superres.pictures.read import read_image
 from superres.pipeline.translated import Translation
-from superres.tasks.pictures import read_image
 from superres.web.turns import StoppedError
 from tests.journeys.helpers import (
     FINISHED,

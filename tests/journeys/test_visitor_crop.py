@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from skimage import data
 
+from superres.pictures.read import read_image
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 from superres.web.crops import take
 from tests.journeys.helpers import (
     check_fits,

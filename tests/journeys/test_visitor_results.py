@@ -13,7 +13,7 @@ from skimage import data
 from typer.testing import CliRunner
 
 from superres.cli.main import app as commands
-from superres.tasks.pictures import read_image
+from superres.pictures.read import read_image
 from tests.journeys.helpers import (
     DIVIDER,
     SHOWN,

@@ -6,10 +6,10 @@ import numpy as np
 from PIL import Image
 from skimage import data
 
+from superres.pictures.read import read_image
 from superres.pipeline.upscaled import Upscaled
 from superres.tasks.faces import image_key
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 from superres.web.crops import take
 from superres.web.drawing import unfinished
 from tests.journeys.helpers import (

@@ -17,8 +17,8 @@ from PIL import Image
 from skimage import data
 
 from superres.cli import app
-from superres.tasks.image_files import read_origin
-from superres.tasks.metadata import DRAWN
+from superres.pictures.mark import DRAWN
+from superres.pictures.write import read_origin
 from superres.web.card import MOST_OTHERS, SIZE, card
 from superres.web.content import ICON_SIZE, icon_of
 from superres.web.crops import PHOTO_SIZE, crop_of

@@ -16,21 +16,21 @@ import numpy as np
 import psutil
 import pytest
 from gradio_client import Client, handle_file
-from hostile_pictures import many_scans
 from PIL import Image
 from textual import write_checkpoint
 
 from superres.cli import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.pictures.mark import DRAWN
+from superres.pictures.untrusted import READER
 from superres.survey.store import Store
 from superres.system.serving import MOST_CONNECTIONS
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
-from superres.tasks.metadata import DRAWN
-from superres.tasks.untrusted import READER
 from superres.web import crops
 from superres.web.files import files_below, sweep
+from tests.pictures.helpers import many_scans
 from tests.survey.helpers import add_study
 from tests.web.helpers import (
     FACES,
