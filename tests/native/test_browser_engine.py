@@ -138,11 +138,11 @@ def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_bro
     Steps may differ, since the fastest blocks do.
     """
     pytest.importorskip("gradio")
-    from superres.web.decoding import Decoder
+    from superres.web.decoding import VisitorDecoding
     from superres.web.paint import drawn
 
     link = urlsafe_b64encode(sources[0].tobytes()).decode()
-    decoder = Decoder(superres.load("celeba-8to64", device="cpu"))
+    decoder = VisitorDecoding(superres.load("celeba-8to64", device="cpu"))
     try:
         (face,) = drawn(decoder, kind, {"x": link, "t": 0.7, "s": 5, "n": number})["faces"]
     finally:

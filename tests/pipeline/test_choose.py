@@ -197,7 +197,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     import gradio as gr
 
     from superres.web.controls import decoding_controls, options_of
-    from superres.web.decoding import Decoder
+    from superres.web.decoding import VisitorDecoding
 
     source = read_image(FACE)
     api = upscaler(source[None])
@@ -217,7 +217,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
         values = [control.value for control in decoding_controls(upscaler.default, 10)]
     options = options_of(upscaler.default, values)
     assert options == fastest
-    *_, frames = Decoder(upscaler).upscale("test", source[None], {"": options})
+    *_, frames = VisitorDecoding(upscaler).upscale("test", source[None], {"": options})
     assert frames[""].traces[0].accepted == api.traces[0].accepted
     assert np.array_equal(frames[""].images, api.images)
 
