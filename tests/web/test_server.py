@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -99,40 +100,33 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler, rng, tmp_path):
     assert all(entry["psnr"] > 0 and -1 <= entry["ssim"] <= 1 for entry in report["samples"])
 
 
-def test_upscale_keeps_the_likeliest_of_several_samples(client, upscaler, tmp_path):
+@pytest.mark.parametrize("given", [
+    {"finish": "mean"}, {"finish": "sharp"},
+    {"keep": "likeliest", "samples": 3, "temperature": 0.8}], ids=str)
+def test_the_endpoints_finish_what_they_draw_or_keep_the_likeliest(given, client, upscaler,
+                                                                   tmp_path):
     source = np.random.default_rng(5).integers(0, 256, (8, 8, 3), np.uint8)
     Image.fromarray(source).save(tmp_path / "input.png")
-    (file,), report = client.predict(handle_file(tmp_path / "input.png"), temperature=0.8,
-                                     samples=3, keep="likeliest", **FAST, api_name="/upscale")
-    options = DecodeConfig(block_size=8, accept="distance", epsilon=255, temperature=0.8)
-    expected = upscaler(source[None], options, samples=3, keep="likeliest")
-    np.testing.assert_array_equal(np.asarray(Image.open(file)), expected.images[0])
-    assert Path(file).name == f"face-{expected.samples[0]}.png"
-    (entry,) = report["samples"]
-    assert entry["sample"] == expected.samples[0]
-    assert entry["bits_per_dim"] == pytest.approx(float(expected.bits_per_dim[0]))
-
-
-@pytest.mark.parametrize("finish", ["mean", "sharp"])
-def test_both_endpoints_finish_what_they_draw(finish, client, upscaler, tmp_path):
-    source = np.random.default_rng(6).integers(0, 256, (8, 8, 3), np.uint8)
-    Image.fromarray(source).save(tmp_path / "input.png")
-    expected = upscaler(source[None], DecodeConfig(block_size=8, accept="distance", epsilon=255),
-                        finish=finish)
-    traces = expected.all_traces(0)
-    given = {"finish": finish, "block_size": 8, **FAST}
-    (file,), report = client.predict(handle_file(tmp_path / "input.png"), **given,
-                                     api_name="/upscale")
-    assert report["samples"][0]["tokens"] == sum(trace.tokens for trace in traces)
-    archive, batch = client.predict([handle_file(tmp_path / "input.png")], **given,
-                                    api_name="/upscale_batch")
-    (row,) = batch["rows"]
-    assert (row["options"]["finish"], row["tokens"]) == (finish,
-                                                         sum(trace.tokens for trace in traces))
-    with zipfile.ZipFile(archive) as packed, packed.open("input.png") as other:
-        for opened in (Image.open(file), Image.open(other)):
-            np.testing.assert_array_equal(np.asarray(opened), expected.images[0])
-            assert json.loads(opened.text["superres"])["finish"] == finish
+    handle = handle_file(tmp_path / "input.png")
+    call = {name: value for name, value in given.items() if name != "temperature"}
+    expected = upscaler(source[None], DecodeConfig(8, temperature=given.get("temperature", 0.0),
+                                                   **FAST), **call)
+    (file,), report = client.predict(handle, **given, **FAST, api_name="/upscale")
+    (entry,), files = report["samples"], [Image.open(file)]
+    if "keep" in given:
+        assert Path(file).name == f"face-{expected.samples[0]}.png"
+        assert entry["sample"] == expected.samples[0]
+        assert entry["bits_per_dim"] == pytest.approx(float(expected.bits_per_dim[0]))
+    else:
+        archive, batch = client.predict([handle], **given, **FAST, api_name="/upscale_batch")
+        (row,), tokens = batch["rows"], sum(trace.tokens for trace in expected.all_traces(0))
+        assert (row["options"]["finish"], row["tokens"]) == (given["finish"], tokens)
+        assert entry["tokens"] == tokens
+        with zipfile.ZipFile(archive) as packed, packed.open("input.png") as member:
+            files.append(Image.open(io.BytesIO(member.read())))
+        assert {json.loads(one.text["superres"])["finish"] for one in files} == {given["finish"]}
+    for one in files:
+        np.testing.assert_array_equal(np.asarray(one), expected.images[0])
 
 
 def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypatch, capsys):
