@@ -26,6 +26,7 @@ from superres.batch.rows import Journal, Row
 from superres.batch.write import file_digest
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
+from superres.system.paths import Place
 
 FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 """Error numbers that stop the run, since the next output would fail too."""
@@ -79,7 +80,8 @@ class FolderStore:
     def _holds(self, row: Row) -> bool:
         try:
             is_there = os.stat(row.output).st_size == row.size
-            return is_there and (not self.options.verify or file_digest(row.output) == row.sha256)
+            return is_there and (not self.options.verify
+                                 or file_digest(Place(row.output)) == row.sha256)
         except OSError:
             return False
 

@@ -15,7 +15,6 @@ from superres.batch.record import RunSettings
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
 from superres.errors import OutputError
-from superres.system.places import public
 
 _OTHERS = -1  # stands for the number of outputs that were made with other settings
 
@@ -88,7 +87,7 @@ class Known:
                          known in zip(group, self._look(group), strict=True)
                          if known == _OTHERS)
         if count:
-            raise OutputError(f"{count} of the outputs in {public(str(self.options.output))} were "
+            raise OutputError(f"{count} of the outputs in {self.options.place.public} were "
                               f"made with other settings ({self._example}); repeat those settings, "
                               "choose another --output, or give --on-existing redo")
 

@@ -22,8 +22,9 @@ from superres.batch.rows import Row, read_rows
 from superres.batch.run_options import LAYOUTS, BatchOptions
 from superres.batch.shards import PACKERS
 from superres.batch.write import PartWriter, file_digest
-from superres.system.output import prepare_folder, scratch_folder
-from superres.system.places import fetched, files_in, is_url, join, move_to, remove, write_place
+from superres.system.output import scratch_folder
+from superres.system.paths import Place
+from superres.system.places import known_place
 
 WRITERS = 8  # threads that write pictures to a store
 WAITING = 64  # pictures that wait for these threads
@@ -44,8 +45,8 @@ class PartStore:
         self.stack = ExitStack()
 
     def __enter__(self) -> PartStore:
-        if not is_url(self.output):
-            prepare_folder(Path(self.output))
+        self.options.place.prepare_folder()
+        if self.options.place.renames:
             self.stack.enter_context(locked(Path(self.output), self.options.shard))
         try:
             self._read()
@@ -57,21 +58,21 @@ class PartStore:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def place(self, number: int, suffix: str) -> str:
+    def place(self, number: int, suffix: str) -> Place:
         """Return the place of a part's manifest or shard."""
         return place_of(self.options, number, suffix)
 
     def _read(self) -> None:
         """Read the manifests, and remove the parts that are to be made again."""
-        listed = {found.name: found.size for found in files_in(self.output, "part-")}
+        listed = {found.name: found.size for found in self.options.place.files("part-")}
         numbers = sorted(int(found[1]) for name in listed
                          if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
         pictures = self._pictures() if numbers and not self.suffix else None
         mode, obsolete, (index, shards) = self.options.on_existing, list[int](), self.options.shard
         for number in numbers:
             place = self.place(number, ".jsonl")
-            with fetched(place) as path, open(path, "rb") as file:
-                rows = [row for _, row in read_rows(file, place)]
+            with place.fetched() as path, open(path, "rb") as file:
+                rows = [row for _, row in read_rows(file, place.text)]
             made, holds = [row for row in rows if row.status == "ok"], _Holds(self, number, listed,
                                                                               pictures)
             # A shard is made again as a whole.
@@ -86,13 +87,13 @@ class PartStore:
         self.known.refuse_others(self.plan)
         for number in obsolete:
             if self.suffix:
-                remove(self.place(number, self.suffix))
-            remove(self.place(number, ".jsonl"))
+                self.place(number, self.suffix).remove()
+            self.place(number, ".jsonl").remove()
 
     def _pictures(self) -> np.ndarray[Any, Any]:
         """Return digests of the names and sizes of all files at the place."""
         return np.array(sorted(digest_of(f"{self.output}/{found.name}", str(found.size))
-                               for found in files_in(self.output, recursive=True)), np.uint64)
+                               for found in self.options.place.files(recursive=True)), np.uint64)
 
     def standing(self, entry: Input, output: str) -> Output | None:
         """See `Store`: what no manifest has is made."""
@@ -132,16 +133,17 @@ class _Holds:
             digest = np.uint64(digest_of(row.output, str(row.size)))
             place = int(np.searchsorted(self.pictures, digest))
             is_there = place < len(self.pictures) and bool(self.pictures[place] == digest)
-            return is_there and (not self.options.verify or file_digest(row.output) == row.sha256)
+            return is_there and (not self.options.verify
+                                 or file_digest(known_place(row.output)) == row.sha256)
         if row.shard_sha256 not in self.has_shard:
             self.has_shard[row.shard_sha256] = self.size == row.size and (
                 not self.options.verify or file_digest(self.shard) == row.shard_sha256)
         return self.has_shard[row.shard_sha256]
 
 
-def place_of(options: BatchOptions, number: int, suffix: str) -> str:
+def place_of(options: BatchOptions, number: int, suffix: str) -> Place:
     """Return the place of a part's manifest (.jsonl) or shard."""
-    return join(options.folder, f"part-{number:06d}{suffix}")
+    return known_place(f"{options.folder}/part-{number:06d}{suffix}")
 
 
 def part_writer(options: BatchOptions, part: Part) -> ShardWriter | FilesWriter:
@@ -158,16 +160,15 @@ class ShardWriter:
         self.place = place_of(options, part.number, LAYOUTS[options.layout])
         self.manifest = place_of(options, part.number, ".jsonl")
         beside = Path(self.folder) / HIDDEN
-        is_here = not is_url(self.folder) and beside.is_dir()
-        self.path = str(self.stack.enter_context(scratch_folder(beside if is_here else None))
-                        / "shard")
+        folder = scratch_folder(beside if beside.is_dir() else None)
+        self.path = str(self.stack.enter_context(folder) / "shard")
         self.packer, self.keys = PACKERS[options.layout](self.path), set[str]()
 
     def add(self, output: Output) -> None:
         row = output.row
         if row.output:
             name = self._named(row.output.removeprefix(f"{self.folder}/"))
-            row = replace(row, output=f"{self.place}/{name}")
+            row = replace(row, output=f"{self.place.text}/{name}")
             if output.data is not None:
                 self.packer.add(row, name, output.data)
         self.rows.append(row)
@@ -185,11 +186,11 @@ class ShardWriter:
 
     def finish(self) -> list[Row]:
         self.packer.finish()
-        size, sha256 = os.stat(self.path).st_size, file_digest(self.path)
+        size, sha256 = os.stat(self.path).st_size, file_digest(known_place(self.path))
         rows = [replace(row, size=size, shard_sha256=sha256) if row.status == "ok" else row
                 for row in self.rows]
-        move_to(self.path, self.place)
-        write_place(self.manifest, b"".join(row.line() for row in rows))
+        self.place.take(self.path)
+        self.manifest.write(b"".join(row.line() for row in rows))
         self.stack.close()
         return rows
 
@@ -214,13 +215,13 @@ class FilesWriter:
             row = replace(row, size=len(output.data))
             if len(self.waiting) >= WAITING:
                 self.waiting.pop(0).result()
-            self.waiting.append(self.pool.submit(write_place, row.output, output.data))
+            self.waiting.append(self.pool.submit(known_place(row.output).write, output.data))
         self.rows.append(row)
 
     def finish(self) -> list[Row]:
         for future in self.waiting:
             future.result()
-        write_place(self.manifest, b"".join(row.line() for row in self.rows))
+        self.manifest.write(b"".join(row.line() for row in self.rows))
         self.pool.shutdown()
         return self.rows
 

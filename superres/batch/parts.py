@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import itertools
-import os
 import pickle
 import sys
 import tempfile
@@ -19,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
+from superres.batch.inputs import Input, digest_of, find_inputs, read_list
 from superres.batch.record import Output
 from superres.batch.rows import Row
 from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
 from superres.config import portable_name, without_case
 from superres.errors import InvalidInputError, plain
-from superres.system.places import is_url, public
+from superres.system.paths import HERE
+from superres.system.places import known_place, public
 from superres.system.progress import say, track
 from superres.tasks.crops import FACE
 from superres.tasks.picture_files import IMAGE_SUFFIXES
@@ -67,7 +67,7 @@ class Plan:
 
     def __init__(
         self, options: BatchOptions, inputs: Sequence[str], listed: str | None = None,
-        allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}),
+        allowed: frozenset[tuple[str, str]] = frozenset({HERE}),
     ) -> None:
         """List `inputs` and the lines of the list `listed`.
 
@@ -149,7 +149,7 @@ def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
     for entry in entries:
         path, member = (entry.archive or entry.input, entry.input[len(entry.archive) :]
                         if entry.archive else "")
-        key = digest_of(path if is_url(path) else os.path.abspath(path), str(entry.member), member)
+        key = digest_of(known_place(path).full, str(entry.member), member)
         if key not in seen:
             seen.add(key)
             yield entry
@@ -171,8 +171,7 @@ class _Names:
     def add(self, entry: Input) -> None:
         """Add an input."""
         path = entry.archive or entry.input
-        if not is_url(path):
-            self.inputs.append(digest_of(self._real(path)))
+        self.inputs.append(digest_of(self._real(path)))
         for name in self._names(entry):
             self.outputs.append(self._digest(name))
             whole, face = (self.options.face_of(name) if self.options.crop == FACE
@@ -196,14 +195,7 @@ class _Names:
 
     def _real(self, path: str) -> str:
         """Return the path without symbolic links; each folder is resolved once."""
-        if is_url(path):
-            return path
-        if os.path.islink(path):
-            return os.path.realpath(path)
-        parent, name = os.path.split(path)
-        if parent not in self.folders:
-            self.folders[parent] = os.path.realpath(parent)
-        return f"{self.folders[parent]}/{name}"
+        return known_place(path).real(self.folders)
 
     def refuse_clashes(self, entries: Callable[[], Iterator[Input]]) -> None:
         """Raise InvalidInputError if two inputs would have the same output, or an output would
@@ -264,7 +256,7 @@ class _Names:
         """Note the input that an output belongs to; raise InvalidInputError if it has one."""
         first = owners.setdefault(name, owner)
         if first is not owner:
-            remedy = "rename one of them, or upscale them into separate places" if self.options.in_parts else (
-                "rename one of them, add --keep-tree, or upscale them into separate folders")
+            remedy = ("or upscale them into separate places" if self.options.in_parts
+                      else "add --keep-tree, or upscale them into separate folders")
             raise InvalidInputError(f"{public(first)} and {public(owner)} would both be written to "
-                                    f"{self.options.folder}/{name}; {remedy}")
+                                    f"{self.options.folder}/{name}; rename one of them, {remedy}")

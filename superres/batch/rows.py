@@ -26,8 +26,9 @@ from superres.batch.inputs import digest_of
 from superres.config import reader_of, require
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.json_files import parse_json
-from superres.system.output import scratch_file, scratch_folder
-from superres.system.places import check_url, fetched, files_in, is_url, join, move_to, public
+from superres.system.output import scratch_file
+from superres.system.paths import Place
+from superres.system.places import open_place
 
 STATUSES = ("ok", "skipped", "failed")
 MOST_LINE = 1_000_000  # bytes of a line; rows have a few kilobytes
@@ -265,18 +266,13 @@ def merge(paths: Sequence[str], output: str) -> Counter[str]:
     `paths`. All are places (`superres.system.places`). Raises InvalidInputError if a manifest
     cannot be read or is damaged, and OutputError if the result cannot be written.
     """
-    if is_url(output):
-        check_url(output, writing=True)
-    counts = Counter[str]()
+    target, counts = open_place(output, writing=True), Counter[str]()
     with _manifests(paths) as lines:
         numbers = lines.latest(prefers_ok=True)
         counts.update({STATUSES[status]: count for status, count in Counter(
             lines.column("status")[numbers].tolist()).items()})
-        try:
-            _write_lines(output, lines.lines(numbers))
-        except OSError as error:
-            raise OutputError(f"cannot write {public(output)}: {error.strerror}; choose another "
-                              "--output") from error
+        with target.written() as file:
+            file.writelines(lines.lines(numbers))
     return counts
 
 
@@ -295,50 +291,37 @@ def _manifests(paths: Sequence[str]) -> Iterator[_Lines]:
     """Open manifests as one file."""
     with tempfile.TemporaryFile() as whole:
         lines = _Lines(whole)
-        for name in itertools.chain.from_iterable(map(_names, paths)):
-            with _opened(name) as file:
-                lines.add(file, name, whole.tell())
+        for place in itertools.chain.from_iterable(map(_names, paths)):
+            with _opened(place) as file:
+                lines.add(file, place.text, whole.tell())
                 file.seek(0)
                 shutil.copyfileobj(file, whole)
         yield lines
 
 
-def _names(path: str) -> list[str]:
-    if is_url(path):
-        check_url(path)
-    if not (path.endswith("/") if is_url(path) else os.path.isdir(path)):
-        return [path]
-    found = [found.name for start in ("part-", "manifest") for found in files_in(path, start)]
-    names = [join(path, name) for name in found if name.endswith(".jsonl")]
+def _names(path: str) -> list[Place]:
+    """Return the manifest at a place, or those in a folder."""
+    place = open_place(path)
+    if not place.is_folder():
+        return [place]
+    found = [found.name for start in ("part-", "manifest") for found in place.files(start)]
+    names = [place.join(name) for name in found if name.endswith(".jsonl")]
     if not names:
-        raise InvalidInputError(f"{public(path)} has no manifest (manifest.jsonl or "
+        raise InvalidInputError(f"{place.public} has no manifest (manifest.jsonl or "
                                 "part-000000.jsonl); name one")
     return names
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    with fetched(path) as copy:
+def _opened(place: Place) -> Iterator[BinaryIO]:
+    with place.fetched() as copy:
         try:
             file = open(copy, "rb")  # noqa: SIM115 -- closed below
         except OSError as error:
-            raise InvalidInputError(f"cannot read the manifest {public(path)}: {error.strerror}; "
+            raise InvalidInputError(f"cannot read the manifest {place.public}: {error.strerror}; "
                                     "name manifests that superres upscale wrote") from error
         with file:
             yield file
-
-
-def _write_lines(place: str, lines: Iterable[bytes]) -> None:
-    """Write lines to a place, whole or not at all."""
-    if not is_url(place):
-        Path(place).parent.mkdir(parents=True, exist_ok=True)
-        _rewrite(Path(place), lines)
-        return
-    with scratch_folder() as folder:
-        path = os.path.join(folder, "manifest")
-        with open(path, "wb") as file:
-            file.writelines(lines)
-        move_to(path, place)
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:

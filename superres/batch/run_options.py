@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
 from superres.pipeline.resolved_options import FINISHES, check_keep
-from superres.system.places import is_url
+from superres.system.paths import Place
+from superres.system.places import known_place
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import SOURCES
 from superres.tasks.image_files import FORMATS, SUFFIXES
@@ -119,7 +119,12 @@ class BatchOptions:
     @property
     def in_parts(self) -> bool:
         """Whether each part has its own manifest: in a store and in shards."""
-        return self.layout != "files" or is_url(self.output)
+        return self.layout != "files" or not self.place.renames
+
+    @functools.cached_property
+    def place(self) -> Place:
+        """The place of the outputs."""
+        return known_place(self.output)
 
     @property
     def manifest_path(self) -> Path:
@@ -131,7 +136,7 @@ class BatchOptions:
     @functools.cached_property
     def folder(self) -> str:
         """The place of the outputs in full, without a slash at its end."""
-        return str(self.output).rstrip("/") if is_url(self.output) else os.path.abspath(self.output)
+        return self.place.full
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""

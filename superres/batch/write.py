@@ -15,7 +15,7 @@ from superres.batch.known import Known
 from superres.batch.parts import Part
 from superres.batch.record import Output
 from superres.batch.rows import Row
-from superres.system.places import fetched
+from superres.system.paths import Place
 
 
 class PartWriter(Protocol):
@@ -61,10 +61,10 @@ class Store(Protocol):
         """Complete the place after the last part."""
 
 
-def file_digest(place: str) -> str:
+def file_digest(place: Place) -> str:
     """Return the SHA-256 of the file at a place."""
     digest = hashlib.sha256()
-    with fetched(place) as path, open(path, "rb") as file:
+    with place.fetched() as path, open(path, "rb") as file:
         while content := file.read(1 << 20):
             digest.update(content)
     return digest.hexdigest()

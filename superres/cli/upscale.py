@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +11,6 @@ import typer
 from typer import Argument, Option
 
 from superres.batch.cluster import Cluster
-from superres.batch.inputs import LOCAL
 from superres.batch.parts import Plan
 from superres.batch.run_options import (
     KEEP_ALPHA,
@@ -30,8 +27,8 @@ from superres.batch.run_options import (
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
 from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
-from superres.system.output import check_folder
-from superres.system.places import check_url, host_of, is_url
+from superres.system.paths import HERE
+from superres.system.places import known_place, open_place
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
@@ -182,8 +179,7 @@ def upscale(
     from superres.pipeline.resolved_options import check_samples
 
     check_samples(decode, samples, finish)
-    plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow,
-                                                       listed))
+    plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
     if is_few:
         READER.start()  # which takes about as long as loading the checkpoint
     upscaler = opt.load_upscaler(checkpoint, device, engine)
@@ -220,27 +216,24 @@ def check_place(context: typer.Context, output: str | None, options: BatchOption
             opt.refuse_ineffective(context, "without --output, where each of a few results is "
                                    "written by itself; leave it out, or give --output", "rows",
                                    "shard", "ray", "verify")
-    elif is_url(output):
-        check_url(output, writing=True)
     else:
-        check_folder(Path(output))
+        open_place(output, writing=True).check_folder()
     if options.in_parts:
         opt.refuse_ineffective(context, "in a store or with shards, since each part has its "
                                "manifest beside it; leave it out", "manifest")
 
 
-def allowed_hosts(places: Sequence[str], allow: Sequence[str],
-                  listed: str | None) -> frozenset[tuple[str, str]]:
+def allowed_hosts(inputs: Sequence[str], output: str | None, listed: str | None,
+                  allow: Sequence[str]) -> frozenset[tuple[str, str]]:
     """Return the schemes and hosts that the command line names; a list from elsewhere must not name
     local paths."""
-    for place in [*places, *allow]:
-        if is_url(place):
-            check_url(place)
-    for place in allow:
-        require(is_url(place), f"--allow must be a URL such as s3://faces, not {place!r}")
-    hosts = {host_of(place) for place in [*places, *allow] if is_url(place)}
-    is_local = not is_url(listed or "") or any(not is_url(place) for place in places[:-2])
-    return frozenset(hosts | ({LOCAL} if is_local else set()))
+    hosts = {open_place(text).host for text in inputs}
+    origin = open_place(listed or "").host
+    for text in allow:
+        require(open_place(text).host != HERE,
+                f"--allow must be a URL such as s3://faces, not {text!r}")
+    return frozenset({*hosts, origin, *(open_place(text).host for text in [*allow, output or ""]
+                                        if open_place(text).host != HERE)})
 
 
 def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None,
@@ -269,13 +262,11 @@ def require_few(inputs: Sequence[str], listed: str | None) -> None:
 
     A file that is missing among others is left to the run, which names it and continues.
     """
-    missing = [name for name in inputs if not (is_url(name) or glob.has_magic(name)
-                                               or os.path.exists(name))]
+    found = {name: known_place(name).is_file() for name in inputs}
+    missing = [name for name, is_file in found.items() if is_file is None]
     require(not missing or len(missing) < len(inputs), f"{', '.join(missing[:3])}: no such file; "
             "check the name")
-    require(listed is None and len(inputs) <= FEW and all(
-        not name.endswith("/") if is_url(name) else name in missing or Path(name).is_file()
-        for name in inputs),
+    require(listed is None and len(inputs) <= FEW and False not in found.values(),
             f"folders, patterns, lists and more than {FEW} files need a folder for their results; "
             "give --output DIR")
 

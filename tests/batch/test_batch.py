@@ -23,7 +23,7 @@ from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.pipeline.feed_queue import FeedQueue
 from superres.system.output import write_atomically, write_result
-from superres.system.places import version_of
+from superres.system.paths import version_of
 from superres.tasks.faces import image_key
 
 NAMES = [f"{name}.png" for name in "abcde"]

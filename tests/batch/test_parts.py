@@ -19,7 +19,7 @@ from killing import CHANGES, die, killed
 from PIL import Image
 from stores import faulty_store
 
-from superres.batch import inputs, opening, part_store
+from superres.batch import inputs, opening
 from superres.batch.parts import Plan
 from superres.batch.rows import Row, latest_rows, merge
 from superres.batch.run import upscale as upscale_plan
@@ -27,8 +27,9 @@ from superres.batch.run_options import BatchOptions
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
-from superres.system import places, progress
-from superres.system.places import files_in, read_place, write_place
+from superres.system import progress, stores
+from superres.system.paths import Place
+from superres.system.places import RemotePlace, known_place
 from superres.tasks.metadata import DRAWN
 from tests.tasks.test_photos import group_photo
 
@@ -55,7 +56,7 @@ FACES |= {"0/03.png": b"no picture", "1/22.png": b""}
 def store():
     with pytest.MonkeyPatch.context() as patch, faulty_store(patch) as bucket:
         for name, content in FACES.items():
-            write_place(f"{bucket}/in/{name}", content)
+            known_place(f"{bucket}/in/{name}").write(content)
         yield bucket
 
 
@@ -70,7 +71,7 @@ def faces(tmp_path):
 def run(given, output, layout="files", rows=7, listed=None, allow=(), upscaler=None, **options):
     """Run in parts, as the command does, and return the summary."""
     given = [given] if isinstance(given, str) else given
-    allowed = allowed_hosts([*given, output, listed or ""], list(allow), listed)
+    allowed = allowed_hosts(given, output, listed, list(allow))
     settings = BatchOptions(output, layout, rows,
                             **{"recursive": True, "keep_tree": True, **options})
     decode = DecodeConfig(temperature=0.9 if options.get("samples", 1) > 1 else 0.0)
@@ -80,8 +81,8 @@ def run(given, output, layout="files", rows=7, listed=None, allow=(), upscaler=N
 def pictures(output, layout="files"):
     """Return the pictures of a run by their names."""
     found = {}
-    for name, _, _ in files_in(output, recursive=True):
-        content = read_place(f"{output}/{name}", 10_000_000)
+    for name, _, _ in known_place(output).files(recursive=True):
+        content = known_place(f"{output}/{name}").read(10_000_000)
         if layout == "files" and name.endswith(".png"):
             found[name] = content
         elif name.endswith(".tar"):
@@ -95,7 +96,7 @@ def pictures(output, layout="files"):
 
 
 def names_in(output):
-    return [found.name for found in files_in(str(output), "part-")]
+    return [found.name for found in known_place(str(output)).files("part-")]
 
 
 def rows_in(output):
@@ -245,14 +246,14 @@ def test_a_run_that_is_killed_in_an_archive_keeps_its_finished_parts(tmp_path, l
 
     def dying(out, moment):
         # writes the manifest, and thereby ends a part
-        calls, real = itertools.count(1), part_store.write_place
+        calls, real = itertools.count(1), Place.write
 
         def write(*manifest):
             real(*manifest)
             if next(calls) == moment:
                 die()
 
-        part_store.write_place = write
+        Place.write = write
         run(given, out, layout, rows=3)
 
     for moment in (1, 2):
@@ -282,7 +283,7 @@ def test_the_members_of_an_archive_are_counted_before_they_are_read(tmp_path, mo
 
 def test_an_archive_whose_store_is_away_stops_the_run(place, tmp_path, monkeypatch):
     away = place("store", "a.tar")
-    write_place(away, Path(packed_as(tmp_path / "a.tar", GOOD)).read_bytes())
+    known_place(away).write(Path(packed_as(tmp_path / "a.tar", GOOD)).read_bytes())
     with monkeypatch.context() as patch:
         patch.setattr(inputs, "list_members",
                       lambda *_: (_ for _ in ()).throw(PlaceError("the store is away")))
@@ -298,7 +299,7 @@ LAYOUTS = [("folder", "files"), ("folder", "webdataset"), ("store", "files"),
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Return a function that gives a new place of this machine or of a store."""
-    monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
+    monkeypatch.setitem(stores.PACKAGES, "memory", "fsspec")
 
     def named(kind, name):
         return str(tmp_path / name) if kind == "folder" else f"memory://{tmp_path.name}/{name}"
@@ -309,7 +310,7 @@ def place(tmp_path, monkeypatch):
 def end_of(output, layout):
     """Return what a run leaves: its files, and its rows without times and places."""
     found = {name: content for name, content in pictures(output, layout).items()}
-    names = sorted(name for name, _, _ in files_in(output, recursive=True)
+    names = sorted(name for name, _, _ in known_place(output).files(recursive=True)
                    if not name.endswith(".jsonl"))
     return found, names, sorted(rows_in(output), key=lambda row: (row["input"], row["output"]))
 
@@ -330,8 +331,9 @@ def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, place, monk
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("move_to", "write_place", "remove"):
-            patch.setattr(part_store, name, failing(getattr(part_store, name)))
+        for name in ("take", "write", "remove"):
+            for one in (Place, RemotePlace):
+                patch.setattr(one, name, failing(getattr(one, name)))
         stopped = run(faces, out, layout)
     assert (stopped.stopped is None) == (len(calls) < moment)
     resumed = run(faces, out, layout)
@@ -345,9 +347,9 @@ def test_a_run_that_is_interrupted_ends_as_an_undisturbed_one(faces, place, monk
 def test_what_is_lost_new_or_changed_is_done_by_the_same_command(faces, place, kind, layout):
     out = place(kind, "out")
     run(faces, out, layout)
-    lost = next(name for name, _, _ in files_in(out, recursive=True)
+    lost = next(name for name, _, _ in known_place(out).files(recursive=True)
                 if name.endswith((".png", ".tar", ".parquet")))
-    places.remove(f"{out}/{lost}")
+    known_place(f"{out}/{lost}").remove()
     assert run(faces, out, layout).done == (1 if layout == "files" else 6)
     for name in ("1/015.png", "a.png"):  # in the middle and at the beginning
         Path(faces, name).write_bytes(FACES["0/00.png"])
@@ -390,28 +392,28 @@ def test_a_file_of_the_same_size_is_found_by_its_digest_alone(faces, place, kind
     out = place(kind, "out")
     run(faces, out, layout)
     whole = end_of(out, layout)
-    name = next(name for name, _, _ in files_in(out, recursive=True)
+    name = next(name for name, _, _ in known_place(out).files(recursive=True)
                 if name.endswith((".png", ".tar", ".parquet")))
-    content = read_place(f"{out}/{name}", 10_000_000)
-    write_place(f"{out}/{name}", content[:-20] + b"x" + content[-19:])
+    content = known_place(f"{out}/{name}").read(10_000_000)
+    known_place(f"{out}/{name}").write(content[:-20] + b"x" + content[-19:])
     assert run(faces, out, layout).done == 0
     assert run(faces, out, layout, verify=True).done >= 1
     assert end_of(out, layout) == whole
 
 
 def test_a_store_that_is_away_while_inputs_are_read_loses_nothing(faces, tmp_path, monkeypatch):
-    real, asked = opening.read_place, []
+    real, asked = RemotePlace.read, []
 
     def sometimes(place, most):
         asked.append(place)
         if len(asked) == 12:
-            raise PlaceError(f"cannot read {place} at present")
+            raise PlaceError(f"cannot read {place.text} at present")
         return real(place, most)
 
-    monkeypatch.setattr(opening, "read_place", sometimes)
-    monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
+    monkeypatch.setattr(RemotePlace, "read", sometimes)
+    monkeypatch.setitem(stores.PACKAGES, "memory", "fsspec")
     for name, content in FACES.items():
-        write_place(f"memory://in/{name}", content)
+        known_place(f"memory://in/{name}").write(content)
     out = str(tmp_path / "out")
     summary = run("memory://in/", out)
     assert "at present" in summary.stopped
@@ -480,7 +482,7 @@ def test_a_list_names_only_places_of_the_command_line(store, faces, tmp_path, ca
     assert (summary.done, summary.failed) == (2, 3)
     refused = [row for row in latest_rows(f"{out}/") if row.error]
     assert all("is at a place that the command line does not name" in row.error for row in refused)
-    write_place(f"{store}/lists/all.txt", listed.read_bytes())
+    known_place(f"{store}/lists/all.txt").write(listed.read_bytes())
     away = run([], str(tmp_path / "away"), listed=f"{store}/lists/all.txt")
     assert (away.done, away.failed) == (1, 4)
     assert any("path of this machine" in row.error for row in latest_rows(f"{tmp_path}/away")
@@ -526,7 +528,7 @@ KEYS = ["a#b.png", "a?b.png", "a[1].png", "a*.png", "in[1]/x?.png", "b?c=1.png",
 def keys(store):
     """A folder of the store with keys that look like patterns, and a note."""
     for name in [*KEYS, "notes#1.txt"]:
-        write_place(f"{store}/keys/{name}", FACES["0/00.png"])
+        known_place(f"{store}/keys/{name}").write(FACES["0/00.png"])
     return f"{store}/keys"
 
 
@@ -549,7 +551,7 @@ def test_keys_with_signs_of_patterns_are_taken_as_they_are_spelt_first(keys, tmp
 
 def test_lines_of_a_list_name_keys_as_they_are_spelt_and_fail_alone(store, tmp_path):
     for name in KEYS[:4]:
-        write_place(f"{store}/lines/{name}", FACES["0/00.png"])
+        known_place(f"{store}/lines/{name}").write(FACES["0/00.png"])
     lines = [f"{store}/lines/{name}" for name in KEYS[:4]]
     bad = [f"{store}/lines/a.png?X-Amz-Signature=secret", "s3://key:secret@faces/a.png",
            f"{store}/lines"]
@@ -563,7 +565,7 @@ def test_lines_of_a_list_name_keys_as_they_are_spelt_and_fail_alone(store, tmp_p
 
 def test_sub_folders_of_a_store_that_are_not_read_are_counted(store, tmp_path, capsys):
     for name in ("x.png", "y/z.png", ".hidden.png"):
-        write_place(f"{store}/tree/{name}", FACES["0/00.png"])
+        known_place(f"{store}/tree/{name}").write(FACES["0/00.png"])
     assert run(f"{store}/tree/", str(tmp_path / "out"), recursive=False).done == 1
     assert (f"{store}/tree/: 3 files: 1 used, 2 left out (1 hidden, 1 sub-folder); --recursive "
             "includes sub-folders"
