@@ -64,7 +64,6 @@ class FolderStore:
         is_kept = self.options.on_existing in ("skip", "redo")
         self.known.read(self.journal.rows(), self._holds if is_kept else lambda row: False,
                         keeps_failures=False)
-        self.known.freeze()
         if self.options.on_existing == "skip":
             self.known.refuse_others(self.plan)
 

@@ -6,7 +6,6 @@ archive has that is no input is counted (`superres.system.folders`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,17 +50,6 @@ class Input:
     member: int = 0
     error: str | None = None
     version: str | None = None
-
-    @property
-    def key(self) -> int:
-        """A digest of what is read, 64 bits."""
-        return digest_of(self.input, self.version)
-
-
-def digest_of(*texts: str | None) -> int:
-    """Return a 64-bit digest of texts."""
-    text = "\0".join(text or "" for text in texts).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def read_list(file: str) -> Iterator[str]:
@@ -168,30 +156,7 @@ class _Search:
     def _file(self, place: Place, relative: str, version: str | None = None) -> Iterator[Input]:
         """Yield a file, or the members of an archive; `relative` is its path relative to the given
         input."""
-        path, version = place.text, version or place.version()
-        if not is_archive(path):
-            yield input_of(path, relative, self.keep_tree, version=version)
-            return
-        tally = Tally(path, MEMBER)
-        try:
-            with place.fetched() as copy:
-                for number, name in list_members(copy, path, tally):
-                    yield self._member(path, relative, name, number, version)
-        except PlaceError:  # may pass: no reason to record the archive as damaged
-            raise
-        except DAMAGED as error:
-            yield Input(path, "", error=damage_of(path, error), version=version)
-        else:
-            self.inventory.add(tally)
-
-    def _member(self, path: str, relative: str, name: str, number: int,
-                version: str | None) -> Input:
-        if self.layout is None:
-            return member_input(path, relative, name, number, self.keep_tree, version)
-        is_array = path.lower().endswith(".npz")
-        if self.layout == "files" or is_array:
-            return member_input(path, os.path.basename(path), name, number, not is_array, version)
-        return input_of(f"{path}/{name}", _inside(name), True, path, number, version)
+        yield from inputs_of(place, relative, self.inventory, self.keep_tree, self.layout, version)
 
     def _folder(self, place: Place) -> Iterator[Input]:
         if place.real() == self.excluded.real():
@@ -214,6 +179,50 @@ class _Search:
             raise InvalidInputError(f"nothing matches {place.public}; check the pattern, and quote "
                                     "it from the shell")
         self.inventory.add(tally)
+
+
+def inputs_of(
+    place: Place, relative: str, inventory: Inventory, keep_tree: bool, layout: str | None = None,
+    version: str | None = None,
+) -> Iterator[Input]:
+    """Yield a file, or the members of an archive, whose counts the inventory gets.
+
+    `relative` is the path relative to the given input; for `layout` see `find_inputs`.
+    """
+    path, version = place.text, version or place.version()
+    if not is_archive(path):
+        yield input_of(path, relative, keep_tree, version=version)
+        return
+    tally = Tally(path, MEMBER)
+    try:
+        with place.fetched() as copy:
+            for number, name in list_members(copy, path, tally):
+                yield _member(path, relative, name, number, keep_tree, layout, version)
+    except PlaceError:  # may pass: no reason to record the archive as damaged
+        raise
+    except DAMAGED as error:
+        yield Input(path, "", error=damage_of(path, error), version=version)
+    else:
+        inventory.add(tally)
+
+
+def _member(
+    path: str, relative: str, name: str, number: int, keep_tree: bool, layout: str | None,
+    version: str | None,
+) -> Input:
+    if layout is None:
+        return member_input(path, relative, name, number, keep_tree, version)
+    is_array = path.lower().endswith(".npz")
+    if layout == "files" or is_array:
+        return member_input(path, os.path.basename(path), name, number, not is_array, version)
+    return input_of(f"{path}/{name}", _inside(name), True, path, number, version)
+
+
+def nothing_in(places: Sequence[str], recursive: bool) -> InvalidInputError:
+    """Return the error of inputs without a picture."""
+    hint = "" if recursive else "; add --recursive to include sub-folders"
+    return InvalidInputError(f"no image ({' '.join(_SUFFIXES)}) in "
+                             f"{', '.join(map(public, places))[:300]}{hint}")
 
 
 def damage_of(path: str, error: Exception) -> str:

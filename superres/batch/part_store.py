@@ -9,11 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from superres.batch.inputs import Input, digest_of
+from superres.batch.digests import Digests
+from superres.batch.inputs import Input
 from superres.batch.known import Known
 from superres.batch.locks import HIDDEN, locked
 from superres.batch.parts import Part, Plan
@@ -83,17 +81,18 @@ class PartStore:
                 obsolete += [number] if number % shards == index else []
             elif self.known.read(rows, holds, keeps_failures=True):
                 self.taken.add(number)
-        self.known.freeze()
         self.known.refuse_others(self.plan)
         for number in obsolete:
             if self.suffix:
                 self.place(number, self.suffix).remove()
             self.place(number, ".jsonl").remove()
 
-    def _pictures(self) -> np.ndarray[Any, Any]:
-        """Return digests of the names and sizes of all files at the place."""
-        return np.array(sorted(digest_of(f"{self.output}/{found.name}", str(found.size))
-                               for found in self.options.place.files(recursive=True)), np.uint64)
+    def _pictures(self) -> Digests:
+        """Return the names and sizes of all files at the place."""
+        pictures = Digests()
+        for found in self.options.place.files(recursive=True):
+            pictures.add(f"{self.output}/{found.name}", str(found.size))
+        return pictures
 
     def standing(self, entry: Input, output: str) -> Output | None:
         """See `Store`: what no manifest has is made."""
@@ -120,7 +119,7 @@ class _Holds:
 
     def __init__(
         self, store: PartStore, number: int, listed: dict[str, int],
-        pictures: np.ndarray[Any, Any] | None,
+        pictures: Digests | None,
     ) -> None:
         self.options, self.pictures = store.options, pictures
         self.shard = store.place(number, store.suffix)
@@ -130,9 +129,7 @@ class _Holds:
     def __call__(self, row: Row) -> bool:
         """Return whether the output of a row is there."""
         if self.pictures is not None:
-            digest = np.uint64(digest_of(row.output, str(row.size)))
-            place = int(np.searchsorted(self.pictures, digest))
-            is_there = place < len(self.pictures) and bool(self.pictures[place] == digest)
+            is_there = self.pictures.has(row.output, str(row.size))
             return is_there and (not self.options.verify
                                  or file_digest(known_place(row.output)) == row.sha256)
         if row.shard_sha256 not in self.has_shard:

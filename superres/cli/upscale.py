@@ -11,7 +11,6 @@ import typer
 from typer import Argument, Option
 
 from superres.batch.cluster import Cluster
-from superres.batch.parts import Plan
 from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
@@ -143,14 +142,16 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 
 def upscale(
     context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
-    checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, finish: Finish = FINISHES[0],
-    sheet: Sheet = False, format_name: Format = "png",
-    alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
-    recursive: Recursive = False,
-    keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
-    batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
-    engine: opt.Engine = "auto", rows: Rows = None, verify: Verify = False, allow: Allow = [],  # noqa: B006 -- typer wants a list
+    checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto",
+    crop: Crop = DEFAULT_CROP, size: Size = None, start: Start = None, samples: Samples = 1,
+    keep: Keep = None, finish: Finish = FINISHES[0], sheet: Sheet = False,
+    format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip",
+    device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
+    keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip",
+    manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
+    ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
+    rows: Rows = None, verify: Verify = False,
+    allow: Allow = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows
     several faces.
@@ -168,34 +169,40 @@ def upscale(
         suffix = suffix or "-superres"
         if not opt.is_given(context, "on_existing"):
             on_existing = "error"  # without a manifest, nothing says how an output was made
-    layout = format_name if format_name in SHARDS else "files"
+    is_shard = format_name in SHARDS
     options = BatchOptions(
-        output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive,
-        on_existing, parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name,
-        suffix, keep_tree, alpha, metadata, crop, sheet, verify, finish)
+        output or "", layout=format_name if is_shard else "files", rows=rows,
+        batch_size=parse_batch_size(batch_size), samples=samples, keep=keep, source=source,
+        recursive=recursive, on_existing=on_existing, shard=parse_shard(shard), manifest=manifest,
+        format="png" if is_shard else format_name, suffix=suffix, keep_tree=keep_tree, alpha=alpha,
+        metadata=metadata, crop=crop, sheet=sheet, verify=verify, finish=finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
     from superres.pipeline.resolved_options import check_samples
 
     check_samples(decode, samples, finish)
-    plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
+    # What is wrong with the inputs is said before the checkpoint is loaded.
     if is_few:
+        from superres.batch.direct import list_few, upscale_few
+
+        entries = list_few(inputs, options)
         READER.start()  # which takes about as long as loading the checkpoint
+    else:
+        from superres.batch.parts import Plan
+        from superres.batch.run import upscale as upscale_all
+
+        plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode),
                       upscaler.model_config.prediction_heads, stages=upscaler.stages)
     if is_few:
-        from superres.batch.few import upscale_few
-
         will_keep("finished results are kept, and the same command with --on-existing skip makes "
                   "the others")
-        counts = upscale_few(plan, upscaler, decode)
+        counts = upscale_few(entries, options, upscaler, decode)
     else:
-        from superres.batch.run import upscale as upscale_all
-
         again = "--on-existing redo" if on_existing == "overwrite" else "the same command"
         will_keep(f"finished results are kept, and {again} continues")
         cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)

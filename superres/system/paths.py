@@ -7,8 +7,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system import output
@@ -49,6 +50,7 @@ class Found(NamedTuple):
     error: str | None = None
 
 
+@dataclass(frozen=True)
 class Place:
     """A file or a folder, on this machine or at a URL.
 
@@ -57,17 +59,18 @@ class Place:
 
     Attributes:
         text: the place as it was typed or listed.
-        host: scheme and host, or bucket; `HERE` for this machine.
         renames: whether a file can be written under another name first, and then get its own.
         ahead: number of files to request before they are needed.
     """
 
-    host = HERE
-    renames = True
-    ahead = 0
+    text: str
+    renames: ClassVar[bool] = True
+    ahead: ClassVar[int] = 0
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    @property
+    def host(self) -> tuple[str, str]:
+        """Scheme and host, or bucket; `HERE` for this machine."""
+        return HERE
 
     @property
     def public(self) -> str:

@@ -43,9 +43,9 @@ class RemotePlace(Place):
     renames = False
     ahead = READ_AHEAD
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.host = host_of(text)
+    @property
+    def host(self) -> tuple[str, str]:
+        return host_of(self.text)
 
     @property
     def public(self) -> str:

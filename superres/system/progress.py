@@ -119,7 +119,8 @@ class Progress:
     def to(self, done: float, note: str = "") -> None:
         """Set the number of units that are done, and a note to show beside it."""
         self.done, self.note = done, note
-        check_budget(f" while {self.name}, {self.counted}")
+        if _budgets:
+            check_budget(f" while {self.name}, {self.counted}")
         if self.bar is not None and self.bar.n == 0:
             self._draw(self.bar)
 

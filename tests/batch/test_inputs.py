@@ -15,7 +15,7 @@ import pytest
 from batch_tools import made_from, plan
 from PIL import Image
 
-from superres.batch import parts
+from superres.batch import names as names_of_outputs
 from superres.batch.archives import READER
 from superres.batch.inputs import read_list
 from superres.batch.opening import open_inputs, open_members
@@ -297,7 +297,7 @@ def test_names_that_other_systems_do_not_take_are_told_before_the_run(tree, caps
                             "only one of each; rename")
     jobs("a.zip", layout="webdataset")
     assert capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setattr(parts, "IGNORES_CASE", True)
+    monkeypatch.setattr(names_of_outputs, "IGNORES_CASE", True)
     with pytest.raises(InvalidInputError, match="names that differ only in case or Unicode form: "
                        "4"):
         jobs("a.zip", keep_tree=True)

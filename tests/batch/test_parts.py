@@ -72,7 +72,7 @@ def run(given, output, layout="files", rows=7, listed=None, allow=(), upscaler=N
     """Run in parts, as the command does, and return the summary."""
     given = [given] if isinstance(given, str) else given
     allowed = allowed_hosts(given, output, listed, list(allow))
-    settings = BatchOptions(output, layout, rows,
+    settings = BatchOptions(output, layout=layout, rows=rows,
                             **{"recursive": True, "keep_tree": True, **options})
     decode = DecodeConfig(temperature=0.9 if options.get("samples", 1) > 1 else 0.0)
     return upscale_plan(Plan(settings, given, listed, allowed), upscaler or FakeUpscaler(), decode)
