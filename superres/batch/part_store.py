@@ -11,15 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from superres.batch.digests import Digests
-from superres.batch.inputs import Input
-from superres.batch.known import Known
-from superres.batch.locks import HIDDEN, locked
+from superres.batch.locks import HIDDEN
 from superres.batch.parts import Part, Plan
 from superres.batch.record import Output, RunSettings
 from superres.batch.rows import Row, read_rows
 from superres.batch.run_options import LAYOUTS, BatchOptions
 from superres.batch.shards import PACKERS
-from superres.batch.write import PartWriter, file_digest
+from superres.batch.write import PartWriter, Store, file_digest
 from superres.system.output import scratch_folder
 from superres.system.paths import Place
 from superres.system.places import known_place
@@ -28,7 +26,7 @@ WRITERS = 8  # threads that write pictures to a store
 WAITING = 64  # pictures that wait for these threads
 
 
-class PartStore:
+class PartStore(Store):
     """Parts in a store or in shards: `part-000000.tar` (or .parquet; or the pictures one by one)
     and their manifests.
 
@@ -37,31 +35,15 @@ class PartStore:
     """
 
     def __init__(self, plan: Plan, settings: RunSettings) -> None:
-        self.plan, self.settings, self.options = plan, settings, settings.options
-        self.output, self.suffix = self.options.folder, LAYOUTS[self.options.layout]
-        self.known, self.taken = Known(settings), set[int]()
-        self.stack = ExitStack()
-
-    def __enter__(self) -> PartStore:
-        self.options.place.prepare_folder()
-        if self.options.place.renames:
-            self.stack.enter_context(locked(Path(self.output), self.options.shard))
-        try:
-            self._read()
-        except BaseException:
-            self.stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+        super().__init__(plan, settings)
+        self.suffix, self.taken = LAYOUTS[self.options.layout], set[int]()
 
     def place(self, number: int, suffix: str) -> Place:
         """Return the place of a part's manifest or shard."""
         return place_of(self.options, number, suffix)
 
-    def _read(self) -> None:
-        """Read the manifests, and remove the parts that are to be made again."""
+    def open(self, stack: ExitStack) -> None:
+        """See `Store`: read the manifests, and remove the parts that are to be made again."""
         listed = {found.name: found.size for found in self.options.place.files("part-")}
         numbers = sorted(int(found[1]) for name in listed
                          if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
@@ -91,12 +73,8 @@ class PartStore:
         """Return the names and sizes of all files at the place."""
         pictures = Digests()
         for found in self.options.place.files(recursive=True):
-            pictures.add(f"{self.output}/{found.name}", str(found.size))
+            pictures.add(f"{self.options.folder}/{found.name}", str(found.size))
         return pictures
-
-    def standing(self, entry: Input, output: str) -> Output | None:
-        """See `Store`: what no manifest has is made."""
-        return None
 
     def number(self, part: Part) -> Part:
         """See `Store`: its own number, or a new one if that is taken by inputs that are done."""
@@ -109,9 +87,6 @@ class PartStore:
 
     def writer(self, part: Part) -> PartWriter:
         return part_writer(self.options, part)
-
-    def finish(self) -> None:
-        ...
 
 
 class _Holds:
