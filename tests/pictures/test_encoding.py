@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import made_from
 from PIL import Image, ImageCms
 
 from superres.batch.inputs import Input
@@ -20,6 +19,7 @@ from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
 from superres.tasks.image_files import FORMATS
 from superres.tasks.pictures import Picture, read_picture
+from tests.batch.helpers import made_from
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 RECORD = {"checkpoint": "fake@0", "config": {"block_size": 3}}

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import upscale
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -28,6 +27,7 @@ from superres.tasks.metadata import DRAWN, MAX_BYTES, kept_metadata
 from superres.tasks.picture_files import IMAGE_SUFFIXES
 from superres.tasks.pictures import Picture, read_picture
 from superres.tasks.untrusted import read_origin
+from tests.batch.helpers import upscale
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 RECORD = {"checkpoint": "fake@0", "config": {**DecodeConfig().to_dict(), "seed": 3}}

@@ -12,7 +12,6 @@ import zlib
 
 import numpy as np
 import pytest
-from batch_tools import upscale
 from picture_files import chunk, exif, read, saved, segment, tiff
 from PIL import Image
 from skimage.data import astronaut
@@ -25,6 +24,7 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 from superres.tasks.picture_files import IMAGE_SUFFIXES, formats
 from superres.web.crops import crop_of
+from tests.batch.helpers import upscale
 
 LINEAR = matrix_profile(SRGB, (1.0,))
 UPRIGHT = np.random.default_rng(5).integers(0, 256, (16, 24, 3), np.uint8)

@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from batch_tools import rows_of, upscale, write_image
 from fakes import random_model
 from hostile_pictures import many_scans
 from picture_files import saved
@@ -29,6 +28,7 @@ from superres.system.confined import Confined
 from superres.tasks import untrusted
 from superres.tasks.pictures import read_picture
 from superres.tasks.untrusted import read_untrusted
+from tests.batch.helpers import rows_of, upscale, write_image
 from tests.pipeline.test_pipeline import FAST
 
 
