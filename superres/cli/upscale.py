@@ -163,6 +163,7 @@ def upscale(
     Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage,
     nothing was decoded.
     """
+    # The options, and what they may not be together.
     decode = opt.decode_config(context)
     if is_few := output is None and manifest is None:
         require_few(inputs, listed)
@@ -198,6 +199,7 @@ def upscale(
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode),
                       upscaler.model_config.prediction_heads, stages=upscaler.stages)
+    # The work, and its summary.
     if is_few:
         will_keep("finished results are kept, and the same command with --on-existing skip makes "
                   "the others")
