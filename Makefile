@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo pictures quick test mutations app check docs site wheels native-aarch64 native-test wasm-test native-bench clean
+.PHONY: demo pictures browser-costs quick test test-all mutations app check docs site wheels native-aarch64 native-test wasm-test native-bench clean
 .DELETE_ON_ERROR:
 
 # With it, each of the hundreds of processes that the tests start would compile the package again.
@@ -22,12 +22,23 @@ pictures: $(VENV)/.installed-dev
 	$(RUN) scripts/demo.py --rounds 1 --output demo --sheet .github/pictures/faces.png
 	$(RUN) scripts/draw_page.py $(ARGS)
 
-# What a change breaks most often, in less than a minute: no process, no browser.
-quick: $(VENV)/.installed-dev
-	$(RUN) -m pytest -q -n auto --maxprocesses 4 -m "not slow and not browser and not cluster" $(ARGS)
+# The costs of WebAssembly in the checkpoints, to record after a change of weights; needs Chromium.
+browser-costs: dev.npz $(VENV)/.installed-dev
+	$(RUN) scripts/browser_costs.py --data dev.npz $(ARGS)
 
+PYTEST := $(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40
+
+# What a change breaks most often, in less than a minute: no process, no browser, no test above a second.
+quick: $(VENV)/.installed-dev
+	$(RUN) -m pytest -q -n auto --maxprocesses 4 -m "not slow and not extended" $(ARGS)
+
+# The core, and what a change of it must not break: minutes.
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not extended" $(ARGS)
+
+# All others, too: a browser, a cluster, databases, compilers and variants, training ladders, the site.
+test-all: test
+	$(PYTEST) -m extended
 
 # Data for the commands in docs/, where there is none of one's own.
 dev.npz: $(VENV)/.installed

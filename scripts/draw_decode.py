@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,8 @@ import typer
 from PIL import Image, ImageDraw, ImageFont
 
 from demo import read_photographs
-from superres import SuperresError, Upscaler
+from measurements import Checkpoint, run
+from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import write_result
@@ -84,8 +84,7 @@ def draw_frame(step: int, decodes: list[Decode], source: Pixels, truth: Pixels,
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = DEFAULT_CASCADE,
+    checkpoint: Checkpoint = DEFAULT_CASCADE,
     output: Annotated[Path, typer.Option(help="File for the picture.")] = ROOT / ".github"
     / "pictures" / "decode.webp",
 ) -> None:
@@ -107,7 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_decode: {error}")
+    run(main)

@@ -12,7 +12,6 @@ Whatever fails is shown failing.
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,8 @@ import typer
 from PIL import Image
 
 from demo import PHOTOS
-from superres import SuperresError, Upscaler
+from measurements import run
+from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
 from superres.system.output import write_result
@@ -112,7 +112,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_photographs: {error}")
+    run(main)

@@ -50,10 +50,6 @@ class CheckpointError(SuperresError):
     """A checkpoint is missing, damaged, or does not match the code that reads it."""
 
 
-class BudgetError(SuperresError):
-    """The time that the user allowed is over before there is a result."""
-
-
 class ScoresError(SuperresError):
     """The scores of a network are not finite, so they determine no tokens."""
 

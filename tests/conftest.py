@@ -36,14 +36,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 MARKED = {
     "browser": ["journeys/*"], "cluster": ["batch/test_scale_out.py"],
+    "extended": ["gpu/test_triton.py", "training/test_published*"],
+    "variants": ["native/test_browser_engine.py"],
     "slow": [
-        "proofs/test_[!bgs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
+        "proofs/test_[!bs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
         "batch/test_photos.py", "cli/test_given.py", "cli/test_terminal.py", "config/test_hostile*",
         "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
         "decoding/test_newcomers.py", "decoding/test_parallel.py", "decoding/test_proposers.py",
         "decoding/test_registration.py", "decoding/test_speculative*",
         "evaluation/test_benchmark.py", "evaluation/test_table*", "evaluation/test_tuning.py",
-        "native/test_*", "nn/test_tree*", "pipeline/test_bundled*", "pipeline/test_defaults.py",
+        "nn/test_tree*", "pipeline/test_bundled*", "pipeline/test_defaults.py",
         "pipeline/test_export.py", "pipeline/test_python*", "pipeline/test_translator.py",
         "project/test_docs.py", "scripts/test_[cdsw]*", "survey/*", "system/test_signals.py",
         "system/test_threads.py", "tasks/test_sizes.py", "training/test_stages.py",
@@ -55,28 +57,38 @@ ALONE = "SUPERRES_TEST_ALONE"
 """Environment variable of a process that runs a failed test once more."""
 
 
-def marker_of(path: Path) -> str | None:
-    """Return the marker of all tests in a file."""
+EXTENDED = ("browser", "cluster", "postgresql", "variants")
+"""Markers of tests that need more than Python: `make test-all` runs them beside `extended` ones."""
+
+QUICK_SECONDS = 1.0
+"""Processor time in which a test must end that is neither slow nor extended."""
+
+
+def markers_of(path: Path) -> list[str]:
+    """Return the markers of all tests in a file."""
     name = path.relative_to(Path(__file__).parent).as_posix()
-    return next((marker for marker, patterns in MARKED.items() for pattern in patterns
-                 if fnmatch(name, pattern)), None)
+    markers = [marker for marker, patterns in MARKED.items()
+               if any(fnmatch(name, pattern) for pattern in patterns)]
+    return ["extended", *markers] if set(markers) & set(EXTENDED) else markers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file whose tests `-m` leaves out."""
-    marker = marker_of(collection_path) if collection_path.is_file() else None
-    return True if marker and f"not {marker}" in config.option.markexpr else None
+    markers = markers_of(collection_path) if collection_path.is_file() else []
+    return True if any(f"not {marker}" in config.option.markexpr for marker in markers) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if marker := marker_of(item.path):
+    for marker in markers_of(item.path):
         item.add_marker(marker)
+    if any(item.get_closest_marker(marker) for marker in EXTENDED):
+        item.add_marker("extended")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files with slow tests first, so that no worker is left with one at the end."""
-    items.sort(key=lambda item: marker_of(item.path)
-               or ("slow" if item.get_closest_marker("slow") else "unmarked"))
+    items.sort(key=lambda item: (item.get_closest_marker("extended") is None,
+                                 item.get_closest_marker("slow") is None))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,9 +98,16 @@ def pytest_runtest_setup() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Bound the time of a test: a quick one's by its own thread, so that no neighbour counts."""
+    started = time.thread_time()
     with limited():
-        return (yield)
+        result = yield
+    spent = time.thread_time() - started
+    if not any(map(item.get_closest_marker, ("slow", "extended"))) and spent > QUICK_SECONDS:
+        pytest.fail(f"the test took {spent:.1f} s of processor time; make it quicker than "
+                    f"{QUICK_SECONDS:g} s, or mark it slow")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -167,7 +186,7 @@ def upscaler() -> Upscaler:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """URL of a PostgreSQL server of this test run's own."""
-    from survey_tools import postgres, postgres_programs
+    from tests.survey.helpers import postgres, postgres_programs
 
     if postgres_programs() is None:
         pytest.skip("no PostgreSQL server here; apt-get install postgresql")
@@ -197,7 +216,7 @@ def sqlite(memory_folder: Path) -> Iterator[Store]:
     store.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
 def store(request: pytest.FixtureRequest, memory_folder: Path) -> Iterator[Store]:
     """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it
     anew."""

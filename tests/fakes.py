@@ -19,8 +19,6 @@ from superres.decoding.sum_limits import Limits
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.native import build
-from superres.native.abi import DIGEST, FUNCTIONS
-from superres.native.variants import SELF_TEST
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
 from superres.pipeline.pipeline import Pipeline
@@ -430,13 +428,3 @@ def without_compilers(monkeypatch):
     """Hide the system's compilers and the package ziglang from superres.native.build."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(build, "ziglang", lambda target="": None)
-
-
-def small_source(digest=DIGEST, self_test=SELF_TEST):
-    """Return C++ that compiles in no time and returns these results of `superres_abi` and
-    `superres_self_test`."""
-    names = sorted(FUNCTIONS.keys() - {"superres_abi"})
-    results = dict.fromkeys(names, 0) | {"superres_self_test": self_test}
-    functions = " ".join(f"long long {name}() {{ return {result}; }}" for name,
-                         result in results.items())
-    return f'extern "C" {{ const char* superres_abi() {{ return "{digest}"; }} {functions} }}'

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from superres.system import stores
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with_faults.py"
+SCRIPT = Path(__file__).resolve().parent / "batch" / "store_with_faults.py"
 
 
 @contextmanager
 def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
     """Serve a store in a process of its own and point the environment at it; yields the URL of its
     bucket."""
-    with subprocess.Popen([sys.executable, str(SCRIPT), "--errors", str(errors), "--cuts",
-                           str(cuts)],
+    with subprocess.Popen([sys.executable, str(SCRIPT), str(errors), str(cuts)],
                           stdout=subprocess.PIPE, text=True) as process:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
         for name, value in (("AWS_ENDPOINT_URL", endpoint), ("AWS_ACCESS_KEY_ID", "k"),

@@ -94,7 +94,7 @@ def make_study(
                  settings={**criteria[row.criterion], "block_size": row.block_size})
             for row in ROWS]
     greedy = Spec("regular", checkpoint=str(networks["regular"]), settings={"block_size": 1})
-    settings = StudySettings(adaptive=False, seed=seed)
+    settings = StudySettings(seed=seed)
     compared = make_comparisons(rows, [greedy], images, count, seed, batch_size, device,
                                 settings.interpolation)
     return create_study(store, name, settings, compared)

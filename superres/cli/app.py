@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superres.cli.options import Checkpoint, Device, is_given
-from superres.cli.space import page_folder
-from superres.cli.survey import StoreLocation, results_line
+from superres.cli.survey import results_line
+from superres.cli.survey_options import StoreLocation
 from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
 from superres.errors import ConfigError
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
+from superres.system.folders import page_folder
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo

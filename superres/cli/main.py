@@ -24,7 +24,6 @@ from superres.cli.evaluate import calibrate, evaluate_app
 from superres.cli.export import export_app
 from superres.cli.info import info
 from superres.cli.options import HelpfulCommand, decoding_command
-from superres.cli.space import space
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
 from superres.cli.translate import translate
@@ -73,7 +72,6 @@ decoding_command(app, TRANSLATION)(translate)
 app.command(cls=HelpfulCommand)(tune)
 app.command(cls=HelpfulCommand)(calibrate)
 app.command(cls=HelpfulCommand)(info)
-app.command(cls=HelpfulCommand)(space)
 app.command("app", cls=HelpfulCommand)(serve_demo)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):

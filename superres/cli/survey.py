@@ -6,18 +6,18 @@ import json
 import shlex
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import typer
-from typer import Argument, Option
 
 from superres.cli import options as opt
+from superres.cli import survey_options as own
 from superres.config import DEFAULT_CASCADE, require, settings_of
 from superres.errors import ConfigError, InvalidInputError
-from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
+from superres.survey.commands import DEFAULT_STORE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import FORMATS, JUDGING, PAGE, RATERS, TRIALS, StudySettings
+from superres.survey.study import JUDGING, StudySettings
 from superres.system.output import counted
 from superres.system.progress import say
 from superres.system.signals import will_keep
@@ -29,119 +29,8 @@ if TYPE_CHECKING:
 
 SETTINGS = StudySettings()
 
-StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
-StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE,
-                                      help="SQLite file, or a database URL such as "
-                                      "postgresql://user@host/name.")]
-MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished "
-                                      "pictures, camera, lanczos, bicubic, nearest, or settings "
-                                      "such as name=k6,accept=distance,epsilon=2,block_size=6 "
-                                      "(also checkpoint=DIR, size=N for a stage of a cascade, and "
-                                      "samples=N for the likeliest of N samples). Repeat the "
-                                      "option for several comparisons, or judged methods.")]
-MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one "
-                                      "for all; none with --judge.")]
-Method = Annotated[list[str], Option(metavar="SPEC", help="Method whose pictures are judged, "
-                                     "written as for superres survey create; repeat the option for "
-                                     "several.")]
-FacesPath = Annotated[Path, Option("--images", metavar="PATH", help="Images to decode: .npz, "
-                                   "folder of images or CelebA root.")]
-Pictures = Annotated[int, Option(min=1, metavar="N", help="Images per method, chosen at random.")]
-ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs "
-                                           "for the method camera: .npz, folder of images or "
-                                           "CelebA root.")]
-Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. "
-                                     "[default: all]")]
-Obvious = Annotated[str | None, Option(rich_help_panel=TRIALS, metavar="FOLDER|shuffled",
-                                       help="Practice and gold pairs: a folder with the obvious "
-                                       "answers in FOLDER/right and the other pictures, by the "
-                                       "same names, in FOLDER/wrong; or pictures beside the same "
-                                       "with shuffled tiles. [default: shuffled for the default "
-                                       "question, else none]")]
-Scale = Annotated[int | None, Option(rich_help_panel=PAGE, metavar="N", help="Enlargement: most "
-                                     "CSS pixels per pixel of a picture. [default: as large as the "
-                                     "window allows; smooth pictures within 512 pixels]")]
-Title = Annotated[str | None, Option(rich_help_panel=PAGE, metavar="TEXT", help="Heading of the "
-                                     "page. [default: the question, if given]")]
-Consent = Annotated[Path | None, Option(rich_help_panel=PAGE, metavar="FILE", help="File with the "
-                                        "text that raters agree to.")]
-Viewport = Annotated[str, Option(rich_help_panel=PAGE, metavar="W,H", help="Smallest browser "
-                                 "window, in CSS pixels. The page stacks or reduces pictures that "
-                                 "do not fit; 640,480 keeps phones out.")]
-Adaptive = Annotated[bool, Option("--adaptive/--balanced", rich_help_panel=TRIALS, help="With "
-                                  "three or more methods, show most pairs of those whose order is "
-                                  "least certain, or equally many pairs of each comparison.")]
-IdParams = Annotated[list[str], Option("--id-param", rich_help_panel=RATERS, metavar="NAME",
-                                       help="URL parameter that holds the rater's id; repeat the "
-                                       "option for several names.")]
-PanelParams = Annotated[list[str], Option("--panel-param", rich_help_panel=RATERS, metavar="NAME",
-                                          help="URL parameter that is stored with the rater as it "
-                                          "is, such as a panel's id of the submission; '' stores "
-                                          "none.")]
-Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other "
-                             "machines.")]
-Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a "
-                             "free port.")]
-RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
-Proxy = Annotated[list[str], Option(metavar="ADDRESS", help="Address of a proxy, whose "
-                                    "X-Forwarded-For is believed; repeatable. [default: none, not "
-                                    "even this machine]")]
-PerAddress = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Raters per "
-                                   "client address who may enrol in 10 minutes; 0 means no limit. "
-                                   "Raise it for a large group behind one address. For a proxy on "
-                                   "another machine, set FORWARDED_ALLOW_IPS to its address.")]
-InAll = Annotated[int, Option(min=0, rich_help_panel=RATERS, metavar="N", help="Same limit for all "
-                              "addresses together.")]
-LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
-PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters "
-                                    "reach it.")]
-ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and "
-                                             ".png.")]
-Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 "
-                                "and 1.")]
-ReportLevel = Annotated[float | None, Option("--level", metavar="L", help="Confidence level of the "
-                                             "intervals, between 0 and 1. [default: 0.9; of judged "
-                                             "pictures 0.95]")]
-Layout = Annotated[str, Option(metavar="[votes|arena]", help="Columns: all that is known of each "
-                               "vote; or model_a, model_b and winner, as Arena-Rank reads them.")]
-ExportFile = Annotated[Path, Option(metavar="FILE", help="File for the votes, in the format that "
-                                    f"its ending names: .{', .'.join(FORMATS)}.")]
-AsTables = Annotated[bool, Option("--tables", help="Print all tables, in Markdown.")]
-BackupFile = Annotated[Path, Argument(metavar="FILE", help="File for the copy, which must not "
-                                      "exist.")]
-Pseudonym = Annotated[str | None, Argument(metavar="PSEUDONYM", help="Pseudonym of the rater, as "
-                                           "in exports.")]
-WithdrawnId = Annotated[str | None, Option("--rater-id", metavar="ID", help="Participant id of the "
-                                           "rater.")]
-Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey "
-                                    "export.")]
-NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old "
-                                       "name]")]
-Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, "
-                                      "same-side>0.9, votes<10, or rater=PSEUDONYM.")]
-Reason = Annotated[str, Option(metavar="TEXT", help="Reason, stored with the rule.")]
-Revoke = Annotated[int | None, Option(metavar="N", help="Revoke rule N.")]
-RaterId = Annotated[str | None, Option(metavar="ID", help="Exclude the rater with this participant "
-                                       "id.")]
-Prolific = Annotated[Path | None, Option(metavar="FILE", help="Prolific's CSV of submissions: "
-                                         "exclude raters who returned their submission or timed "
-                                         "out, and print the ids of those to approve.")]
-Precision = Annotated[float, Option(metavar="POINTS", help="Half the interval's width, percentage "
-                                    "points.")]
-PlanImages = Annotated[int, Option(min=1, metavar="N", help="Images in the comparison.")]
-PerRater = Annotated[int, Option(min=1, metavar="N", help="Votes per rater.")]
-Expected = Annotated[float, Option(metavar="PERCENT", help="Expected preference; 50 needs the most "
-                                   "votes.")]
-Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to estimate the "
-                                     "correlations.")]
-RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes "
-                                                  "of a rater.")]
-ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes "
-                                                  "on an image.")]
-
-
-LOOKED_AT = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
-             f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
+JUDGED = [f"name=exact,checkpoint={DEFAULT_CASCADE}",
+          f"name=temperature 0.7,checkpoint={DEFAULT_CASCADE},temperature=0.7"]
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, or whether a picture "
                          "is good, and report the answer.",
@@ -157,13 +46,13 @@ def _with_settings(function: opt.Command) -> opt.Command:
 @survey_app.command(cls=opt.HelpfulCommand)
 @_with_settings
 def create(
-    context: typer.Context, study: StudyName, method_a: MethodA,
-    method_b: MethodB = [],  # noqa: B006 -- typer wants a list
-    images: ImagesPath = None, pairs: Pairs = None, obvious: Obvious = None, store: StoreLocation = DEFAULT_STORE,
-    title: Title = None, consent: Consent = None, scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive,
-    minimum_viewport: Viewport = "240,240",
-    id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
-    panel_params: PanelParams = list(SETTINGS.panel_params),  # noqa: B006
+    context: typer.Context, study: own.StudyName, method_a: own.MethodA,
+    method_b: own.MethodB = [],  # noqa: B006 -- typer wants a list
+    images: own.ImagesPath = None, pairs: own.Pairs = None, obvious: own.Obvious = None,
+    store: own.StoreLocation = DEFAULT_STORE, title: own.Title = None, consent: own.Consent = None,
+    scale: own.Scale = None, minimum_viewport: own.Viewport = "240,240",
+    id_params: own.IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
+    panel_params: own.PanelParams = list(SETTINGS.panel_params),  # noqa: B006
     batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
@@ -210,8 +99,8 @@ def _create(
 
 def _settings(context: typer.Context) -> StudySettings:
     """Return the settings that the options of `create` give; the others have their defaults."""
-    values = {name: context.params[name] for name in SETTINGS.to_dict() if opt.is_given(context,
-                                                                                        name)}
+    values = {name: context.params[name] for name in SETTINGS.to_dict()
+              if opt.is_given(context, name)}
     if values.get("question", SETTINGS.question) != SETTINGS.question:
         values.setdefault("title", values["question"])
     if "consent" in values:
@@ -219,8 +108,7 @@ def _settings(context: typer.Context) -> StudySettings:
             values["consent"] = values["consent"].read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"--consent {values['consent']} cannot be read ({error}); give "
-                                    "a text file"
-                                    ) from error
+                                    "a text file") from error
     if "minimum_viewport" in values:
         sides = values["minimum_viewport"].split(",")
         require(len(sides) == 2 and all(side.strip().isdecimal() for side in sides),
@@ -234,19 +122,20 @@ def _settings(context: typer.Context) -> StudySettings:
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def serve(
-    study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
-    root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
-    proxy: Proxy = [],  # noqa: B006 -- typer wants a list
+    study: own.StudyName, store: own.StoreLocation = DEFAULT_STORE, host: own.Host = "127.0.0.1",
+    port: own.Port = 8000, root_path: own.RootPath = "",
+    enrolments_per_address: own.PerAddress = PER_ADDRESS, enrolments: own.InAll = TOTAL,
+    proxy: own.Proxy = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Serve the voting page, and the owner's results under results/."""
     from superres.survey.server import study_app
-    from superres.system import bounded_server
+    from superres.system import serving
     from superres.system.asgi import how_to_leave, local_address
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
-        listening = socket.create_server((host, port), backlog=bounded_server.BACKLOG)
+        listening = socket.create_server((host, port), backlog=serving.BACKLOG)
     except OSError as error:
         message = (f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or "
                    "--host")
@@ -256,15 +145,15 @@ def serve(
     say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     will_keep("all votes are kept, and the same command serves the study again")
-    bounded_server.serve(bounded_server.server_config(app, proxy, log_level="warning"), listening)
+    serving.serve(serving.server_config(app, proxy, log_level="warning"), listening)
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
-def look(
-    study: StudyName, images: FacesPath,
-    method: Method = LOOKED_AT,
-    pictures: Pictures = 100, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1",
-    port: Port = 8000, batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
+def judge(
+    study: own.StudyName, images: own.FacesPath, method: own.Method = JUDGED,
+    pictures: own.Pictures = 100, store: own.StoreLocation = DEFAULT_STORE,
+    host: own.Host = "127.0.0.1", port: own.Port = 8000, batch_size: opt.BatchSize = 25,
+    device: opt.Device = "auto",
 ) -> None:
     """Make a study of single pictures, and serve it: how many of each method are torn, unequal and
     good?
@@ -280,8 +169,8 @@ def look(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def link(
-    study: StudyName, rater_ids: LinkIds, address: PageAddress = "http://127.0.0.1:8000/",
-    store: StoreLocation = DEFAULT_STORE,
+    study: own.StudyName, rater_ids: own.LinkIds, address: own.PageAddress = "http://127.0.0.1:8000/",
+    store: own.StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Print personal links, one per participant id.
 
@@ -306,8 +195,8 @@ def link(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def report(
-    study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None,
-    level: ReportLevel = None, tables: AsTables = False, as_json: opt.AsJson = False,
+    study: own.StudyName, store: own.StoreLocation = DEFAULT_STORE, output: own.ReportFolder = None,
+    level: own.ReportLevel = None, tables: own.AsTables = False, as_json: opt.AsJson = False,
 ) -> None:
     """Report the answers in a few plain lines; intervals, tests and the raters' attention on
     request."""
@@ -326,10 +215,11 @@ def report(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def plan(
-    precision: Precision = 2.0, images: PlanImages = 500, votes_per_rater: PerRater = 50,
-    level: Level = 0.9, expected: Expected = 50.0, pilot: Pilot = None,
-    store: StoreLocation = DEFAULT_STORE, rater_correlation: RaterCorrelation = None,
-    image_correlation: ImageCorrelation = None, as_json: opt.AsJson = False,
+    precision: own.Precision = 2.0, images: own.PlanImages = 500,
+    votes_per_rater: own.PerRater = 50, level: own.Level = 0.9, expected: own.Expected = 50.0,
+    pilot: own.Pilot = None,
+    store: own.StoreLocation = DEFAULT_STORE, rater_correlation: own.RaterCorrelation = None,
+    image_correlation: own.ImageCorrelation = None, as_json: opt.AsJson = False,
 ) -> None:
     """Compute the votes and raters that a precision needs."""
     from superres.survey.report import pilot_correlations
@@ -354,8 +244,8 @@ def plan(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def export(
-    study: StudyName, output: ExportFile, layout: Layout = "votes",
-    store: StoreLocation = DEFAULT_STORE,
+    study: own.StudyName, output: own.ExportFile, layout: own.Layout = "votes",
+    store: own.StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Write the votes to a file, one row per vote.
 
@@ -372,8 +262,8 @@ def export(
 
 @survey_app.command(cls=opt.HelpfulCommand)
 def withdraw(
-    study: StudyName, rater: Pseudonym = None, rater_id: WithdrawnId = None,
-    store: StoreLocation = DEFAULT_STORE,
+    study: own.StudyName, rater: own.Pseudonym = None, rater_id: own.WithdrawnId = None,
+    store: own.StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Erase a rater's votes and identity for ever, at the rater's wish.
 
@@ -391,23 +281,11 @@ def withdraw(
     say(f"{study}: a rater withdrew, and {erased}; erase them from exported files and backups, too")
 
 
-@survey_app.command("import", cls=opt.HelpfulCommand)
-def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT_STORE) -> None:
-    """Store exported votes as a study.
-
-    The study can be reported and exported, but not served.
-    """
-    from superres.survey.importing import import_study
-    from superres.survey.store import Store
-
-    with Store.for_new_study(store) as opened:
-        say(f"study {import_study(opened, file, name).name} is in {opened.location}")
-
-
 @survey_app.command(cls=opt.HelpfulCommand)
 def exclude(
-    study: StudyName, rule: Rule = None, rater_id: RaterId = None, prolific: Prolific = None,
-    reason: Reason = "", revoke: Revoke = None, store: StoreLocation = DEFAULT_STORE,
+    study: own.StudyName, rule: own.Rule = None, rater_id: own.RaterId = None,
+    prolific: own.Prolific = None, reason: own.Reason = "", revoke: own.Revoke = None,
+    store: own.StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Exclude raters from every report by a rule, or revoke a rule.
 
@@ -456,7 +334,7 @@ def _review(opened: Store, found: Study, file: Path, reason: str) -> None:
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
-def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
+def backup(file: own.BackupFile, store: own.StoreLocation = DEFAULT_STORE) -> None:
     """Copy the store to a file, also while the survey is served.
 
     The file is a store with all studies, pictures and votes: any command reads it with --store
@@ -471,7 +349,7 @@ def backup(file: BackupFile, store: StoreLocation = DEFAULT_STORE) -> None:
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
-def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
+def migrate(store: own.StoreLocation = DEFAULT_STORE) -> None:
     """Create a store, or rewrite the files of a store without what was deleted."""
     from superres.survey.store import Store
 
@@ -481,7 +359,7 @@ def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
 
 
 @survey_app.command(cls=opt.HelpfulCommand)
-def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
+def token(study: own.StudyName, store: own.StoreLocation = DEFAULT_STORE) -> None:
     """Print a new token for the study's owner; the old token expires."""
     opened, found = _open_study(store, study)
     echo(opened.new_owner_token(found))

@@ -25,7 +25,7 @@ from superres.config import (
 )
 from superres.system import signals
 from superres.system.output import check_folder
-from superres.system.progress import Budget, Progress, say
+from superres.system.progress import Progress, say
 from superres.training.stage import Stage
 
 BEAM = BeamConfig()
@@ -259,7 +259,7 @@ def ladder(context: typer.Context, recipe: RecipeFile, piece_minutes: PieceMinut
 
     end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
     stages = read_recipe(recipe, **given_settings(context))
-    _train_recipe(stages, {stage.name: _length(stage) for stage in stages}, None, end)
+    _train_recipe(stages, {stage.name: _length(stage) for stage in stages}, end)
 
 
 def _train(context: typer.Context) -> None:
@@ -268,13 +268,11 @@ def _train(context: typer.Context) -> None:
 
     name = str(context.info_name)
     stage = stage_of({"stage": name, "keep_heads": True, **given_settings(context)})
-    limit = None if stage.minutes is None else Budget(60 * stage.minutes, "--minutes "
-                                                      f"{stage.minutes:g}")
-    _train_recipe((stage,), {"": _length(stage)}, limit)
+    _train_recipe((stage,), {"": _length(stage)})
 
 
 def _train_recipe(
-    stages: Sequence[Stage], lengths: Mapping[str, tuple[float | None, str]], limit: Budget | None,
+    stages: Sequence[Stage], lengths: Mapping[str, tuple[float | None, str]],
     end: float = math.inf,
 ) -> None:
     """Train stages until the time `end`, and show their progress."""
@@ -286,7 +284,7 @@ def _train_recipe(
     signals.will_keep(f"the same command continues in {output}")
     with Training(lengths) as shown:
         done = train_recipe(stages, lambda: signals.stopping() or time.monotonic() > end,
-                            lambda stage, record: shown.show(record, stage), limit)
+                            lambda stage, record: shown.show(record, stage))
     _finish(output, done)
 
 

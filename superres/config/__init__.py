@@ -28,17 +28,16 @@ from superres.config.decode_settings import (
 )
 from superres.config.names import file_name, portable_name, without_case
 from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, ModelConfig
+from superres.config.registry import PLUGIN_NAME, Registry
 from superres.config.setting import (
     DECODING,
     EXPERTS,
     FACES,
     LARGEST,
-    PLUGIN_NAME,
     REQUIRED,
     SAMPLING,
     TRANSLATION,
     Config,
-    Registry,
     Setting,
     documented,
     is_number,

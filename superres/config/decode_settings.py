@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
+from superres.config.registry import with_plugins
 from superres.config.setting import (
     EXPERTS,
     FACES,
@@ -19,7 +20,6 @@ from superres.config.setting import (
     require_whole,
     setting,
     settings_of,
-    with_plugins,
 )
 from superres.errors import shown
 

@@ -10,24 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import logging
 import numbers
-import re
+import os
 import sys
 import textwrap
 import typing
-from collections import UserDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast
+from typing import Annotated, Any, Literal, TypeVar, Union, cast
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict
 
 from superres.errors import ConfigError, plain, shown
 
-LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -99,72 +106,123 @@ def require_choice(name: str, value: object, names: Collection[str]) -> None:
 
 Reader = Callable[[str, Any], Any]
 """Returns the value of the setting of a name as its type, or raises ConfigError."""
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+LARGEST_INTEGER = 2**64 - 1
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"  # a variable that pydantic reads
+FORMS = {"bool_type": "true or false", "string_type": "text", "int_type": "a whole number",
+         "dict_type": "an object of names and values", "path_type": "a path",
+         "tuple_type": "a list", "list_type": "a list"}
+"""What a value must be, by pydantic's name for what is wrong with it."""
+
+
+def _bounded(hint: Any, least: float | None, most: float | None) -> Any:  # noqa: ANN401 -- any type
+    """Return pydantic's form of the type `hint`: numbers are in a range, and JSON may be given.
+
+    Lists become tuples where the type is a tuple, and objects become settings where it is a
+    `Config`.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Config):
+        return Annotated[Any, PlainValidator(
+            lambda value: value if isinstance(value, hint) else hint.from_dict(value))]
+    if hint is int:
+        if least is None:
+            return Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
+        return Annotated[int, Field(ge=int(least), le=LARGEST if most is None else int(most))]
+    if hint is float:
+        return Annotated[float, BeforeValidator(_python_number), Field(ge=least, le=most)]
+    if hint is Path:
+        return Annotated[Path, Strict(False)]
+    if origin is Literal or not arguments:
+        return hint
+    parts = tuple(part if part is ... else _bounded(part, least, most) for part in arguments)
+    if origin in (Union, UnionType):
+        return Union[parts]  # noqa: UP007 -- of a tuple
+    if origin is tuple:
+        return Annotated[tuple[parts], BeforeValidator(  # type: ignore[valid-type]
+            lambda value: tuple(value) if isinstance(value, list) else value)]
+    return origin[parts]
+
+
+def _adapter(form: Any, config: ConfigDict | None = None) -> TypeAdapter[Any]:  # noqa: ANN401
+    """Return the check of a form, without pydantic's plug-ins: a damaged list of one installed
+    package would stop every command."""
+    before = os.environ.get(NO_PLUGINS)
+    os.environ[NO_PLUGINS] = "__all__"
+    try:
+        return TypeAdapter(form, config=config)
+    finally:
+        if before is None:
+            del os.environ[NO_PLUGINS]
+        else:
+            os.environ[NO_PLUGINS] = before
+
+
+def _python_number(value: object) -> int | float:
+    """Return a number as Python's, since pydantic takes numpy's True for 1."""
+    if (number := python_number(value)) is None:
+        raise ValueError("no number")
+    return number
 
 
 @functools.cache
 def reader_of(hint: Any, least: float | None = None, most: float | None = None) -> Reader:  # noqa: ANN401 -- any type
-    """Return the reader of values of the type `hint`, of which JSON can be the form; numbers are in
-    a range.
+    """Return the reader of values of the type `hint`, of which JSON can be the form.
 
-    Lists become tuples where the type is a tuple, and objects become settings where it is a
-    `Config`. Of a union, such as `float | tuple[float, ...]`, lists are of the last type and other
-    values of the first.
+    Whole numbers are in the range from `least` to `most` if `least` is given, and other numbers in
+    the range that is given.
     """
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
-    first, *others = [_reader(kind, least, most) for kind in kinds if kind is not NoneType]
-    if len(kinds) == 1:
-        return first
+    adapter = _adapter(_bounded(hint, least, most), STRICT)
 
     def read(name: str, value: object) -> Any:  # noqa: ANN401 -- of the type `hint`
-        if value is None and NoneType in kinds:
-            return None
-        return (others[-1] if others and isinstance(value, (list, tuple)) else first)(name, value)
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            pass
+        try:
+            return adapter.validate_python(_python_numbers(value))
+        except ValidationError as error:
+            raise _refusal(name, value, error, hint, least, most) from None
 
     return read
 
 
-def _reader(kind: Any, least: float | None, most: float | None) -> Reader:  # noqa: ANN401 -- any type
-    """Return the reader of a type that is no union."""
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    lowest, highest = ((-sys.float_info.max if least is None else least),
-                       (sys.float_info.max if most is None else most))
-    length = len(arguments) if origin is tuple and arguments[-1] is not ... else None
-    if isinstance(kind, type) and issubclass(kind, Config):
-        return lambda name, value: value if isinstance(value, kind) else kind.from_dict(value)
-    if kind is int and least is not None:
-        return functools.partial(require_whole, least=int(least),
-                                 most=LARGEST if most is None else int(most))
-    forms: dict[Any, tuple[Callable[[Any], bool], str]] = {
-        Literal: (lambda value: value in arguments, f"one of {', '.join(map(str, arguments))}"),
-        bool: (lambda value: isinstance(value, bool), "true or false"),
-        str: (lambda value: isinstance(value, str), "text"),
-        int: (lambda value: is_whole(value) and abs(value) < 2**64, "a whole number"),
-        float: (lambda value: is_number(value, lowest, highest),
-                "a number" if least is None and most is None else f"a number from {lowest:g} to "
-                f"{highest:g}"),
-        tuple: (lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)),
-                "a list" if length is None else f"a list of {length} values"),
-        list: (lambda value: isinstance(value, list), "a list"),
-        dict: (lambda value: isinstance(value, dict), "an object of names and values"),
-        Path: (lambda value: isinstance(value, (str, Path)), "a path"),
-        Any: (lambda _: True, ""),
-    }
-    fits, form = forms[origin]
-    parts = [reader_of(argument) for argument in arguments if origin in (tuple, list, dict)
-             and argument is not ...]
+def _python_numbers(value: object) -> object:
+    """Return a value whose numbers of other libraries, such as numpy's, are Python's."""
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(_python_numbers, value))
+    if isinstance(value, dict):
+        return {key: _python_numbers(each) for key, each in value.items()}
+    number = python_number(value)
+    return value if number is None else number
 
-    def read(name: str, value: Any) -> Any:  # noqa: ANN401 -- of the type `kind`
-        if not fits(value):
-            raise ConfigError(f"{name} must be {form}, not {shown(value)}")
-        if origin is dict and arguments[1] is not Any:
-            return {key: parts[1](f"{plain(key)} in {name}", entry) for key, entry in value.items()}
-        if origin in (tuple, list):
-            return origin(part(name, entry) for part, entry in zip(
-                parts if length is not None else itertools.repeat(parts[0]), value, strict=False))
-        return (Path(value) if origin is Path else python_number(value) if origin in (int, float)
-                else value)
 
-    return read
+def _refusal(name: str, given: object, error: ValidationError, hint: Any,  # noqa: ANN401
+             least: float | None, most: float | None) -> ConfigError:
+    """Return the error that says what the value of a setting must be, or a part of it."""
+    # of a union, the type that the value fits the furthest says what is wrong
+    found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+    kind, value = found["type"], found["input"] if found["loc"] else given
+    kinds = [part for part in typing.get_args(hint) or (hint,) if part is not NoneType]
+    hint = kinds[0] if typing.get_origin(hint) in (Union, UnionType) else hint
+    if typing.get_origin(hint) is dict and found["loc"]:
+        name = f"{plain(str(found['loc'][0]))} in {name}"
+    if hint is int and least is not None:
+        try:
+            require_whole(name, value, int(least), LARGEST if most is None else int(most))
+        except ConfigError as refused:
+            return refused
+    lowest, highest = (sign * sys.float_info.max if bound is None else bound
+                       for sign, bound in ((-1, least), (1, most)))
+    form = FORMS.get(kind, "a number" if least is most is None or hint is int
+                     else f"a number from {lowest:g} to {highest:g}")
+    if kind == "literal_error":
+        form = f"one of {', '.join(map(str, typing.get_args(hint)))}"
+    elif kind in ("missing", "too_long"):
+        form, value = f"a list of {len(typing.get_args(hint))} values", given
+    elif hint is int:
+        form = FORMS["int_type"]
+    return ConfigError(f"{name} must be {form}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -176,10 +234,16 @@ class Config:
     """
 
     def __post_init__(self) -> None:
-        for name, about in _all_settings(type(self)).items():
-            value = getattr(self, name)
-            if (read := about.check(name, value)) is not value:
-                object.__setattr__(self, name, read)
+        values, settings = vars(self), _all_settings(type(self))
+        try:
+            read = _adapter_of(type(self)).validate_python(values)
+        except ValidationError:  # one value after the other, to say which one is wrong
+            read = {name: about.check(name, values[name]) for name, about in settings.items()}
+        for name, value in read.items():
+            if value is not values[name]:
+                object.__setattr__(self, name, value)
+            if settings[name].choices:
+                require_choice(name, value, settings[name].choices)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a dictionary that JSON can represent."""
@@ -286,6 +350,19 @@ def _all_settings(kind: type[Config]) -> dict[str, Setting]:
     return _SETTINGS[kind]
 
 
+_ADAPTERS: dict[type, TypeAdapter[dict[str, Any]]] = {}
+
+
+def _adapter_of(kind: type[Config]) -> TypeAdapter[dict[str, Any]]:
+    """Return the check of all values of a class by name, whose ranges are those of its settings."""
+    if kind not in _ADAPTERS:
+        hints = {name: _bounded(about.hint, about.least, about.most)
+                 for name, about in _all_settings(kind).items()}
+        values = with_config(STRICT)(TypedDict(kind.__name__, hints))  # type: ignore[operator]
+        _ADAPTERS[kind] = _adapter(values)
+    return _ADAPTERS[kind]
+
+
 def settings_of(kind: type[Config]) -> dict[str, Setting]:
     """Return the settings of a class that have a help text by name, in the order of its fields."""
     return {name: about for name, about in _all_settings(kind).items() if about.help}
@@ -298,101 +375,3 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
              for name, about in settings_of(kind).items()]
     kind.__doc__ = "\n".join([str(kind.__doc__).rstrip(), "", "    Attributes:", *lines, "    "])
     return kind
-
-
-PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@functools.cache
-def plugins_of(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group that installed packages have, by name; the first of a name
-    counts.
-
-    Nothing of these packages is imported. Entry points without a plain name are left out; all of
-    them, with a warning, if the list of a package is damaged.
-    """
-    try:
-        found = [(entry.name, _package(entry), entry) for entry in entry_points(group=group)]
-    # whatever a damaged package causes: no other command may depend on it
-    except Exception as error:
-        LOG.warning("plug-ins are not available: the list of an installed package is damaged (%s); "
-                    "fix or uninstall it",
-                    plain(str(error)))
-        return {}
-    return {name: entry for name, _, entry in sorted(found, key=lambda one: one[:2], reverse=True)
-            if PLUGIN_NAME.fullmatch(name)}
-
-
-def _package(entry: EntryPoint) -> str:
-    return plain(str(entry.dist.name if entry.dist is not None else entry.value))
-
-
-def with_plugins(names: list[str], group: str) -> list[str]:
-    """Return `names` and those of `plugins_of` a group."""
-    return list(dict.fromkeys([*names, *sorted(plugins_of(group))]))
-
-
-class Registry(UserDict[str, T]):
-    """Implementations of a setting by name.
-
-    The settings class reads only the list `names`, so it does not import the implementations.
-    Adding or removing an implementation also changes this list. `names` are those of the `built_in`
-    members and names that `with_plugins` adds from the entry points of `group`, if given. A plug-in
-    is imported when its name is looked up, which raises a ConfigError if that fails or it does not
-    fit; `data` has the implementations that are imported. Others than the first `members` are
-    classes derived from `base`, which superres exports; messages call them `label`.
-    """
-
-    def __init__(
-        self, names: list[str], members: dict[str, T], group: str | None = None,
-        base: type = object, label: str = "",
-    ) -> None:
-        self.plugins = {} if group is None else dict(plugins_of(group))
-        self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
-        if (list(members) != names[:len(members)] or self.plugins.keys()
-            != set(names[len(members):])):
-            raise ValueError(f"implementations {', '.join(members)} of the names "
-                             f"{', '.join(names)}; make them agree")
-        self.names, self.base, self.label, self.built_in = names, base, label, frozenset(members)
-        super().__init__(members)
-
-    def check(self, name: str, member: object) -> None:
-        """Raise ConfigError unless `member` may be an implementation."""
-        require(isinstance(member, type) and issubclass(member, self.base),
-                f"{name} must be a class derived from superres.{self.base.__name__}, not "
-                f"{shown(member)}")
-
-    def __getitem__(self, name: str) -> T:
-        if name in self.shadowing:
-            LOG.warning("%s is the built-in %s; the plug-in of that name in the package %s is not "
-                        "used", name, self.label, _package(self.shadowing.pop(name)))
-        if name not in self.data and name in self.plugins:
-            entry = self.plugins[name]
-            try:
-                member = entry.load()
-                self.check(name, member)
-            except (Exception, SystemExit) as error:  # whatever a package does when it is imported
-                raise ConfigError(f"{name} of the package {_package(entry)} cannot be used "
-                                  f"({type(error).__name__}: {plain(str(error))}); fix or "
-                                  "uninstall that package, or choose another name"
-                                  ) from error
-            self.data[name] = member
-        return self.data[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.data or name in self.plugins
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.data, *self.plugins]))
-
-    def __len__(self) -> int:
-        return len({*self.data, *self.plugins})
-
-    def __setitem__(self, name: str, member: T) -> None:
-        super().__setitem__(name, member)
-        if name not in self.names:
-            self.names.append(name)
-
-    def __delitem__(self, name: str) -> None:
-        super().__delitem__(name)
-        self.names.remove(name)

@@ -36,8 +36,8 @@ _DECLARATION = re.compile(r"(?:const\s+)?(\w+)\b\s*(.+)", re.DOTALL)
 _DECLARATOR = re.compile(r"(\*?)\s*(\w+)(?:\[(\d+)\])?")
 
 CONSTANTS = {name: int(number) for name, number in _CONSTANT.findall(_TEXT)}
-ENUMS: dict[str, list[str]] = {name: names.replace(",", " ").split() for name,
-                               names in _ENUM.findall(_TEXT)}
+ENUMS: dict[str, list[str]] = {name: names.replace(",", " ").split()
+                               for name, names in _ENUM.findall(_TEXT)}
 """Names of each enum, in the order of their values."""
 STRUCTURES: dict[str, type[Structure]] = {
     name: type(f"C{name}", (Structure,), {}) for name, _ in _STRUCT.findall(_TEXT)}
@@ -53,8 +53,8 @@ def _type(name: str, star: str) -> Any:  # noqa: ANN401 - a type of ctypes
 def _variables(text: str, separator: str) -> list[tuple[str, Any]]:
     """Return the name and the type of every variable of the declarations in `text`."""
     return [(name, _type(kind, star) * int(count) if count else _type(kind, star))
-            for declaration in text.split(separator) for kind,
-            declarators in _DECLARATION.findall(declaration)
+            for declaration in text.split(separator)
+            for kind, declarators in _DECLARATION.findall(declaration)
             for star, name, count in _DECLARATOR.findall(declarators)]
 
 

@@ -14,11 +14,9 @@ compiles one variant, not two.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import hashlib
 import importlib.util
-import itertools
 import logging
 import os
 import platform
@@ -26,11 +24,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from superres.errors import ConfigError
 from superres.native import variants
@@ -54,44 +51,8 @@ FORCED_VARIANT = "SUPERRES_NATIVE"
 """Environment variable with the name of the variant to use, for tests and comparisons."""
 
 
-FAULTS = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
-                             errno.EIO, errno.ENOMEM, errno.EFBIG)), "terminated with signal",
-          "Killed signal")
-"""What compilers and linkers say when a disc or the memory is full, or nothing can be written."""
-
-Found = TypeVar("Found")
-
-
 class NativeUnavailable(ConfigError):
     """The native engine is not available; the message says why."""
-
-
-class MachineFault(NativeUnavailable):
-    """Nothing can be compiled on this machine at present, whatever the variant."""
-
-
-class Remembered(Generic[Found]):
-    """A cached function of which a NativeUnavailable is cached, too: to try again would take
-    minutes."""
-
-    def __init__(self, search: Callable[..., Found]) -> None:
-        functools.update_wrapper(self, search)
-        self._attempt = functools.cache(functools.partial(self._try, search))
-        self.cache_clear = self._attempt.cache_clear
-
-    @staticmethod
-    def _try(search: Callable[..., Found], *arguments: Any) -> Found | NativeUnavailable:  # noqa: ANN401
-        try:
-            return search(*arguments)
-        except NativeUnavailable as error:
-            return error
-
-    def __call__(self, *arguments: Any) -> Found:  # noqa: ANN401 -- of the function
-        """Return the result of the function, or raise the NativeUnavailable that it has raised."""
-        found = self._attempt(*arguments)
-        if isinstance(found, NativeUnavailable):
-            raise found.with_traceback(None)
-        return found
 
 
 @dataclass(frozen=True)
@@ -115,32 +76,39 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
     return chosen(source).code
 
 
-@Remembered
 def chosen(source: Path = SOURCE) -> Library:
     """Load the fastest variant of `source` that runs on this processor, or the one that
     SUPERRES_NATIVE names.
 
     A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a
-    warning says so. After a fault of the machine, such as a full disc, nothing more is compiled.
-    Raises ConfigError if SUPERRES_NATIVE names no variant, or one that does not run on this
-    processor. Raises NativeUnavailable if no variant can be used; the message says why.
+    warning says so. Raises ConfigError if SUPERRES_NATIVE names no variant, or one that does not
+    run on this processor. Raises NativeUnavailable if no variant can be used; the message says why.
     """
+    found = search(source)
+    if isinstance(found, NativeUnavailable):
+        raise found.with_traceback(None)
+    return found
+
+
+@functools.cache
+def search(source: Path) -> Library | NativeUnavailable:
+    """Return the library of `chosen`, or why there is none: to try again would take minutes."""
     refused: list[str] = []
-    ways = [_packaged, _built_and_loaded]
-    for variant in candidates(forced_variant(), processor()):
-        for find in list(ways):
+    try:
+        usable = candidates(forced_variant(), processor())
+    except NativeUnavailable as error:
+        return error
+    for variant in usable:
+        for find in (packaged_file, built_file):
             try:
-                if (found := find(variant.name, source)) is not None:
-                    path, code = found
-                    return Library(variant, path, f"{variant.name}-{_sha256(path)[:12]}", code,
-                                   tuple(refused))
+                if (path := find(variant.name, source)) is not None:
+                    code, digest = _declared(path), _sha256(path)[:12]
+                    return Library(variant, path, f"{variant.name}-{digest}", code, tuple(refused))
             except NativeUnavailable as error:
                 refused.append(str(error))
                 LOG.warning("the native variant %s is not used: %s", variant.name, error)
-                if isinstance(error, MachineFault):
-                    ways.remove(find)
-    raise NativeUnavailable(refused[-1] if refused else "no variant runs on this processor "
-                            f"({platform.machine()})")
+    return NativeUnavailable(refused[-1] if refused else "no variant runs on this processor "
+                             f"({platform.machine()})")
 
 
 def forced_variant() -> Variant | None:
@@ -171,13 +139,11 @@ def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant
     return [forced]
 
 
-@Remembered
+@functools.cache
 def processor() -> frozenset[str]:
     """Return the features of this processor, as cpp/probe.cpp names them, or raise
     NativeUnavailable."""
-    packaged = packaged_file(PROBE.stem)
-    code = _open(packaged) if packaged is not None else _opened(
-        lambda: _built(PROBE, list(variants.PROBE_FLAGS), [PROBE]))[1]
+    code = _open(packaged_file(PROBE.stem) or _built(PROBE, variants.PROBE_FLAGS))
     code.superres_processor.restype = ctypes.c_char_p
     return frozenset(code.superres_processor().decode().split())
 
@@ -194,8 +160,8 @@ def packaged_file(name: str, source: Path = SOURCE, suffix: str = variants.SUFFI
 
 def built_file(name: str, source: Path = SOURCE) -> Path:
     """Return the library of the variant `name` in the user's cache; compile it if it is missing."""
-    flags = [*variants.BY_NAME[name].library_flags, *os.environ.get(EXTRA_FLAGS, "").split()]
-    return _built(source, flags, _read_by(source))
+    return _built(source, (*variants.BY_NAME[name].library_flags,
+                           *os.environ.get(EXTRA_FLAGS, "").split()))
 
 
 def wasm_file(name: str, source: Path = SOURCE) -> Path:
@@ -210,14 +176,7 @@ def wasm_file(name: str, source: Path = SOURCE) -> Path:
     if command is None:
         raise NativeUnavailable(f'only ziglang compiles {name}; install it by pip install '
                                 '"superres[compiler]"')
-    flags = list(variants.BY_NAME[name].library_flags)
-    return _cached_or_compiled(command, flags, source, _read_by(source), variants.WASM_SUFFIX)
-
-
-def _read_by(source: Path) -> list[Path]:
-    """Return the files of which a library is compiled: `source` and the headers."""
-    return [source,
-            *sorted(path for path in source.parent.rglob("*.h") if path.parent.name != "test")]
+    return _cached([*command, *variants.BY_NAME[name].library_flags], source, variants.WASM_SUFFIX)
 
 
 def compiler() -> str | None:
@@ -235,45 +194,39 @@ def ziglang(target: str = "") -> list[str] | None:
                                        else ""))
 
 
-def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
+def _built(source: Path, flags: Iterable[str]) -> Path:
     """Return the cached library of `source` for this machine; compile it if there is none of these
     files and flags."""
-    system, command = compiler(), ziglang()
-    if system is not None:
-        command = [system]
-    elif command is not None:
-        flags = variants.flags_of_ziglang(flags)
-    else:
-        raise MachineFault(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get "
-                           "install g++ installs one on Debian and Ubuntu, pip install ziglang on "
-                           "any system, and a wheel of your platform needs none")
-    return _cached_or_compiled(command, flags, source, files)
+    if (system := compiler()) is not None:
+        return _cached([system, *flags], source)
+    if (command := ziglang()) is not None:
+        return _cached([*command, *variants.flags_of_ziglang(flags)], source)
+    raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; apt-get "
+                            "install g++ installs one on Debian and Ubuntu, pip install ziglang on "
+                            "any system, and a wheel of your platform needs none")
 
 
-def _cached_or_compiled(command: list[str], flags: list[str], source: Path, files: list[Path],
-                        suffix: str = ".so") -> Path:
-    """Return the cached library of `source`; compile it if the cache has no intact one of these
-    files and flags."""
+def _cached(command: list[str], source: Path, suffix: str = ".so") -> Path:
+    """Return the library that `command` makes of `source`; compile it if the cache has no intact
+    one."""
+    files = [source, *sorted(path for path in source.parent.rglob("*.h")
+                             if path.parent.name != "test")]
     # The key includes the machine: several kinds of machines may share a home folder.
-    words = *flags, *command, platform.machine()
-    key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
+    key = [*(path.read_bytes() for path in files),
+           *(word.encode() for word in (*command, platform.machine()))]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        if (path := _cached(stem, suffix)) is not None:
+        if (path := _intact(stem, suffix)) is not None:
             return path
-        with _turn(stem):
-            # another process has compiled it meanwhile
-            if (path := _cached(stem, suffix)) is not None:
-                return path
-            if "ziglang" in command:
-                LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two",
-                            source.name)
-            return _compile(command, flags, source, stem, suffix)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        with _only_compiler(stem.parent):
+            # another process may have compiled it meanwhile
+            return _intact(stem, suffix) or _compile(command, source, stem, suffix)
     except OSError as error:
-        raise MachineFault(f"cannot build {stem}: {error}") from error
+        raise NativeUnavailable(f"cannot build {stem}: {error}") from error
 
 
-def _cached(stem: Path, suffix: str) -> Path | None:
+def _intact(stem: Path, suffix: str) -> Path | None:
     """Return the intact library of `_compile`, if there is one; loading a damaged one would crash
     the process."""
     return next((path for path in sorted(stem.parent.glob(f"{stem.name}-*{suffix}"))
@@ -281,55 +234,46 @@ def _cached(stem: Path, suffix: str) -> Path | None:
 
 
 @contextmanager
-def _turn(stem: Path) -> Iterator[None]:
-    """Wait until no other process compiles `stem`; without effect where files cannot be locked.
-
-    Locks are removed that killed processes left, which compiled the same source, perhaps with other
-    flags.
-    """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    path = stem.with_name(f".{stem.name}.lock")
-    for other in set(stem.parent.glob(f".{stem.name.rpartition('-')[0]}-*.lock")) - {path}:
-        with suppress(OSError), open(other, "r+b") as file:
-            lock_file(file)
-            other.unlink()
-    with open(path, "ab") as file:
-        for attempt in itertools.count():
+def _only_compiler(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles for `folder`, if its file system has locks."""
+    with open(folder / ".compile.lock", "ab") as file:
+        is_told = False
+        while True:
             try:
                 lock_file(file)
             except BlockingIOError:
-                if not attempt:
+                if not is_told:
                     LOG.warning("waiting for another process, which compiles the native engine")
+                is_told = True
                 time.sleep(POLL_SECONDS)
                 continue
             except OSError:
                 pass  # a file system without locks
             break
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
 
 
-def _compile(command: list[str], flags: list[str], source: Path, stem: Path, suffix: str) -> Path:
+def _compile(command: list[str], source: Path, stem: Path, suffix: str) -> Path:
     """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its
     bytes, and `suffix`.
 
-    The name is the hash of the content, so processes that build at the same time do not disturb
-    each other, and a file that a power cut left incomplete is not used.
+    The name is the hash of the content, so a file that a power cut left incomplete is not used.
     """
+    if "ziglang" in command:
+        LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two",
+                    source.name)
     with scratch_folder(stem.parent) as folder:
         built = folder / f"native{suffix}"
-        words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
-        environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}  # for `FAULTS`
+        words = [*command, f"-I{source.parent}", "-o", str(built), str(source)]
         with Progress(f"compiling {source.name}"):
             result = subprocess.run(  # noqa: S603
-                words, capture_output=True, text=True, check=False, env=environment)
+                words, capture_output=True, text=True, check=False,
+                env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"})
         if result.returncode:
             lines = result.stderr.strip().splitlines() or ["no message"]
-            fault = next((line for line in lines if any(sign in line for sign in FAULTS)), None)
-            kind = NativeUnavailable if fault is None and result.returncode > 0 else MachineFault
-            raise kind(f"{' '.join(command)} cannot compile {source.name}: {fault or lines[0]}")
+            reason = next((line for line in lines if "error" in line), lines[0])
+            name = "ziglang" if "ziglang" in command else command[0]
+            raise NativeUnavailable(f"{name} cannot compile {source.name}: {reason}")
         return built.replace(stem.with_name(f"{stem.name}-{_sha256(built)}{suffix}"))
 
 
@@ -341,37 +285,13 @@ def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeUnavailable(f"cannot load {path}: {error}") from error
+        raise NativeUnavailable(f"cannot load {path}: {error}; delete it") from error
 
 
-def _opened(find: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
-    """Open the library that `find` compiles or has in the cache; one that cannot be loaded is
-    compiled once more."""
-    path = find()
-    with suppress(NativeUnavailable):
-        return path, _open(path)
-    try:
-        path.unlink(missing_ok=True)
-        return (path := find()), _open(path)
-    except (NativeUnavailable, OSError) as error:
-        raise MachineFault(str(error)) from error
-
-
-def _packaged(name: str, source: Path) -> tuple[Path, ctypes.CDLL] | None:
-    """Return the path and the functions of a wheel's library of the variant `name`, or None."""
-    path = packaged_file(name, source)
-    return None if path is None else (path, _declared(path, _open(path)))
-
-
-def _built_and_loaded(name: str, source: Path) -> tuple[Path, ctypes.CDLL]:
-    """Return the path and the functions of the compiled library of the variant `name`."""
-    path, code = _opened(lambda: built_file(name, source))
-    return path, _declared(path, code)
-
-
-def _declared(path: Path, code: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of a library of native.cpp, if it is of this release and passes its
-    self-test."""
+def _declared(path: Path) -> ctypes.CDLL:
+    """Open a library of native.cpp, if it is of this release and passes its self-test, and declare
+    its functions."""
+    code = _open(path)
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(code, name, None)
         if function is None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from superres.decoding.blockwise import PlainDecoder, PlainRows
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
-from superres.decoding.proposers.proposer import ProposerData
 from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
 from superres.interfaces import Session
@@ -25,13 +24,15 @@ def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
     """Return a decoder that takes over the rows of `plain`, or None if native.cpp does not support
     its settings.
 
-    It knows the package's own criteria and proposers: a class that derives from one may accept or
-    propose other tokens.
+    It knows the package's own criteria, and the proposers heads, draft and lookahead. All others,
+    and classes that derive from these, leave the iterations to the plain decoder, whose steps are
+    native all the same.
     """
     session, limits, _ = unwrapped(plain.session)
     rule, sampling = getattr(plain.criterion, "rule", None), plain.samplers.noise is not None
-    data = (plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values()
-            else None)
+    if type(plain.proposer) not in PROPOSERS.data.values():
+        return None
+    data = plain.proposer.as_data(plain.session)
     if not isinstance(session, NativeSession) or rule is None or data is None:
         return None
     draft, draft_limits, _ = unwrapped(data.draft)
@@ -81,18 +82,18 @@ class NativeDecoder(PlainRows):
     def advance(self, count: int) -> Tensor:
         """See `superres.interfaces.Decoder.advance`; stops early when all rows are complete."""
         plain, state, session = self.plain, self.plain.state, self.session
+        # The last iteration of a call proposes blocks of another size.
         size, following = state.block_size, plain.block_size
         count = count if following == size else 1
         # rows were taken over in a narrower session, which has been resized since
         if session.width > self.width:
             self._bind()
-        if (not 1 <= following <= self.largest or not max(size, plain.min_block) <= session.width
-            <= self.width):
+        if (not 1 <= following <= self.largest
+                or not max(size, plain.min_block) <= session.width <= self.width):
             raise ValueError(f"iterations in blocks of {size} have no memory for steps of "
                              f"{session.width} that propose blocks of {following}")
-        self.loop.block_size, self.loop.end_token = (size,
-                                                     -1 if plain.end_token is None
-                                                     else plain.end_token)
+        self.loop.block_size = size
+        self.loop.end_token = -1 if plain.end_token is None else plain.end_token
         record = torch.empty(count, session.batch, self.loop.capacity + 2, dtype=torch.int64)
         made: int = library().superres_iterate(
             byref(session.session), byref(self.loop), count, following, record.data_ptr())
@@ -108,6 +109,7 @@ class NativeDecoder(PlainRows):
         batch, width, vocabulary = size.batch, size.width, size.vocabulary
         capacity, stride = state.proposals.shape[1], state.store.shape[1]
         kind, bound = plain.criterion.rule or ("distance", 0)
+        # Scratch, which one iteration leaves to the next.
         integers = torch.empty(2 * width + capacity + 3, batch, dtype=torch.int64)
         buffers = {
             "tokens": integers[:width], "best_tokens": integers[width : 2 * width],
@@ -124,27 +126,33 @@ class NativeDecoder(PlainRows):
             limit=address(state.limit, torch.int64, batch),
             store=address(state.store, torch.int64, batch, stride),
             proposals=address(state.proposals, torch.int64, batch, capacity),
-            **{name: None if tensor is None else tensor.data_ptr() for name,
-               tensor in buffers.items()},
+            **{name: None if tensor is None else tensor.data_ptr()
+               for name, tensor in buffers.items()},
         )
-        loop.proposer = proposer = _proposer_of(self.data, batch,
-                                                None if self.draft is None else self.draft.session)
-        # the copy in `loop` keeps nothing alive
-        loop.tensors = [buffers, vars(state).copy(), self.data, proposer]
+        # the copies in `loop` keep nothing alive
+        loop.tensors = [buffers, vars(state).copy(), self.data]
+        self._add_settings(loop, size)
+
+    def _add_settings(self, loop: abi.CLoopState, size: abi.CSizes) -> None:
+        """Add what only some decodes have: a draft, sampling, block costs, limits, a lookahead."""
+        plain, batch = self.plain, size.batch
+        if self.draft is not None:
+            loop.draft = draft = _draft_of(self.draft.session, batch)
+            loop.tensors.append(draft)
         if plain.samplers.noise is not None:
-            loop.sampling = pointer(self._sampling(batch, vocabulary))
+            loop.sampling = pointer(self._sampling(batch, size.vocabulary))
         if (costs := plain.block_costs) is not None:
             loop.block_costs = abi.CBlockCosts(
                 count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
                 sizes=address(costs.sizes, torch.int64, batch), offset=costs.offset,
-                exponent=costs.exponent, rate=address(costs.rate, torch.float64, batch,
-                                                      2 + size.channels), reach=costs.reach)
+                exponent=costs.exponent, reach=costs.reach,
+                rate=address(costs.rate, torch.float64, batch, 2 + size.channels))
         if self.limits is not None:
-            earlier, count = self.limits.earlier, self.limits.earlier.shape[1]
-            loop.limits = abi.CLimits(count=count,
-                                      earlier=address(earlier, torch.int64, size.length + 1, count),
-                                      bounds=address(self.bounds, torch.int64, batch, 2,
-                                                     size.length + 1))
+            earlier, past = self.limits.earlier, size.length + 1
+            count = earlier.shape[1]
+            loop.limits = abi.CLimits(
+                count=count, earlier=address(earlier, torch.int64, past, count),
+                bounds=address(self.bounds, torch.int64, batch, 2, past))
         if isinstance(plain, LookaheadDecoder):
             loop.lookahead = lookahead = _lookahead_of(plain, batch)
             loop.tensors.append(lookahead)
@@ -158,18 +166,16 @@ class NativeDecoder(PlainRows):
         if not isinstance(session, NativeSession) or data is None:
             raise ValueError("these rows are not of a native session")
         draft = unwrapped(data.draft)[0]
-        self.session, self.data, self.draft = (session, data,
-                                               draft if isinstance(draft, NativeSession) else None)
+        self.session, self.data = session, data
+        self.draft = draft if isinstance(draft, NativeSession) else None
         self.width, capacity = session.width, state.proposals.shape[1]
-        self.largest = capacity
-        if data.uses_heads:
-            self.largest = min(capacity, 1 + session.most_proposals)
-        if (capacity < self.width or state.store.shape[1] < 1 + session.config.target_length
-            + self.width):
+        self.largest = min(capacity, 1 + session.most_proposals) if data.uses_heads else capacity
+        least = 1 + session.config.target_length + self.width
+        if capacity < self.width or state.store.shape[1] < least:
             raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory "
                              f"are too few for steps of {self.width}")
-        if (not 1 <= state.block_size <= min(self.width, self.largest) or not 0 <= plain.min_block
-            <= self.width):
+        if (not 1 <= state.block_size <= min(self.width, self.largest)
+                or not 0 <= plain.min_block <= self.width):
             raise ValueError(f"steps of {self.width} cannot verify blocks of {state.block_size}, "
                              f"at least {plain.min_block}")
         return session.session
@@ -190,41 +196,31 @@ class NativeDecoder(PlainRows):
         return made
 
 
-def _proposer_of(proposer: ProposerData, batch: int, draft: abi.CSession | None) -> abi.CProposer:
-    """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
-    made = abi.CProposer(kind=abi.value("ProposerKind", proposer.kind))
-    if draft is not None:
-        size, width = draft.size, draft.size.width
-        integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
-        scratch = integers, torch.empty(batch, width, size.d), torch.empty(batch, width,
-                                                                           size.vocabulary)
-        made.draft, made.scratch = pointer(draft), scratch
-        made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
-            integers[:width], integers[width:-1], integers[-1]))
-        made.hidden, made.scores = (part.data_ptr() for part in scratch[1:])
-    if proposer.keys is not None:
-        made.entries, made.order, made.channels = (len(proposer.keys), proposer.order,
-                                                   proposer.channels)
-        made.keys, made.known = (address(part, torch.int64, made.entries)
-                                 for part in (proposer.keys, proposer.known))
-    if proposer.source is not None:
-        made.source_length, made.longest = proposer.source.shape[1], proposer.longest
-        made.source = address(proposer.source, torch.int64, batch, made.source_length)
+def _draft_of(session: abi.CSession, batch: int) -> abi.CDraft:
+    """Return the form in which native.cpp reads a draft model's session; the result keeps its
+    scratch alive."""
+    size, width = session.size, session.size.width
+    integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
+    hidden = torch.empty(batch, width, size.d)
+    scores = torch.empty(batch, width, size.vocabulary)
+    parts = integers[:width], integers[-1], integers[width:-1], hidden, scores
+    made = abi.CDraft(pointer(session), *(part.data_ptr() for part in parts))
+    made.scratch = integers, hidden, scores
     return made
 
 
 def _lookahead_of(data: LookaheadDecoder, batch: int) -> abi.CLookahead:
     """Return the form in which native.cpp reads the layout and the state; the result keeps its own
     memory alive."""
-    (candidates, size), columns, capacity = (data.paths.shape, len(data.guesses),
-                                             data.pool.grams.shape[1])
+    candidates, size = data.paths.shape
+    columns, capacity = len(data.guesses), data.pool.grams.shape[1]
     cells, own = data.cells.contiguous(), torch.zeros(2, batch, dtype=torch.int64)
     made = abi.CLookahead(
         size=size, columns=columns, candidates=candidates, cells=cells.shape[1], capacity=capacity,
         paths=address(data.paths, torch.int64, candidates, size),
         guesses=address(data.guesses, torch.int64, columns), stage=cells[0].data_ptr(),
-        column=cells[1].data_ptr(), window=address(data.window, torch.int64, batch, size - 1,
-                                                   columns),
+        column=cells[1].data_ptr(),
+        window=address(data.window, torch.int64, batch, size - 1, columns),
         grams=address(data.pool.grams, torch.int64, batch, capacity, size),
         oldest=own[0].data_ptr(), found=own[1].data_ptr())
     made.tensors = cells, own

@@ -11,7 +11,7 @@ import torch
 
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import ENGINES
+from superres.native.model import BY_PRECISION
 from superres.native.variants import for_machine
 from superres.system.machine import cpu_name, usable_cores
 from superres.system.output import cache_folder
@@ -26,17 +26,16 @@ def report() -> dict[str, Any]:
     torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     native = _native()
-    cache, files = cache_folder(), {"libraries": "native-*"}
+    cache = cache_folder()
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} "
         "cores usable",
         **native,
-        "engine": "plain" if native["native"].startswith("none") else ENGINES["int8"],
+        "engine": "plain" if native["native"].startswith("none") else BY_PRECISION["int8"],
         "compiler": _compiler(),
-        "cache": ", ".join([str(cache), *(f"{kind}: {len([*cache.glob(glob)])}" for kind,
-                                          glob in files.items())]),
+        "cache": f"{cache}, libraries: {len([*cache.glob('native-*')])}",
     }
 
 
@@ -70,6 +69,8 @@ def _compiler() -> str:
     found = build.compiler()
     if found is None:
         return "none" if build.ziglang() is None else "the package ziglang"
-    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    shown = subprocess.run([found, "--version"], capture_output=True, text=True,  # noqa: S603
+                           check=False).stdout
     extra = os.environ.get(build.EXTRA_FLAGS)
-    return f"{found}: {(shown.splitlines() or ['no version'])[0]}{f', {build.EXTRA_FLAGS}={extra}' if extra else ''}"
+    flags = f", {build.EXTRA_FLAGS}={extra}" if extra else ""
+    return f"{found}: {(shown.splitlines() or ['no version'])[0]}{flags}"

@@ -42,12 +42,10 @@ def packed_encoder(packed: PackedWeights) -> CEncoder:
         encoder.final_weight = packed.keep(model.encoder_norm.weight)
         encoder.final_bias = packed.keep(model.encoder_norm.bias)
     if _has_priors(config):
-        (encoder.rows, encoder.columns, _), (encoder.height, encoder.width) = (config.source_shape,
-                                                                               config.enlargement)
-        encoder.row_weights, encoder.column_weights = (packed.keep(enlargement(cells, factor))
-                                                       for cells, factor in zip(
-                                                           config.source_shape[:2],
-                                                           config.enlargement, strict=True))
+        encoder.rows, encoder.columns, _ = config.source_shape
+        encoder.height, encoder.width = config.enlargement
+        encoder.row_weights = packed.keep(enlargement(encoder.rows, encoder.height))
+        encoder.column_weights = packed.keep(enlargement(encoder.columns, encoder.width))
         encoder.residual_scale = RESIDUAL_SCALE
     if model.conditioning is not None:
         _add_conditioning(encoder, packed, model.conditioning)
@@ -65,12 +63,14 @@ def encode(
     another shape, or a value that is no token; or padding is not at the end.
     """
     config, (batch, length) = model.config, source.shape
+    # What the compiled code would read past.
     text = len(config.source_shape) == 1
     if length > config.source_length or (length != config.source_length and not text):
         raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
     if batch and not 0 <= int(source.min()) <= int(source.max()) < config.vocabulary:
         raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {source.min()} to "
                          f"{source.max()}")
+    # Positions of each row, and of all rows with their padding.
     source, lengths = source.long().contiguous(), torch.full((batch,), length)
     positions = length + -length % SOURCE_MULTIPLE
     if padding is not None:
@@ -82,6 +82,7 @@ def encode(
         memory.mask = hidden_mask(torch.arange(positions) < lengths.unsqueeze(1))[:, None, None, :]
     if text:
         memory.longest = longest_targets(lengths, config)
+    # Memory for what this network's encoder computes; the other parts stay None.
     table = batch, config.target_length, config.width
     if _has_priors(config):
         memory.estimate = torch.empty(table[:2])
@@ -91,9 +92,8 @@ def encode(
     if model.neighbourhood is not None:
         memory.residual_sum = torch.empty(batch, config.source_length)
     parts = {name: getattr(memory, name) for name in PARTS}
-    encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name,
-                          part in parts.items()},
-                       stride=length, positions=positions, lengths=lengths.data_ptr())
+    addresses = {name: None if part is None else part.data_ptr() for name, part in parts.items()}
+    encoded = CEncoded(**addresses, stride=length, positions=positions, lengths=lengths.data_ptr())
     library().superres_encode(byref(encoder), byref(encoded), batch, threads, source.data_ptr())
     return memory
 
@@ -112,8 +112,8 @@ def _add_conditioning(encoder: CEncoder, packed: PackedWeights,
     encoder.signal = packed.keep(packed.model.signal)
     parts = {name: weight.detach() for name, weight in conditioning.named_parameters()}
     encoder.products = packed.array([
-        linear for weight in convolutions_of(conditioning) for linear in _convolution(packed,
-                                                                                      weight)])
+        linear for weight in convolutions_of(conditioning)
+        for linear in _convolution(packed, weight)])
     names = ["mix", *_names(conditioning)]
     encoder.biases = packed.keep(widened(torch.stack([parts[f"{name}.bias"] for name in names]), 1))
     shuffle = torch.cat([parts["shuffle.weight"].t(), parts["shuffle.bias"].unsqueeze(0)])

@@ -34,7 +34,7 @@ from superres.tree import Tree, TreeSession
 
 LOG = logging.getLogger(__name__)
 
-ENGINES = {"float32": "native", "int8": "native-int8"}
+BY_PRECISION = {"float32": "native", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
 
 AnySession = TypeVar("AnySession", bound=NativeSession)
@@ -109,7 +109,7 @@ class NativeModel(StepModel):
         precision: str = "float32",
     ) -> None:
         super().__init__(model, end_token)
-        self.engine = ENGINES[precision]
+        self.engine = BY_PRECISION[precision]
         config = model.config
         head = config.width // config.attention_heads
         if model.signal.device.type != "cpu":

@@ -54,44 +54,53 @@ class NativeSession(ProposingSession):
         self.packed, self.tensors, self.widest = packed, list[Any](), width
         self.not_finite = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
+        self.deviation: Tensor | None = None
+        self.session = abi.CSession(
+            size=self._sizes(), weights=packed.weights, heads=packed.heads,
+            threads=abi.CThreads(count=threads, rows_at_once=2, least_columns=LEAST_COLUMNS),
+            input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
+                             conditioned=self.conditioned),
+            ordinal=abi.COrdinal(parameters=config.ordinal_outputs,
+                                 residual_scale=RESIDUAL_SCALE,
+                                 initial_sharpness=INITIAL_SHARPNESS),
+            report=abi.CReport(not_finite=self.not_finite.data_ptr()),
+        )
+        self._add_memory(shortlist)
+        self._caches(memory)
+        self._scratch()
+
+    def _sizes(self) -> abi.CSizes:
+        config, width = self.config, self.width
         # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of
         # the ring.
         slots = slot_count(config, width) + 2 * abi.LANES - 1
         slots += -slots % abi.LANES
-        size = abi.CSizes(
+        return abi.CSizes(
             batch=self.batch, width=width, length=config.target_length, d=config.width,
-            attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
-            vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
+            attention_heads=config.attention_heads, filter=config.filter_size,
+            layers=config.decoder_layers, vocabulary=config.vocabulary, channels=config.channels,
+            outputs=config.outputs, slots=slots,
             # Causal attention is local attention in a single block.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             key_distance=config.key_distance, groups=groups_of(config),
-            stride=max(3 * config.width, packed.weights.project.panels * abi.PANEL),
+            stride=max(3 * config.width, self.packed.weights.project.panels * abi.PANEL),
         )
-        self.session = abi.CSession(
-            size=size, weights=packed.weights,
-            threads=abi.CThreads(count=threads, rows_at_once=2, least_columns=LEAST_COLUMNS),
-            input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
-                             conditioned=self.conditioned),
-            ordinal=abi.COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
-                             initial_sharpness=INITIAL_SHARPNESS),
-            heads=packed.heads, report=abi.CReport(not_finite=self.not_finite.data_ptr()),
-        )
+
+    def _add_memory(self, shortlist: Tensor | None) -> None:
+        """Add what only some networks read: parts of the memory, a shortlist, the neighbourhood."""
         if self.head_table is not None:
             self.session.heads.conditioning = self._keep(self.head_table, True)
         if self.estimate is not None:
             self.session.ordinal.estimate = self._keep(self.estimate, True)
         if shortlist is not None:
             self.session.heads.shortlist = self._shortlist(shortlist)
-        self.deviation: Tensor | None = None
-        if packed.model.neighbourhood is not None and self.residual_sum is not None:
-            self.session.neighbourhood = packed.neighbourhood
+        if self.packed.model.neighbourhood is not None and self.residual_sum is not None:
+            self.session.neighbourhood = self.packed.neighbourhood
             near = self.session.neighbourhood  # a view of the copy
             near.residual_sum = self._keep(self.residual_sum, True)
             # Entry T stands for absent neighbours and stays 0.
-            self.deviation = torch.zeros(self.batch, config.target_length + 2)
+            self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
             near.deviation = self._keep(self.deviation, True)
-        self._caches(memory)
-        self._scratch()
 
     def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
         """Return the states and the mask: native.cpp computes keys and values from them, and
@@ -175,8 +184,8 @@ class NativeSession(ProposingSession):
         used = min(length, self.session.size.slots)
         for layer in self.caches:
             for part in layer:
-                begin = part.narrow(SLOT_AXIS, 0,
-                                    -(-used * part.shape[SLOT_AXIS] // self.session.size.slots))
+                count = -(-used * part.shape[SLOT_AXIS] // self.session.size.slots)
+                begin = part.narrow(SLOT_AXIS, 0, count)
                 begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
@@ -227,8 +236,8 @@ class NativeSession(ProposingSession):
         rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            return torch.zeros(*rows, slots // abi.LANES, size, abi.LANES), torch.zeros(*rows,
-                                                                                        slots, size)
+            return (torch.zeros(*rows, slots // abi.LANES, size, abi.LANES),
+                    torch.zeros(*rows, slots, size))
         quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
@@ -237,9 +246,9 @@ class NativeSession(ProposingSession):
         """Keep the tokens [B, N], and memory for their weights, which `superres_remember`
         gathers."""
         batch, count = tokens.shape
-        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width,
-                                                  dtype=torch.uint8),
-                 torch.empty(batch, count), torch.empty(batch, count)]
+        weights = torch.empty(batch, count * self.config.width, dtype=torch.uint8)
+        parts = [tokens.contiguous(), weights, torch.empty(batch, count),
+                 torch.empty(batch, count)]
         self.by_row += parts
         first, *others = (part.data_ptr() for part in parts)
         return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)

@@ -46,7 +46,7 @@ SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 WASM_SUFFIX = ".wasm"
 """Ending of a WebAssembly module's file name."""
 
-SELF_TEST = 0x7C0657348439FF97
+SELF_TEST = 0x3072BE948305EFD9
 """Result of `superres_self_test` (cpp/self_test.h) in every correct library, of any variant,
 compiler and system."""
 
@@ -90,8 +90,8 @@ def _x86(name: str, *features: str) -> Variant:
 def _wasm(name: str, *features: str) -> Variant:
     """Return a variant for WebAssembly; with -mcpu, ziglang would compile its C++ library for each
     variant."""
-    words = [word for feature in features for word in ("-Xclang", "-target-feature", "-Xclang",
-                                                       f"+{feature}")]
+    words = [word for feature in features
+             for word in ("-Xclang", "-target-feature", "-Xclang", f"+{feature}")]
     return Variant(name, "wasm32", features, ("-fno-exceptions", "-fno-rtti", *words))
 
 

@@ -81,7 +81,8 @@ class PackedWeights:
             # Scores are not rounded to int8, which would change the choice between close tokens.
             project=self.pack(project, "float32"),
             # The last row is zero and stands for the start of the sequence.
-            token_table=self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1))),
+            token_table=self.keep(F.pad(embedding.table.weight.detach() * embedding.scale,
+                                        (0, 0, 0, 1))),
         )
         # Ordinal scores are not a product, and with so few intensities a filter saves no time.
         if not config.ordinal_output:
@@ -111,9 +112,9 @@ class PackedWeights:
 
         Weights of float32 that are all bfloat16 numbers, as in a checkpoint, are stored as
         bfloat16: a step reads half as many bytes, and its sums are the same. The format is float32
-            unless the number of inputs is a multiple of
-        abi.LANES.
+        unless the number of inputs is a multiple of abi.LANES.
         """
+        # Choose the format, and pad the outputs to whole panels.
         precision = precision or self.precision
         weight, bias = affine
         inputs, outputs = weight.shape
@@ -129,9 +130,10 @@ class PackedWeights:
             padded = ((padded / scale).round() + 128).to(torch.uint8)
         elif precision == "bfloat16":
             padded = padded.bfloat16()
+        # Bring each group of inputs together.
         group = GROUPS[precision]
-        packed = padded.view(inputs // group, group, panels, abi.PANEL).permute(2, 0, 3,
-                                                                                1).contiguous()
+        packed = padded.view(inputs // group, group, panels, abi.PANEL)
+        packed = packed.permute(2, 0, 3, 1).contiguous()  # [panels, inputs / group, PANEL, group]
         parts = packed, F.pad(bias.float(), padding).contiguous(), scale
         self.products.append(packed)
         self.tensors += parts
@@ -150,8 +152,6 @@ class PackedWeights:
 
     def _layer(self, layer: Layer) -> abi.CLayer:
         attention, cross, transform = layer.attention, layer.cross_attention, layer.feed_forward
-        residuals = layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
-        norms = [None if residual is None else residual.norm for residual in residuals]
         result = abi.CLayer(
             projection=self.pack(fused(attention.query, attention.key_value)),
             output=self.pack(fused(attention.output)),
@@ -162,10 +162,12 @@ class PackedWeights:
             result.cross_query = self.pack(fused(cross.query))
             result.cross_output = self.pack(fused(cross.output))
             result.cross_source = self.pack(fused(cross.key_value))
-        for place, norm in enumerate(norms):
-            if norm is not None:
-                result.norm_weight[place], result.norm_bias[place] = (self.keep(norm.weight),
-                                                                      self.keep(norm.bias))
+        residuals = layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
+        for place, residual in enumerate(residuals):
+            if residual is not None:
+                norm = residual.norm
+                result.norm_weight[place] = self.keep(norm.weight)
+                result.norm_bias[place] = self.keep(norm.bias)
         return result
 
     def _int8_filter(self, weight: Tensor, bias: Tensor) -> abi.CInt8Filter:
@@ -181,12 +183,15 @@ class PackedWeights:
     def _neighbourhood(self, near: NumericNeighbourhood, source_length: int) -> abi.CNeighbourhood:
         return abi.CNeighbourhood(
             features=near.first.in_features, near=near.table.shape[1], source_length=source_length,
-            cell_size=near.cell_positions.shape[1] if near.remainder else 0, near_table=self.keep(near.table),
-            cell=self.keep(near.cell), cell_positions=self.keep(near.cell_positions),
+            cell_size=near.cell_positions.shape[1] if near.remainder else 0,
+            near_table=self.keep(near.table), cell=self.keep(near.cell),
+            cell_positions=self.keep(near.cell_positions),
             # The features have very different sizes, so that one int8 scale does not serve them
             # all.
-            first=self.pack(without_bias(near.first.weight.t()), "float32"), second=self.pack(fused(near.second)),
-            channel_bias=self.keep(near.channel.weight + near.first.bias), direct=self.keep(near.direct),
+            first=self.pack(without_bias(near.first.weight.t()), "float32"),
+            second=self.pack(fused(near.second)),
+            channel_bias=self.keep(near.channel.weight + near.first.bias),
+            direct=self.keep(near.direct),
         )
 
     def _heads(self, heads: PredictionHeads) -> abi.CHeads:

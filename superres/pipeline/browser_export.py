@@ -1,6 +1,6 @@
 """The weights of an upscaler as the engine in a browser reads them: one file for all stages.
 
-A stage is an image (see `superres.native.image`) of a native session of one row and its decoder,
+A stage is an image (see `superres.native.memory_image`) of a native session of one row and its decoder,
 before the first step. `superres/native/browser/superres.js` reads the file and decodes.
 Uncompressed, it has the length of a JSON header (four bytes), the header, and the body: per stage
 the data of the image, and then numbers, float32, from which the browser computes what takes more
@@ -33,7 +33,7 @@ from superres.native import abi
 from superres.native.build import wasm_file
 from superres.native.decoder import NativeDecoder
 from superres.native.encoder import POINTS, convolutions_of, transform
-from superres.native.image import MemoryImage, offset_of
+from superres.native.memory_image import MemoryImage, offset_of
 from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
 from superres.nn.image_priors import AlignedConditioning

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from superres.config import CostRecord, CostTable, reader_of
 from superres.errors import CheckpointError, OutputError
-from superres.native.model import ENGINES as COMPILED
+from superres.native.model import BY_PRECISION as COMPILED
 from superres.native.variants import NEIGHBOURS
 from superres.nn.torch_model import StepModel
 from superres.system.json_files import read_json

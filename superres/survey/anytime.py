@@ -14,6 +14,7 @@ The library confseq has the method too, but is published as C++ source that need
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from superres.survey.records import Record, elapsed_ms
+from superres.survey.records import Record, elapsed_ms, grouped
 from superres.survey.statistics import LEVEL, Floats, Interval
 
 TRUNCATION = 0.75
@@ -107,8 +108,8 @@ def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
     return high
 
 
-def rater_values(records: Sequence[Record], trials: int, values: dict[str, float]) -> dict[str,
-                                                                                           Floats]:
+def rater_values(records: Sequence[Record], trials: int,
+                 values: dict[str, float]) -> dict[str, Floats]:
     """Return the means of finished raters' votes by comparison, float64 [raters], in the order in
     which they finished.
 
@@ -118,22 +119,18 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
     picture.
     """
     ordered = sorted(records, key=lambda record: (record["voted"], record["position"]))
-    by_rater: dict[str, list[Record]] = defaultdict(list)
-    for record in ordered:
-        by_rater[record["rater"]].append(record)
+    by_rater = grouped(ordered, "rater")
     ends: list[tuple[float, str, int]] = []  # when a rater finished, and after how many votes
     for rater, votes in by_rater.items():
-        *times, now = (elapsed_ms(ordered[0]["voted"], record["voted"]) for record in [*votes,
-                                                                                       ordered[-1]])
-        for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
+        times = [elapsed_ms(ordered[0]["voted"], record["voted"])
+                 for record in (*votes, ordered[-1])]
+        for count, (time, after) in enumerate(itertools.pairwise(times), 1):
             if count == trials or after - time >= IDLE_MS:
                 ends.append((time if count == trials else time + IDLE_MS, rater, count))
                 break
+    # One value per rater and comparison, the earliest first.
     found: dict[str, list[float]] = defaultdict(list)
     for _, rater, count in sorted(ends):
-        own: dict[str, list[float]] = defaultdict(list)
-        for record in by_rater[rater][:count]:
-            own[record["comparison"]].append(values[record["chosen"]])
-        for name, numbers in own.items():
-            found[name].append(float(np.mean(numbers)))
+        for name, own in grouped(by_rater[rater][:count], "comparison").items():
+            found[name].append(float(np.mean([values[record["chosen"]] for record in own])))
     return {name: np.array(numbers) for name, numbers in found.items()}

@@ -45,8 +45,8 @@ def create_study(
     counts = Counter(pair.kind for pair in made)
     has_pixels = settings.interpolation == "nearest"
     most = MAX_WIDTH if has_pixels else MAX_SMOOTH_WIDTH
-    trials, largest = min(settings.trials, counts[MAIN]), max(max(pair.pictures[0].shape[:2])
-                                                              for pair in made)
+    trials = min(settings.trials, counts[MAIN])
+    largest = max(max(pair.pictures[0].shape[:2]) for pair in made)
     settings = dataclasses.replace(settings, trials=trials, repeats=min(settings.repeats, trials),
                                    scale=scale or min(max(1, most // largest), 64),
                                    fill=scale is None and has_pixels)
@@ -64,12 +64,12 @@ def _say_size(
 ) -> None:
     """Say what a study has, and how often each rater votes, given its number of pairs by kind."""
     noun, group = ("picture", "method") if settings.judge else ("pair", "comparison")
-    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice,
-                                                                               counts[PRACTICE])
+    main, gold = counts[MAIN], min(settings.gold, counts[GOLD])
+    practice = min(settings.practice, counts[PRACTICE])
     say(f"study {name} is in {store.location}: {counted(main, noun)} "
         f"({counted(len(comparisons), group)} of {counted(main // len(comparisons), 'image')})")
-    checks = f", on {counted(gold, f'obvious {noun}')} to test attention, and first on {practice} for practice" \
-        if gold + practice else ""
+    checks = (f", on {counted(gold, f'obvious {noun}')} to test attention, and first on {practice} "
+              "for practice" if gold + practice else "")
     raters, swapped = (2, "") if settings.judge else (20, " with the sides swapped")
     votes = round(raters * settings.trials / main)
     say("each rater votes "

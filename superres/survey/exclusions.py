@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -13,7 +12,14 @@ from sqlalchemy import func, select
 
 from superres.config import require
 from superres.survey import schema
-from superres.survey.records import Record, find_rater, gold_answers, left_choices, repeated_answers
+from superres.survey.records import (
+    Record,
+    find_rater,
+    gold_answers,
+    grouped,
+    left_choices,
+    repeated_answers,
+)
 from superres.survey.store import Store, add_row, utc_now
 from superres.survey.study import MAIN, PRACTICE, Study, check_text
 
@@ -59,11 +65,8 @@ def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     chose more often, and the number of main votes. "gold_votes" and "repeat_votes" are the numbers
     of votes behind the measures of those names.
     """
-    by_rater: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_rater[record["rater"]].append(record)
     found = {}
-    for rater, votes in sorted(by_rater.items()):
+    for rater, votes in sorted(grouped(records, "rater").items()):
         main = [vote for vote in votes if vote["kind"] == MAIN]
         gold, repeats, left = gold_answers(votes), repeated_answers(votes), left_choices(main)
         times = [vote["response_ms"] for vote in votes if vote["kind"] != PRACTICE]
@@ -110,9 +113,9 @@ def exclude(
     with store.writing() as connection:
         if rule.startswith(RATER) and revokes is None:
             find_rater(connection, study, rule.removeprefix(RATER), called)
-        number = 1 + (connection.scalar(select(func.max(table.c.number)).where(table.c.study_id
-                                                                               == study.id)) or 0)
-        add_row(connection, table, study_id=study.id, number=number, rule=rule, reason=reason,
+        last = connection.scalar(
+            select(func.max(table.c.number)).where(table.c.study_id == study.id)) or 0
+        add_row(connection, table, study_id=study.id, number=last + 1, rule=rule, reason=reason,
                 recorded=utc_now(), revokes=revokes)
 
 

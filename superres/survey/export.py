@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from superres.config import require, require_choice
 from superres.errors import ConfigError
@@ -28,8 +27,6 @@ FORMULA = re.compile(rf"(?:^|[;\t\r\n])(?={_START})|^(?='*[\t\r\n])")
 """The place before what a spreadsheet would take for a formula: at the start of a text, and after
 each character that separates cells or rows elsewhere. An apostrophe is put there in CSV files, also
 where there is one already."""
-MARKED = re.compile(rf"(^|[;\t\r\n])'(?={_START})|^'(?='*[\t\r\n])")
-"""Such a place with its apostrophe."""
 
 
 def csv_text(value: object) -> object:
@@ -40,11 +37,6 @@ def csv_text(value: object) -> object:
     tabs.
     """
     return FORMULA.sub(r"\g<0>'", value) if isinstance(value, str) else value
-
-
-def plain_text(cell: str) -> str:
-    """Return the text whose `csv_text` is this cell."""
-    return MARKED.sub(r"\1", cell)
 
 
 def export_study(store: Store, study: Study, path: Path, layout: str = "votes") -> list[Path]:
@@ -72,33 +64,29 @@ def export_study(store: Store, study: Study, path: Path, layout: str = "votes") 
         return [path]
     exclusions, records = read_exclusions(store, study), read_votes(store, study)
     excluded = excluded_raters(records, exclusions)
-    rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name]
-             for name in COLUMNS}
-            for record in records]
-    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
+    rows = [{name: int(record["rater"] in excluded) if name == "excluded" else record[name]
+             for name in COLUMNS} for record in records]
     document = {"format": FORMAT, **study.record(), "votes": len(rows),
                 "exclusions": [asdict(exclusion) for exclusion in exclusions],
                 "withdrawals": [asdict(withdrawal) for withdrawal in withdrawals(store, study)],
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
-    table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
-    dictionary = (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, "
-                  "ordered by rater and position. An empty cell has no value. In CSV files, an "
-                  "apostrophe stands before what would be a formula at the start of a text, or "
-                  "after a semicolon or tab.\n\n"
-                  f"{markdown_table(['column', 'type', 'meaning'], table)}\n")
-    files = {study_file(path): (json.dumps(document, indent=1) + "\n").encode(),
-             path.with_name(f"{path.stem}.columns.md"): dictionary.encode(),
-             # last, so that a file of votes always has the other two files
-             path: _encode(rows, file_format, kinds)}
-    for file, data in files.items():
+    settings = json.dumps(document, indent=1) + "\n"
+    beside = {path.with_name(f"{path.stem}.study.json"): settings.encode(),
+              path.with_name(f"{path.stem}.columns.md"): _dictionary(path, study).encode()}
+    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
+    # Last, so that a file of votes always has the other two files.
+    for file, data in {**beside, path: _encode(rows, file_format, kinds)}.items():
         write_result(file, data)
-    return [path, *list(files)[:2]]
+    return [path, *beside]
 
 
-def study_file(path: Path) -> Path:
-    """Return the file with the study's settings for the exported votes at `path`."""
-    return path.with_name(f"{path.stem}.study.json")
+def _dictionary(path: Path, study: Study) -> str:
+    table = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
+    return (f"# Columns of {path.name}\n\nOne row per vote in the study {study.name!r}, ordered by "
+            "rater and position. An empty cell has no value. In CSV files, an apostrophe stands "
+            "before what would be a formula at the start of a text, or after a semicolon or tab."
+            f"\n\n{markdown_table(['column', 'type', 'meaning'], table)}\n")
 
 
 def _arena_rows(store: Store, study: Study) -> list[Record]:
@@ -119,21 +107,14 @@ def _encode(rows: Sequence[Record], file_format: str, kinds: Mapping[str, type])
         writer.writeheader()
         writer.writerows({name: csv_text(value) for name, value in row.items()} for row in rows)
         return text.getvalue().encode()
-    pyarrow, parquet = arrow()
-    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
-    columns = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-    sink = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), sink)
-    return sink.getvalue()
-
-
-def arrow() -> tuple[Any, Any]:
-    """Return the modules pyarrow and pyarrow.parquet; raise ConfigError if they are not
-    installed."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ConfigError("parquet needs pyarrow; install superres[parquet], or choose csv or "
                           "jsonl") from None
-    return pyarrow, parquet
+    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    columns = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), sink)
+    return sink.getvalue()

@@ -7,15 +7,17 @@ from typing import Any
 
 from superres.survey.study import GOOD, TORN, UNEQUAL
 from superres.survey.wording import (
+    about_repeats,
     as_warning,
     hundredths,
     interval_text,
     level_text,
     percent,
+    plot_of,
     section,
     times_text,
 )
-from superres.system.output import counted, figure_png, number_text
+from superres.system.output import counted, number_text
 
 Report = dict[str, Any]
 
@@ -27,8 +29,6 @@ COLOURS = {TORN: "#ef8a62", UNEQUAL: "#fddbc7", GOOD: "#67a9cf"}
 RELIABLE = 0.667
 """Krippendorff's alpha from which conclusions are tentatively drawn (Krippendorff 2004, "Content
 Analysis")."""
-CAREFUL = 0.7
-"""Share of pictures to which careful raters give the same answer twice."""
 
 NOTE = (
     "Shares are in percent of a method's pictures. A picture on which raters differ counts in "
@@ -70,7 +70,7 @@ def _range(interval: tuple[float, float]) -> str:
 
 def about_votes(result: Report) -> list[dict[str, str]]:
     """Return warnings about all votes together."""
-    found, repeats, alpha = [], result["repeats"], result["agreement"]
+    found, alpha = [], result["agreement"]
     if result["raters"] == 1:
         found.append(as_warning("One rater voted.", "Ask a second one: nobody knows yet how far "
                                 "raters agree."))
@@ -80,13 +80,9 @@ def about_votes(result: Report) -> list[dict[str, str]]:
             "relied on).",
             "Compare methods by differences, which use the same raters, and look at pictures on "
             "which raters differ (superres survey export): the answers may need examples."))
-    if repeats and repeats["interval"][1] < CAREFUL:
-        found.append(as_warning(
-            f"Pictures that raters saw twice got the same answer in {hundredths(repeats['share'])} "
-            "of 100 cases; guessing among three answers gives 33.",
-            "Raters are unsure, or do not look: show the pictures larger (--scale), or ask "
-            "others."))
-    return found
+    return found + about_repeats(
+        result["repeats"], "Pictures", "three answers gives 33",
+        "Raters are unsure, or do not look: show the pictures larger (--scale), or ask others.")
 
 
 def sections(report: Report) -> list[dict[str, Any]]:
@@ -145,29 +141,22 @@ def _agreement(result: Report) -> dict[str, Any]:
 
 def report_plot(report: Report, narrow: bool = False) -> bytes:
     """Return a PNG with a bar of each method's shares and the intervals of torn ones; see
-    `presentation`."""
-    from matplotlib.figure import Figure
-
+    `plot_of`."""
     methods = [method for method in report["result"]["methods"] if method["votes"]]
-    figure = Figure(figsize=(4.2 if narrow else 9, 1.8 + 0.55 * max(len(methods), 1)),
-                    layout="constrained")
-    axes, left = figure.subplots(), [0.0] * len(methods)
-    places = range(len(methods))[::-1]
-    for answer, word in WORDS.items():
-        widths = [100 * method["answers"][answer]["share"] for method in methods]
-        bars = axes.barh(places, widths, left=left, color=COLOURS[answer], label=word, height=0.6)
-        axes.bar_label(bars, [f"{width:.0f}" if width >= 3 else "" for width in widths],
-                       label_type="center")
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, method in zip(places, methods, strict=True):
-        low, high = method["answers"][TORN]["interval"]
-        axes.plot([100 * low, 100 * high], [place + 0.37] * 2, color="black", linewidth=2)
-    axes.set_yticks(places, [method["method"] for method in methods])
-    axes.set_xlim(0, 100)
-    axes.set_xlabel(f"pictures, % (line: torn, {level_text(report['level'])})")
-    if methods:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False,
-                    fontsize=8)
-    else:
-        axes.text(0.5, 0.5, "no votes yet", transform=axes.transAxes, ha="center")
-    return figure_png(figure)
+
+    def draw(axes: Any) -> None:  # noqa: ANN401 -- of matplotlib
+        places, left = range(len(methods))[::-1], [0.0] * len(methods)
+        for answer, word in WORDS.items():
+            widths = [100 * method["answers"][answer]["share"] for method in methods]
+            bars = axes.barh(places, widths, left=left, color=COLOURS[answer], label=word,
+                             height=0.6)
+            axes.bar_label(bars, [f"{width:.0f}" if width >= 3 else "" for width in widths],
+                           label_type="center")
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        for place, method in zip(places, methods, strict=True):
+            low, high = method["answers"][TORN]["interval"]
+            axes.plot([100 * low, 100 * high], [place + 0.37] * 2, color="black", linewidth=2)
+        axes.set_xlim(0, 100)
+
+    return plot_of([method["method"] for method in methods], draw,
+                   f"pictures, % (line: torn, {level_text(report['level'])})", narrow, 3)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from scipy import stats
 
-from superres.survey.records import Record
+from superres.survey.records import Record, grouped
 from superres.survey.statistics import Interval, wilson
 from superres.survey.study import JUDGEMENTS
 
@@ -30,10 +29,8 @@ Values = dict[str, float]
 def values_of(records: Sequence[Record], answer: str) -> Values:
     """Return the value of each image's picture for an answer, given the votes on the pictures of
     one method."""
-    votes: dict[str, list[bool]] = defaultdict(list)
-    for record in records:
-        votes[record["image"]].append(record["chosen"] == answer)
-    return {image: fmean(own) for image, own in votes.items()}
+    return {image: fmean(record["chosen"] == answer for record in own)
+            for image, own in grouped(records, "image").items()}
 
 
 def answer_shares(records: Sequence[Record], level: float = LEVEL) -> dict[str, dict[str, Any]]:
@@ -55,11 +52,8 @@ def answer_shares(records: Sequence[Record], level: float = LEVEL) -> dict[str, 
 def by_rater(records: Sequence[Record], level: float = LEVEL) -> list[dict[str, Any]]:
     """Return each rater's "shares" of the answers, as `answer_shares`, and the "pictures" that the
     rater judged."""
-    raters: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        raters[record["rater"]].append(record)
     return [{"rater": rater, "pictures": len(own), "shares": answer_shares(own, level)}
-            for rater, own in sorted(raters.items())]
+            for rater, own in sorted(grouped(records, "rater").items())]
 
 
 def paired_interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
@@ -83,30 +77,25 @@ def method_differences(records: Sequence[Record], methods: Sequence[str],
     A result has "method_a", "method_b", the number of "images", and in "answers" the mean
     "difference" a - b and its "interval", by answer.
     """
-    own = {method: [record for record in records if record["method_a"] == method]
-           for method in methods}
-    found = []
-    for a, b in itertools.combinations(methods, 2):
-        answers, images = {}, 0
+    own, found = grouped(records, "method_a"), []
+    for a, b in itertools.combinations([method for method in methods if method in own], 2):
+        images = sorted(set.intersection(*({record["image"] for record in own[one]}
+                                           for one in (a, b))))
+        if not images:
+            continue
+        answers = {}
         for answer in JUDGEMENTS:
             first, second = values_of(own[a], answer), values_of(own[b], answer)
-            changes = [first[image] - second[image]
-                       for image in sorted(first.keys() & second.keys())]
-            images = len(changes)
-            if changes:
-                answers[answer] = {"difference": fmean(changes),
-                                   "interval": paired_interval(changes, level)}
-        if images:
-            found.append({"method_a": a, "method_b": b, "images": images, "answers": answers})
+            changes = [first[image] - second[image] for image in images]
+            answers[answer] = {"difference": fmean(changes),
+                               "interval": paired_interval(changes, level)}
+        found.append({"method_a": a, "method_b": b, "images": len(images), "answers": answers})
     return found
 
 
 def same_answers(records: Sequence[Record]) -> float | None:
     """Return the share of equal answers among all two votes on one picture; None if no picture has
     two votes."""
-    votes: dict[int, list[str]] = defaultdict(list)
-    for record in records:
-        votes[record["pair"]].append(record["chosen"])
-    equal = [one == other for own in votes.values() for one,
-             other in itertools.combinations(own, 2)]
+    equal = [one["chosen"] == other["chosen"] for own in grouped(records, "pair").values()
+             for one, other in itertools.combinations(own, 2)]
     return fmean(equal) if equal else None

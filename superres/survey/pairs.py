@@ -131,8 +131,8 @@ def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]
               for image in images}
     found = [image for image, own in shapes.items() if len(set(own.values())) == 1]
     if not found:
-        sizes = ", ".join(f"{shape[1]}x{shape[0]} in {name}" for name,
-                          shape in shapes[images[0]].items())
+        sizes = ", ".join(f"{shape[1]}x{shape[0]} in {name}"
+                          for name, shape in shapes[images[0]].items())
         raise InvalidInputError(f"pictures differ in size, which would reveal methods: {images[0]} "
                                 f"is {sizes}; resize them")
     return found
@@ -147,8 +147,8 @@ def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
     require(1 <= count <= len(images), f"--pairs {count} asked for, but there are {len(images)} "
             f"images; give a number from 1 to {len(images)}")
     ordered = sorted(images)
-    return sorted(ordered[i] for i in np.random.default_rng(seed).choice(len(ordered), count,
-                                                                         replace=False))
+    chosen = np.random.default_rng(seed).choice(len(ordered), count, replace=False)
+    return sorted(ordered[i] for i in chosen)
 
 
 def make_pairs(
@@ -184,14 +184,21 @@ def make_pairs(
     require(not settings.judge or obvious == SHUFFLED, "judged pictures take no pairs with an "
             f"obvious answer; give --obvious {SHUFFLED}, whose pictures are torn, or none")
     source = methods.get(CAMERA, methods[compared[0][0].method_b or compared[0][0].method_a])
-    rng = np.random.default_rng((settings.seed, 1))
-    names = images if obvious is None or isinstance(obvious, str) else sorted(obvious)
+    given = obvious if isinstance(obvious, Mapping) else None
+    return pairs + _obvious_pairs(settings, source, given)
+
+
+def _obvious_pairs(settings: StudySettings, source: Mapping[str, Pixels],
+                   given: ObviousPairs | None) -> list[Pair]:
+    """Return the practice and gold pairs: those that are `given`, or of pictures of `source`."""
+    rng, pairs = np.random.default_rng((settings.seed, 1)), []
+    names = sorted(source if given is None else given)
     cycle = itertools.cycle([names[i] for i in rng.permutation(len(names))])
     for kind, count in ((PRACTICE, settings.practice),
                         (GOLD, min(MAX_GOLD_PAIRS, 2 * settings.gold))):
         for image in itertools.islice(cycle, min(count, len(names))):
-            pictures = ((source[image], shuffle_tiles(source[image], rng)) if obvious is None or
-                        isinstance(obvious, str) else obvious[image])
+            pictures = ((source[image], shuffle_tiles(source[image], rng)) if given is None
+                        else given[image])
             pairs.append(Pair(kind, kind, image, (TORN,), pictures[1:]) if settings.judge else
                          Pair(kind, kind, image, (RIGHT, WRONG), pictures))
     return pairs

@@ -112,8 +112,8 @@ def _finished(store: Store, study: Study) -> dict[str, bool]:
     out."""
     rater, trial, vote = schema.rater, schema.trial, schema.vote
     query = select(rater.c.pseudonym, func.count(vote.c.id)).select_from(
-        rater.outerjoin(trial, trial.c.rater_id == rater.c.id).outerjoin(vote, vote.c.trial_id
-                                                                         == trial.c.id)
+        rater.outerjoin(trial, trial.c.rater_id == rater.c.id)
+        .outerjoin(vote, vote.c.trial_id == trial.c.id)
     ).where(rater.c.study_id == study.id, rater.c.withdrawn.is_(None)).group_by(rater.c.pseudonym)
     with store.reading() as connection:
         available = count_pairs(connection, study)

@@ -11,16 +11,18 @@ from superres.survey.commands import command_line
 from superres.survey.exclusions import applies
 from superres.survey.statistics import FEW_RATERS
 from superres.survey.wording import (
+    about_repeats,
     as_warning,
     hundredths,
     interval_text,
     level_text,
     p_text,
     percent,
+    plot_of,
     section,
     times_text,
 )
-from superres.system.output import counted, figure_png, markdown_table, number_text
+from superres.system.output import counted, markdown_table, number_text
 
 Report = dict[str, Any]
 """A report of `superres.survey.report.study_report`."""
@@ -29,10 +31,6 @@ WIDE = 0.2
 """Width of an interval from which two methods cannot be called equal yet."""
 UNRELIABLE = 0.01
 """P-value below which the votes favour one side."""
-CAREFUL = 0.7
-"""Share of repeats with the same choice that careful raters reach unless the pictures look
-alike."""
-
 RATER_RULES = (
     ("same-side>0.9", "votes", 8, "chose the same side in over 90 of 100 votes"),
     ("repeats<0.5", "repeat_votes", 4, "gave another answer to most pairs that they saw twice"),
@@ -132,8 +130,7 @@ def _rest(known: dict[str, Any]) -> str:
 def _about_votes(result: dict[str, Any], unsure: bool) -> list[dict[str, str]]:
     """Return warnings about all votes together; `unsure` says whether "can't tell" was an
     answer."""
-    found = []
-    sides, repeats = result["sides"], result["repeats"]
+    found, sides = [], result["sides"]
     if sides and sides["p_binomial"] is not None and sides["p_binomial"] < UNRELIABLE:
         side = "left" if sides["share"] > EVEN else "right"
         share = max(sides["share"], 1 - sides["share"])
@@ -143,13 +140,10 @@ def _about_votes(result: dict[str, Any], unsure: bool) -> list[dict[str, str]]:
             "No answer is favoured by this, since sides are drawn at random, but it hides "
             "differences: ask for an answer that does not depend on the order, or collect more "
             "votes."))
-    if repeats and repeats["interval"][1] < CAREFUL:
-        found.append(as_warning(
-            f"Pairs that raters saw twice got the same answer in {hundredths(repeats['share'])} of "
-            "100 cases; guessing among "
-            f"{'three answers gives 33' if unsure else 'two answers gives 50'}.",
-            "The difference may be too small to see, or the question unclear: show the pictures "
-            "larger (--scale), or make a new study with a plainer question."))
+    found += about_repeats(
+        result["repeats"], "Pairs", "three answers gives 33" if unsure else "two answers gives 50",
+        "The difference may be too small to see, or the question unclear: show the pictures larger "
+        "(--scale), or make a new study with a plainer question.")
     counts = [c["anytime"]["raters"] for c in result["comparisons"] if c.get("anytime")]
     if counts and min(counts) < FEW_RATERS:
         found.append(as_warning(f"Only {counted(min(counts), 'rater')} finished.",
@@ -218,25 +212,24 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> d
 
 
 def _tests(analysis: Report) -> dict[str, Any]:
-    rows, withheld = [], dict.fromkeys(c["withheld"] for c in analysis["comparisons"]
-                                       if c.get("withheld"))
+    rows = []
+    withheld = {c["withheld"]: None for c in analysis["comparisons"] if c.get("withheld")}
     for c in analysis["comparisons"]:
         times = c.get("response_ms")
+        shares = "rater_correlation", "image_correlation", "agreement"
         rows.append([
             c["name"], p_text(c.get("p_two_way")), p_text(c.get("p_binomial")),
             number_text(c.get("design_effect"), 1),
-            *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation",
-                                                     "agreement")), str(c["unsure"]),
-            number_text(c.get("tie_parameter"), 2), number_text(times and times["median"] / 1000,
-                                                                1)])
+            *(number_text(c.get(key), 3) for key in shares), str(c["unsure"]),
+            number_text(c.get("tie_parameter"), 2),
+            number_text(times and times["median"] / 1000, 1)])
     return section("Details", ["a vs b", "p two-way", "p binomial",
                                "design effect", "rater correlation", "image correlation", "alpha",
                                "can't tell", "tie parameter", "median s"], rows,
                    "The design effect is the two-way variance relative to independent votes. Alpha "
                    "is Krippendorff's (nominal). The tie parameter is Davidson's: votes \"can't "
-                   "tell\" per geometric mean of the votes "
-                   "for a and for b." + "".join(f" {text[0].upper()}{text[1:]}."
-                                                for text in withheld))
+                   "tell\" per geometric mean of the votes for a and for b."
+                   + "".join(f" {text[0].upper()}{text[1:]}." for text in withheld))
 
 
 def _rater_quality(analysis: Report) -> dict[str, Any]:
@@ -287,38 +280,28 @@ def report_markdown(report: Report) -> str:
 
 
 def report_plot(report: Report, narrow: bool = False) -> bytes:
-    """Return a PNG with each comparison's preference and intervals, 900 pixels wide; 420 if
-    `narrow`, for a phone."""
-    from matplotlib.figure import Figure
-
+    """Return a PNG with each comparison's preference and intervals; see `plot_of`."""
     if report["settings"]["judge"]:
         return judged.report_plot(report, narrow)
     comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]
-    height = 1.8 + 0.55 * max(len(comparisons), 1)
-    figure = Figure(figsize=(4.2, height + 0.4) if narrow else (9, height), layout="constrained")
-    axes = figure.subplots()
-    for place, comparison in enumerate(reversed(comparisons)):
-        middle = 100 * comparison["preference"]
-        for kind, _, offset, width, color in PLOTTED_INTERVALS:
-            interval = (comparison["anytime"] or {}).get("interval") if kind == "anytime" \
-                else comparison["intervals"][kind]
-            if interval:
-                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width,
-                          color=color)
-        axes.plot(middle, place, marker="o", color="C0", markersize=7)
-        axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points",
-                      ha="center", fontsize=8)
-    for _, label, _, width, color in PLOTTED_INTERVALS:
-        axes.plot([], [], linewidth=width, color=color, label=label)
-    axes.axvline(50, color="grey", linewidth=1, linestyle=":")
-    names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"]
-             for c in reversed(comparisons)]
-    axes.set_yticks(range(len(comparisons)), names)
-    axes.set_ylim(-0.6, len(comparisons) - 0.3)
-    axes.set_xlabel(f"votes for the first method, % ({level_text(report['level'])}s)")
-    if comparisons:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if narrow else 3,
-                    frameon=False, fontsize=8)
-    else:
-        axes.text(0.5, 0.5, "no votes yet", transform=axes.transAxes, ha="center")
-    return figure_png(figure)
+
+    def draw(axes: Any) -> None:  # noqa: ANN401 -- of matplotlib
+        for place, comparison in enumerate(reversed(comparisons)):
+            middle = 100 * comparison["preference"]
+            known = {**comparison["intervals"],
+                     "anytime": (comparison["anytime"] or {}).get("interval")}
+            for kind, _, offset, width, color in PLOTTED_INTERVALS:
+                if known[kind]:
+                    axes.plot([100 * end for end in known[kind]], [place + offset] * 2,
+                              linewidth=width, color=color)
+            axes.plot(middle, place, marker="o", color="C0", markersize=7)
+            axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points",
+                          ha="center", fontsize=8)
+        for _, label, _, width, color in PLOTTED_INTERVALS:
+            axes.plot([], [], linewidth=width, color=color, label=label)
+        axes.axvline(50, color="grey", linewidth=1, linestyle=":")
+        axes.set_ylim(-0.6, len(comparisons) - 0.3)
+
+    names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"] for c in comparisons]
+    return plot_of(names, draw, f"votes for the first method, % ({level_text(report['level'])}s)",
+                   narrow, 1 if narrow else 3)

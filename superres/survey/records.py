@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -85,6 +86,14 @@ def read_votes(store: Store, study: Study) -> list[Record]:
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
 
 
+def grouped(records: Sequence[Record], column: str) -> dict[Any, list[Record]]:
+    """Return the records by their values in a column, in the order of the records."""
+    found: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        found[record[column]].append(record)
+    return dict(found)
+
+
 def find_rater(connection: Connection, study: Study, pseudonym: str,
                called: str | None = None) -> int:
     """Return the key of a rater in the table of raters.
@@ -93,9 +102,8 @@ def find_rater(connection: Connection, study: Study, pseudonym: str,
     it was `called`.
     """
     rater = schema.rater
-    key = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id,
-                                                     rater.c.pseudonym == pseudonym,
-                                                     rater.c.withdrawn.is_(None)))
+    key = connection.scalar(select(rater.c.id).where(
+        rater.c.study_id == study.id, rater.c.pseudonym == pseudonym, rater.c.withdrawn.is_(None)))
     if key is None:
         raise ConfigError(f"the study {study.name!r} has no rater {called or pseudonym}; give a "
                           "pseudonym of its export, or a participant id by --rater-id")

@@ -15,7 +15,14 @@ from superres.config import require
 from superres.survey import anytime, judgements, statistics
 from superres.survey.exclusions import excluded_raters, quality, read_exclusions
 from superres.survey.presentation import Report, findings
-from superres.survey.records import Record, gold_answers, left_choices, read_votes, repeated_answers
+from superres.survey.records import (
+    Record,
+    gold_answers,
+    grouped,
+    left_choices,
+    read_votes,
+    repeated_answers,
+)
 from superres.survey.statistics import LEVEL, Floats, Votes
 from superres.survey.store import Store
 from superres.survey.study import CAMERA, MAIN, Comparison, Study
@@ -73,7 +80,7 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
               "gold": _share(gold_answers(records), level), **_answers(main)}
     if study.settings.judge:
         return {**common, **_judgements(study, main, level)}
-    finished = anytime.rater_values(main, study.settings.trials, VALUES)
+    # What holds for all comparisons together.
     left = left_choices(main)
     sides = _share(left, level)
     raters, methods_a, methods_b = ([record[key] for record in main]
@@ -82,25 +89,25 @@ def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
     strengths, ties = (None, None) if reason else statistics.davidson(
         raters, methods_a, methods_b, [VALUES[record["chosen"]] for record in main],
         np.random.default_rng((seed, 3)), level)
+    if sides:
+        sides["p_binomial"] = None if reason else _binomial_p(sum(left), len(left))
+    # What holds for each.
+    finished = anytime.rater_values(main, study.settings.trials, VALUES)
+    own = grouped(main, "comparison")
     return {
-        **common,
-        "withheld": reason,
-        "comparisons": [_comparison(c,
-                                    [record for record in main if record["comparison"] == c.name],
-                                    finished.get(c.name), seed, level) for c in study.comparisons],
-        "sides": sides and {**sides, "p_binomial": None if reason else _binomial_p(sum(left),
-                                                                                   len(left))},
-        "strengths": strengths, "tie_parameter": ties,
-    }
+        **common, "withheld": reason,
+        "comparisons": [_comparison(c, own.get(c.name, []), finished.get(c.name), seed, level)
+                        for c in study.comparisons],
+        "sides": sides, "strengths": strengths, "tie_parameter": ties}
 
 
 def _judgements(study: Study, main: list[Record], level: float) -> Report:
     """Return the report of a study of single pictures: each method's, and differences between
     methods."""
     methods = [comparison.method_a for comparison in study.comparisons]
-    found = []
+    by_method, found = grouped(main, "method_a"), []
     for method in methods:
-        own = [record for record in main if record["method_a"] == method]
+        own = by_method.get(method, [])
         shares = {"answers": judgements.answer_shares(own, level),
                   "raters_alone": judgements.by_rater(own, level),
                   "same_answers": judgements.same_answers(own)} if own else {}
@@ -121,8 +128,9 @@ def _comparison(
     }
     if not records:
         return report
-    chosen, raters, images = ([record[key] for record in records] for key in ("chosen", "rater",
-                                                                              "image"))
+    # Intervals and tests, with few raters some only.
+    chosen, raters, images = ([record[key] for record in records]
+                              for key in ("chosen", "rater", "image"))
     votes = Votes.of([VALUES[value] for value in chosen], raters, images)
     both, reason = statistics.two_way(votes, level), statistics.withheld(votes.counts[0])
     return {
@@ -130,7 +138,8 @@ def _comparison(
         "withheld": reason,
         "preference": votes.preference,
         "preference_decided": a / (a + b) if a + b else None,
-        "intervals": statistics.intervals(votes, level),
+        "intervals": {"two_way": both and both["interval"],
+                      "wilson": statistics.wilson(a, a + b, level) if a + b else None},
         "tie_parameter": unsure / math.sqrt(a * b) if a and b else None,
         "standard_error": both and both["standard_error"],
         "degrees_of_freedom": both and both["degrees_of_freedom"],
@@ -148,10 +157,11 @@ def _anytime(finished: Floats, a: int, b: int, seed: int, level: float) -> Repor
     """Return what holds however often the owner looks, given finished raters' values and the votes
     for a and b."""
     mean, settled = float(finished.mean()), bool(anytime.excludes_even(finished, level)[-1])
+    rng = np.random.default_rng((seed, 4))
     return {
-        "raters": len(finished), "preference": mean, "interval": anytime.anytime_interval(finished, level),
-        "settled": settled,
-        "more_raters": None if settled else anytime.more_raters(finished, np.random.default_rng((seed, 4)), level),
+        "raters": len(finished), "preference": mean,
+        "interval": anytime.anytime_interval(finished, level), "settled": settled,
+        "more_raters": None if settled else anytime.more_raters(finished, rng, level),
         # One changed vote moves the margin by two.
         "votes_to_flip": abs(a - b) // 2 + 1 if a != b else None,
         "votes_to_unsettle": math.ceil(anytime.share_to_unsettle(finished, level) * max(a, b))

@@ -27,7 +27,7 @@ study = _table(
     "study", _column("name", sa.String(200), unique=True), _column("created", sa.String(30)),
     _column("settings", sa.Text), _column("methods", sa.Text), _column("comparisons", sa.Text),
     _column("salt", sa.String(64)), _column("owner_hash", sa.String(64)),
-    _column("has_pictures", sa.Boolean))
+    _column("has_pictures", sa.Boolean))  # always, but in older stores with imported studies
 picture = _table(
     "picture", _of_study(index=True), _column("method", sa.String(200)),
     _column("image", sa.String(500)), _column("sha256", sa.String(64)),
@@ -40,8 +40,9 @@ pair = _table(
     sa.Column("picture_b", sa.ForeignKey("survey_picture.id")),
     sa.UniqueConstraint("study_id", "number"))
 rater = _table(
-    "rater", _of_study(), _column("pseudonym", sa.String(64)), _column("consent_version", sa.String(12)),
-    _column("consented", sa.String(30)), sa.Column("session_hash", sa.String(64), unique=True),
+    "rater", _of_study(), _column("pseudonym", sa.String(64)),
+    _column("consent_version", sa.String(12)), _column("consented", sa.String(30)),
+    sa.Column("session_hash", sa.String(64), unique=True),
     # The time at which the rater withdrew, and the number of votes that were erased then.
     sa.Column("withdrawn", sa.String(30)), sa.Column("erased", sa.Integer),
     # values of the study's `panel_params` as JSON, if the link had any
@@ -60,8 +61,9 @@ vote = _table(
     _column("choice", sa.String(7),
             sa.CheckConstraint("choice IN ('left', 'right', 'unsure', 'torn', 'unequal', 'good')")),
     _column("response_ms", sa.Float),  # measured by the page; `page_ms` in exports
-    _column("display_px", sa.Float), _column("pixel_ratio", sa.Float), _column("viewport_width", sa.Integer),
-    _column("viewport_height", sa.Integer), _column("input", sa.String(10)), _column("voted", sa.String(30)))
+    _column("display_px", sa.Float), _column("pixel_ratio", sa.Float),
+    _column("viewport_width", sa.Integer), _column("viewport_height", sa.Integer),
+    _column("input", sa.String(10)), _column("voted", sa.String(30)))
 exclusion = _table(
     "exclusion", _of_study(index=True), _column("number", sa.Integer),
     _column("rule", sa.String(200)), _column("reason", sa.Text), _column("recorded", sa.String(30)),

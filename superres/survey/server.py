@@ -10,7 +10,6 @@ owner's token.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -18,20 +17,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from superres.errors import InvalidInputError, StoreError
+from superres.errors import StoreError
 from superres.survey import voting
-from superres.survey.credentials import digest, require_filled
+from superres.survey.credentials import digest
 from superres.survey.export import export_study
 from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import Study, StudySettings
-from superres.survey.voting import STRICT, Panel, RefusedError, Vote
+from superres.survey.voting import Enrolment, RefusedError, Vote
 from superres.system.asgi import with_headers
 from superres.system.output import scratch_folder
 
@@ -50,19 +48,6 @@ MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; chars
 
 Session = Annotated[str, Header(alias="X-Session", max_length=100)]
 Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
-
-
-class Enrolment(BaseModel):
-    """A rater's agreement to a version of the consent text; `key` is the key of a personal link.
-
-    `panel` has parameters of the page's URL that name the rater's submission at a panel.
-    """
-
-    model_config = STRICT
-    rater: str = Field(max_length=200)
-    consent: str = Field(max_length=64)
-    key: str = Field("", max_length=64)
-    panel: Panel = {}
 
 
 def guard(app: ASGIApp) -> ASGIApp:
@@ -145,8 +130,7 @@ def study_app(store: Store, study: Study, root_path: str = "",
 
     `root_path` is the path of the requests that a proxy passes on, such as "/survey". A proxy that
     removes its path from requests needs none, since all links are relative. `limit` is by default
-    `EnrolmentLimit()`. The caller closes the store. Raise StoreError if the study was imported
-    without its pictures.
+    `EnrolmentLimit()`. The caller closes the store.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     root = root_path.strip("/") and f"/{root_path.strip('/')}"
@@ -161,24 +145,14 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
 
     It serves the page at its root, and works under any path that ends in a slash.
     """
-    if not study.has_pictures:
-        raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be "
-                         "reported, not served")
     app, settings = _guarded_app("survey.html", "survey.js", "survey.css"), study.settings
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
     def get_study(request: Request) -> dict[str, Any]:
-        _check_link(settings, request.query_params)  # which the page passes on
-        shown = ("title", "question", "consent", "consent_version", "judge", "allow_unsure",
-                 "minimum_viewport", "id_params", "panel_params")
-        return {
-            **{name: getattr(settings, name) for name in shown},
-            # Pixels of the page per pixel of a picture, kept whole by the page; 1 if pictures may
-            # be reduced smoothly.
-            "scale": settings.scale if settings.interpolation == "nearest" else 1, "fill": settings.fill,
-            # Name of the browser's stored session for this study.
-            "key": f"superres-survey-{digest(study.created + study.name)[:16]}"}
+        voting.check_link(settings, request.query_params)  # which the page passes on
+        stored = digest(study.created + study.name)[:16]  # the browser's session for this study
+        return {**_shown(settings), "key": f"superres-survey-{stored}"}
 
     @app.post("/api/raters")
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
@@ -186,8 +160,7 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
         if seconds:
             raise RefusedError(429, "many people are starting this survey at the moment; please "
                                f"try again in {seconds} s", seconds)
-        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session,
-                                        enrolment.key, enrolment.panel)
+        session, resumed = voting.enrol(store, study, enrolment, session)
         return {"session": session, "resumed": resumed}
 
     @app.get("/api/trial")
@@ -209,13 +182,16 @@ def survey_app(store: Store, study: Study, limit: EnrolmentLimit | None = None) 
     return app
 
 
-def _check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
-    """Raise RefusedError if a panel did not fill in a parameter of its link."""
-    try:
-        for name in (*settings.id_params, *settings.panel_params):
-            require_filled(f"the value of {name}", values.get(name, ""))
-    except InvalidInputError as error:
-        raise RefusedError(422, str(error)) from None
+def _shown(settings: StudySettings) -> dict[str, Any]:
+    """Return what the voting page needs of the settings.
+
+    Its scale is the number of pixels of the page per pixel of a picture, kept whole by the page; 1
+    if pictures may be reduced smoothly.
+    """
+    names = ("title", "question", "consent", "consent_version", "judge", "allow_unsure", "fill",
+             "minimum_viewport", "id_params", "panel_params")
+    return {**{name: getattr(settings, name) for name in names},
+            "scale": settings.scale if settings.interpolation == "nearest" else 1}
 
 
 def results_app(store: Store, study: Study) -> FastAPI:

@@ -98,8 +98,8 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
     if fewest < 2:
         return None
     fitted = OLS(votes.values, np.ones(len(votes.values))).fit()  # its only coefficient is the mean
-    variance = max(float(matrix[0, 0]) for matrix in cov_cluster_2groups(fitted, votes.raters,
-                                                                         votes.images))
+    matrices = cov_cluster_2groups(fitted, votes.raters, votes.images)
+    variance = max(float(matrix[0, 0]) for matrix in matrices)
     if variance <= 1e-15:
         return {"interval": wilson(mean * fewest, fewest, level), "standard_error": 0.0,
                 "degrees_of_freedom": fewest - 1, "p_value": None, "design_effect": None}
@@ -109,15 +109,6 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
             "degrees_of_freedom": fewest - 1,
             "p_value": 2 * float(stats.t.sf(abs(mean - 0.5) / error, fewest - 1)),
             "design_effect": variance / (float(votes.values.var()) / len(votes.values))}
-
-
-def intervals(votes: Votes, level: float = LEVEL) -> dict[str, Interval | None]:
-    """Return the two-way interval, and Wilson's of decided votes; None with too few raters, images
-    or votes."""
-    both = two_way(votes, level)
-    for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
-    return {"two_way": both["interval"] if both else None, "wilson": wilson(for_a, decided, level)
-            if decided else None}
 
 
 def wilson(successes: float, trials: float, level: float = LEVEL) -> Interval:
@@ -164,27 +155,25 @@ def krippendorff_alpha(units: Ints, choices: Ints) -> float | None:
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))
 
 
-def davidson(
-    raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str],
-    values: Sequence[float], rng: np.random.Generator, level: float = LEVEL,
-) -> tuple[list[dict[str, Any]], float | None]:
+def davidson(raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str],
+             values: Sequence[float], rng: np.random.Generator,
+             level: float = LEVEL) -> tuple[list[dict[str, Any]], float | None]:
     """Fit the model of Davidson (1970, JASA 65:317-328), which without ties is that of Bradley and
     Terry (1952).
 
     A is preferred to B with probability a / (a + b + v sqrt(ab)), and neither with v sqrt(ab) / (a
     + b + v sqrt(ab)), for strengths a and b and the tie parameter v. No maintained library fits
-    ties: choix has the model of Bradley and Terry alone, and statsmodels no paired comparisons.
-        Each vote has a rater, a method a, a method b, and a value.
+    ties. Each vote has a rater, a method a, a method b, and a value.
 
     Returns:
         The strengths, highest first: the "method", its "log_strength" (natural logarithm, with the
-        mean 0 over methods) and the percentile bootstrap "interval" over raters. And v, or None
-        without ties. There are no strengths of fewer than three methods, or if the comparisons do
-        not connect all methods.
+        mean 0 over methods) and the percentile bootstrap "interval" over raters; none of fewer than
+        three methods, or if the comparisons do not connect them. And v, or None without ties.
     """
     names = sorted({*methods_a, *methods_b})
     if len(names) < 3:
         return [], None
+    # Which methods meet, and whether by them all stand on one scale.
     rater_names, rows = np.unique(list(raters), return_inverse=True)
     a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))
     pairs, columns = np.unique(np.stack([a, b], 1), axis=0, return_inverse=True)
@@ -193,12 +182,13 @@ def davidson(
     if connected_components(links, directed=False)[0] > 1:
         return [], None
     by_rater = np.zeros((len(rater_names), len(pairs), 3))
-    np.add.at(by_rater, (rows, columns.reshape(-1), (2 - 2 * np.asarray(values)).astype(np.int64)),
-              1)
+    outcomes = (2 - 2 * np.asarray(values)).astype(np.int64)
+    np.add.at(by_rater, (rows, columns.reshape(-1), outcomes), 1)
+    # The votes as they are, and resampled by raters, are fitted at once.
     weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)),
                               RATER_RESAMPLES)
     counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])
-    fitted, tie, _ = fit_davidson(counts, pairs, len(names))
+    fitted, tie = fit_davidson(counts, pairs, len(names))
     fitted -= fitted.mean(axis=1, keepdims=True)
     low, high = np.quantile(fitted[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
     found = [{"method": names[i], "log_strength": float(fitted[0, i]),
@@ -207,9 +197,8 @@ def davidson(
     return found, float(np.exp(tie[0])) if counts[0, :, 1].any() else None
 
 
-def fit_davidson(
-    counts: Floats, pairs: Ints, methods: int, precision: float = REGULARISATION,
-) -> tuple[Floats, Floats, Floats]:
+def fit_davidson(counts: Floats, pairs: Ints, methods: int,
+                 precision: float = REGULARISATION) -> tuple[Floats, Floats]:
     """Fit Davidson's model to T tables of votes at once, by Newton's method.
 
     The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v
@@ -219,8 +208,7 @@ def fit_davidson(
     log strengths.
 
     Returns:
-        The log strengths, float64 [T, M]; the logarithm of the tie parameter, float64 [T]; and the
-        covariance of both in the posterior's normal approximation, float64 [T, M + 1, M + 1].
+        The log strengths, float64 [T, M], and the logarithm of the tie parameter, float64 [T].
     """
     sides = np.eye(methods + 1)[pairs]  # [P, 2, M + 1]
     # The derivative of each outcome's score by the parameters, [P, 3, M + 1].
@@ -229,21 +217,21 @@ def fit_davidson(
     possible = np.array([True, bool(counts[..., 1].any()), True])
     totals, prior = counts.sum(axis=2), precision * np.eye(methods + 1)
     parameters = np.zeros((len(counts), methods + 1))
-    for step in range(51):  # at most 50 steps of at most 2
+    for _ in range(50):  # steps of at most 2
         chances = np.where(possible, np.exp(np.einsum("pok,tk->tpo", scores, parameters)), 0)
         chances /= chances.sum(axis=2, keepdims=True)
         expected = np.einsum("tpo,pok->tpk", chances, scores)
         squares = np.einsum("tpo,pok,pol->tpkl", chances, scores, scores)
         squares -= expected[..., :, None] * expected[..., None, :]
         hessian = np.einsum("tp,tpkl->tkl", totals, squares) + prior
-        gradient = np.einsum("tpo,pok->tk", counts, scores) - np.einsum("tp,tpk->tk", totals,
-                                                                        expected)
-        change = np.linalg.solve(hessian, (gradient - precision * parameters)[..., None])[..., 0]
-        if step == 50 or np.abs(change).max() < 1e-8:
+        gradient = (np.einsum("tpo,pok->tk", counts, scores)
+                    - np.einsum("tp,tpk->tk", totals, expected) - precision * parameters)
+        change = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        if np.abs(change).max() < 1e-8:
             break
-        parameters += change * np.minimum(1, 2 / np.maximum(np.abs(change).max(axis=1),
-                                                            1e-300))[:, None]
-    return parameters[:, :methods], parameters[:, methods], np.linalg.inv(hessian)
+        largest = np.abs(change).max(axis=1, keepdims=True)
+        parameters += change * np.minimum(1, 2 / np.maximum(largest, 1e-300))
+    return parameters[:, :methods], parameters[:, methods]
 
 
 def plan_votes(

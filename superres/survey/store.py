@@ -36,6 +36,7 @@ from superres.survey.credentials import digest, new_token
 from superres.survey.pairs import Pair, encode_png
 from superres.survey.study import MAX_IMAGE_NAME, Comparison, Study, StudySettings, check_name
 from superres.system.output import prepare_folder, scratch_file
+from superres.system.progress import say
 
 BUSY_SECONDS = 30
 """Seconds that a write waits for another process's write; `?timeout=S` in an SQLite URL overrides
@@ -74,6 +75,7 @@ class Store:
     """
 
     def __init__(self, url: str | Path, create: bool = False) -> None:
+        # What the address names.
         address = _url(str(url))
         is_sqlite, file = address.get_backend_name() == "sqlite", address.database
         if is_sqlite and file in (None, "", ":memory:"):
@@ -85,6 +87,7 @@ class Store:
                              "create, or give --store")
         self._new_file = (Path(self.location) if create and is_sqlite
                           and not Path(self.location).exists() else None)
+        # Its database, and the schema there.
         try:
             self._engine = _engine(address)
         except (ImportError, NoSuchModuleError) as error:
@@ -141,9 +144,9 @@ class Store:
             yield
         except (SQLAlchemyError, sqlite3.Error) as error:
             message = first_line(getattr(error, "orig", None) or error)
-            meaning = next((text for part, text in ERROR_MESSAGES if re.search(part,
-                                                                               message.lower())),
-                           f"cannot be used: {message}; check --store")
+            meaning = next(
+                (text for part, text in ERROR_MESSAGES if re.search(part, message.lower())),
+                f"cannot be used: {message}; check --store")
             raise StoreError(f"the store {self.location} {meaning}") from error
 
     def clean(self) -> None:
@@ -178,15 +181,16 @@ class Store:
             OutputError: the file cannot be written.
         """
         if self._engine.dialect.name != "sqlite":
-            url = shlex.quote(self.location.replace("+psycopg", "")) if ":***@" not in self.location \
-                else f'"${STORE_VARIABLE}"'
+            url = (f'"${STORE_VARIABLE}"' if ":***@" in self.location
+                   else shlex.quote(self.location.replace("+psycopg", "")))
             raise ConfigError(f"a database server keeps the store {self.location}; copy it by its "
                               f"own program: pg_dump -Fc -t 'survey_*' -f FILE {url}")
         require(not path.exists(), f"{path} exists already; choose another file, or remove it")
         prepare_folder(path.parent, "file")
         try:
-            with scratch_file(path.parent, path) as file, closing(sqlite3.connect(file.name)) as copy, \
-                    self._engine.connect() as connection:
+            with (scratch_file(path.parent, path) as file,
+                  closing(sqlite3.connect(file.name)) as copy,
+                  self._engine.connect() as connection):
                 copy.execute("PRAGMA journal_mode=OFF")  # a copy that fails is removed
                 connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
         except (OSError, sqlite3.Error) as error:
@@ -202,49 +206,23 @@ class Store:
 
         Raise ConfigError if the name is taken or not valid.
         """
-        token = new_token()
-        known: dict[tuple[str, str, str], int] = {}  # ids of stored pictures
-        with self.writing() as connection:
-            study = self.add_study(connection, name, settings, comparisons, methods,
-                                   owner_hash=digest(token))
-            for number, pair in enumerate(pairs):
-                check_name("an image's name", pair.image, MAX_IMAGE_NAME)
-                ids = []
-                for method, pixels in zip(pair.methods, pair.pictures, strict=True):
-                    sha256 = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
-                    key = method, pair.image, sha256
-                    if key not in known:
-                        known[key] = add_row(connection, schema.picture, study_id=study,
-                                             method=method, image=pair.image, sha256=sha256,
-                                             png=encode_png(pixels))
-                    ids.append(known[key])
-                add_row(connection, schema.pair, study_id=study, number=number, kind=pair.kind,
-                        comparison=pair.comparison, image=pair.image, picture_a=ids[0],
-                        picture_b=ids[1] if len(ids) > 1 else None)
-        return self.study(name), token
-
-    def add_study(
-        self, connection: Connection, name: str, settings: StudySettings,
-        comparisons: Sequence[Comparison], methods: dict[str, dict[str, Any]], owner_hash: str = "",
-        created: str | None = None, has_pictures: bool = True,
-    ) -> int:
-        """Add a study without pairs in the transaction of `connection` and return its id.
-
-        Raise ConfigError if the name is taken or not valid.
-        """
         check_name("a study's name", name)
         require(not name.startswith("-"), "a study's name must not begin with '-', where it would "
                 f"be an option; not {name!r}")
         for method in methods:
             check_name("a method's name", method)
-        taken = connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name))
-        require(taken is None, f"there is a study {name!r} in {self.location} already; choose "
-                "another name")
-        return add_row(
-            connection, schema.study, name=name, created=created or utc_now(),
-            settings=json.dumps(settings.to_dict()), methods=json.dumps(methods),
-            comparisons=json.dumps([asdict(c) for c in comparisons]), salt=secrets.token_hex(32),
-            owner_hash=owner_hash, has_pictures=has_pictures)
+        token = new_token()
+        with self.writing() as connection:
+            taken = connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name))
+            require(taken is None, f"there is a study {name!r} in {self.location} already; choose "
+                    "another name")
+            study = add_row(
+                connection, schema.study, name=name, created=utc_now(),
+                settings=json.dumps(settings.to_dict()), methods=json.dumps(methods),
+                comparisons=json.dumps([asdict(c) for c in comparisons]),
+                salt=secrets.token_hex(32), owner_hash=digest(token), has_pictures=True)
+            _add_pairs(connection, study, pairs)
+        return self.study(name), token
 
     def studies(self) -> list[str]:
         """Return the names of all studies, oldest first."""
@@ -254,25 +232,36 @@ class Store:
     def study(self, name: str) -> Study:
         """Return the study with this name; raise StoreError if there is none."""
         with self.reading() as connection:
-            row = connection.execute(select(schema.study).where(schema.study.c.name
-                                                                == name)).one_or_none()
+            row = connection.execute(
+                select(schema.study).where(schema.study.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(self.studies()) or "none"
             raise StoreError(f"no study {name!r} in {self.location}; it holds: {known}")
+        if not row.has_pictures:
+            raise StoreError(f"the study {name!r} in {self.location} was imported from votes; "
+                             "studies have pictures now: use the superres that imported it")
         try:
-            return Study(row.id, row.name, row.created,
-                         StudySettings.from_dict(json.loads(row.settings)), json.loads(row.methods),
-                         tuple(Comparison(**values) for values in json.loads(row.comparisons)),
-                         row.salt, row.has_pictures)
+            values = dict(json.loads(row.settings))
+            was_adaptive = values.pop("adaptive", False)
+            study = Study(row.id, row.name, row.created, StudySettings.from_dict(values),
+                          json.loads(row.methods),
+                          tuple(Comparison(**one) for one in json.loads(row.comparisons)), row.salt)
         except (ValueError, TypeError, RecursionError, ConfigError) as error:
             raise StoreError(f"the study {name!r} in {self.location} is damaged "
                              f"({plain(str(error))}); restore it from a backup") from error
+        # The setting was on by default, and without effect on one or two methods.
+        methods = {method for c in study.comparisons for method in (c.method_a, c.method_b)}
+        if was_adaptive and len(methods) > 2 and not study.settings.judge:
+            say(f"the study {name!r} asked for an adaptive order of pairs, and gets the balanced "
+                "one: its votes stay valid, and later raters see equally many pairs of each "
+                "comparison; for the old order, serve it by the superres that made it")
+        return study
 
     def is_owner(self, study: Study, token: str) -> bool:
         """Return whether `token` is the current token of the study's owner."""
         with self.reading() as connection:
-            stored = connection.scalar(select(schema.study.c.owner_hash).where(schema.study.c.id
-                                                                               == study.id))
+            stored = connection.scalar(
+                select(schema.study.c.owner_hash).where(schema.study.c.id == study.id))
         return bool(stored) and secrets.compare_digest(str(stored), digest(token))
 
     def new_owner_token(self, study: Study) -> str:
@@ -290,8 +279,8 @@ def _url(text: str) -> URL:
     try:
         url = make_url(text)
     except ArgumentError:
-        raise StoreError(f"{text!r} is not a database URL; give a file, or one such as postgresql://user@host/name") \
-            from None
+        raise StoreError(f"{text!r} is not a database URL; give a file, or one such as "
+                         "postgresql://user@host/name") from None
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
@@ -319,6 +308,24 @@ def _engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _add_pairs(connection: Connection, study: int, pairs: Sequence[Pair]) -> None:
+    """Add the pairs of a study and their pictures; a picture of several pairs is stored once."""
+    known: dict[tuple[str, str, str], int] = {}  # ids of stored pictures
+    for number, pair in enumerate(pairs):
+        check_name("an image's name", pair.image, MAX_IMAGE_NAME)
+        ids = []
+        for method, pixels in zip(pair.methods, pair.pictures, strict=True):
+            sha256 = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
+            key = method, pair.image, sha256
+            if key not in known:
+                known[key] = add_row(connection, schema.picture, study_id=study, method=method,
+                                     image=pair.image, sha256=sha256, png=encode_png(pixels))
+            ids.append(known[key])
+        add_row(connection, schema.pair, study_id=study, number=number, kind=pair.kind,
+                comparison=pair.comparison, image=pair.image, picture_a=ids[0],
+                picture_b=ids[1] if len(ids) > 1 else None)
 
 
 def add_row(connection: Connection, table: Table, **values: object) -> int:

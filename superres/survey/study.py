@@ -107,12 +107,10 @@ class StudySettings(Config):
     The options of the others have other forms. `title` is the heading of the page, and `consent`
     the text that a rater agrees to. `scale` is the factor, 1 to 64, by which the server enlarges
     pictures; with `fill`, the page enlarges them further, in whole pixels, as far as the window
-    allows, and otherwise no more. `adaptive` shows most pairs of the methods whose order is least
-    certain (see `superres.survey.assignment`); otherwise all comparisons get equally many votes.
-    `minimum_viewport` is the smallest window (width, height) in which votes are accepted, in CSS
-    pixels. `id_params` are parameters of the page's URL that may hold the rater's id; the first one
-    present is used. `panel_params` are parameters whose values are kept as they are, such as
-    Prolific's, by which its owner finds a rater's submission.
+    allows, and otherwise no more. `minimum_viewport` is the smallest window (width, height) in
+    which votes are accepted, in CSS pixels. `id_params` are parameters of the page's URL that may
+    hold the rater's id; the first one present is used. `panel_params` are parameters whose values
+    are kept as they are, such as Prolific's, by which its owner finds a rater's submission.
     """
 
     question: str = setting(
@@ -142,7 +140,6 @@ class StudySettings(Config):
     consent: str = CONSENT
     scale: int = setting(8, least=1, most=64)
     fill: bool = False
-    adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
     panel_params: tuple[str, ...] = ("STUDY_ID", "SESSION_ID")
@@ -163,8 +160,8 @@ class StudySettings(Config):
                 f"{shown(self.minimum_viewport)}")
         for name in ("id_params", "panel_params"):
             names = getattr(self, name)
-            require(len(names) <= MAX_PARAMS and all(re.fullmatch(r"[!-~]{1,100}", one)
-                                                     for one in names),
+            valid = all(re.fullmatch(r"[!-~]{1,100}", one) for one in names)
+            require(len(names) <= MAX_PARAMS and valid,
                     f"{name} must be up to {MAX_PARAMS} names of URL parameters, each of 1 to 100 "
                     f"ASCII characters without blanks, not {shown(names)}")
         url = self.completion_url
@@ -202,7 +199,7 @@ class Study:
 
     `created` is its time of creation (UTC, ISO 8601). `methods` has the origin of each method's
     pictures by name: a folder, or a checkpoint and decoding settings. `salt` is the key of the
-    raters' pseudonyms. A study that was imported from votes has no pictures and cannot be served.
+    raters' pseudonyms.
     """
 
     id: int
@@ -212,16 +209,6 @@ class Study:
     methods: dict[str, dict[str, Any]]
     comparisons: tuple[Comparison, ...]
     salt: str
-    has_pictures: bool = True
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether each rater's pairs are planned: pairs of three or more methods, and a vote on
-        every comparison."""
-        methods = {name for comparison in self.comparisons for name in (comparison.method_a,
-                                                                        comparison.method_b)}
-        return (self.settings.adaptive and not self.settings.judge and len(methods) > 2
-                and len(self.comparisons) <= self.settings.trials)
 
     def record(self) -> dict[str, Any]:
         """Return the study without its salt, serialisable as JSON."""

@@ -26,7 +26,7 @@ from superres.survey.credentials import (
 from superres.survey.pairs import display_png
 from superres.survey.records import answer_of, correct_answer
 from superres.survey.store import Store, add_row, utc_now
-from superres.survey.study import MAX_PARAMS, PRACTICE, Study
+from superres.survey.study import MAX_PARAMS, PRACTICE, Study, StudySettings
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 """Body of a request: unknown fields and values of another type are refused."""
@@ -47,12 +47,23 @@ class RefusedError(SuperresError):
 
 
 PanelText = Annotated[str, Field(max_length=200)]
-Panel = Annotated[dict[PanelText, PanelText], Field(max_length=MAX_PARAMS)]
-"""Values of a study's `panel_params`, by name."""
 
 
-class Ballot(BaseModel):
-    """A choice, as the page reports it and exports have it.
+class Enrolment(BaseModel):
+    """A rater's agreement to a version of the consent text; `key` is the key of a personal link.
+
+    `panel` has parameters of the page's URL that name the rater's submission at a panel.
+    """
+
+    model_config = STRICT
+    rater: str = Field(max_length=200)
+    consent: str = Field(max_length=64)
+    key: str = Field("", max_length=64)
+    panel: Annotated[dict[PanelText, PanelText], Field(max_length=MAX_PARAMS)] = {}
+
+
+class Vote(BaseModel):
+    """A choice in the trial of a token, as the page reports it.
 
     `response_ms` is the time from the display of both pictures to the choice, measured by the page
     and exported as `page_ms`; reports and exclusions use the server's clock instead. `display_px`
@@ -61,6 +72,7 @@ class Ballot(BaseModel):
     """
 
     model_config = STRICT
+    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
     choice: Literal["left", "right", "unsure", "torn", "unequal", "good"]
     response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
@@ -70,63 +82,70 @@ class Ballot(BaseModel):
     input: Literal["key", "pointer"]
 
 
-class Vote(Ballot):
-    """A vote on the trial with this token."""
-
-    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
-
-
-def enrol(
-    store: Store, study: Study, rater_id: str, consent_version: str, session: str = "",
-    key: str = "", panel: Mapping[str, str] | None = None,
-) -> tuple[str, bool]:
+def enrol(store: Store, study: Study, enrolment: Enrolment,
+          session: str = "") -> tuple[str, bool]:
     """Record a rater's consent and return (session token, whether the rater had enrolled before).
 
     The session token identifies the rater in all other requests and replaces the rater's earlier
-    one. A rater who returns must present the earlier session token or the `key` of the personal
+    one. A rater who returns must present the earlier session token or the key of the personal
     link, since the id is not a secret. `session` may also be a token that the page generated, so
     that it can repeat a request whose response was lost. A value that is not 32 characters long is
-    replaced. `panel` has values of the study's `panel_params`, which are stored with a new rater;
-    others are dropped. Raise RefusedError if the id is not valid, the id or a value of `panel` is a
-    placeholder, the consent is to another text, the key is wrong, or a returning rater presents
-    neither session token nor key.
+    replaced. Values of the study's `panel_params` are stored with a new rater; others are dropped.
+    Raise RefusedError if the id is not valid, a value is a placeholder, the consent is to another
+    text, the key is wrong, or a returning rater presents neither session token nor key.
     """
-    if consent_version != study.settings.consent_version:
+    if enrolment.consent != study.settings.consent_version:
         raise RefusedError(409, "the consent text has changed; reload the page")
-    kept = {one: value for one, value in (panel or {}).items()
-            if one in study.settings.panel_params}
-    try:
-        name = pseudonym(study.salt, rater_id)
-        for one, value in kept.items():
-            require_filled(f"the value of {one}", value)
-    except InvalidInputError as error:
-        raise RefusedError(422, str(error)) from None
-    if key and not hmac.compare_digest(key.encode(), link_key(study.salt, rater_id).encode()):
-        raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
+    name, kept = _identified(study, enrolment)
     if len(session) != TOKEN_LENGTH:
         session = new_token()
+    # A rater who is known continues by the session or the link, and by nothing else.
     rater = schema.rater
     with store.writing() as connection:
         _lock_study(connection, study)
         known = connection.execute(select(rater.c.id, rater.c.session_hash).where(
             rater.c.study_id == study.id, rater.c.pseudonym == name)).one_or_none()
-        if known is not None and known.session_hash == digest(session):
+        if known and known.session_hash == digest(session):
             return session, True
-        if known is not None and not key:
+        if known and not enrolment.key:
             raise RefusedError(403, "this participant id has started already; continue in the same "
                                "browser, or ask those who sent you for your personal link")
-        if (connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session)))
-            is not None):
+        if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))):
             session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
             add_row(connection, rater, study_id=study.id, pseudonym=name,
-                    consent_version=consent_version, consented=utc_now(),
-                    session_hash=digest(session), panel=json.dumps(kept) if kept else None)
+                    consent_version=enrolment.consent, consented=utc_now(),
+                    session_hash=digest(session), panel=kept)
         else:
             connection.execute(
-                update(rater).where(rater.c.id == known.id).values(session_hash=digest(session))
-            )
+                update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
     return session, known is not None
+
+
+def _identified(study: Study, enrolment: Enrolment) -> tuple[str, str | None]:
+    """Return the pseudonym of who enrols, and the values of a panel that are kept, as JSON.
+
+    A personal link is checked.
+    """
+    kept = {one: value for one, value in enrolment.panel.items()
+            if one in study.settings.panel_params}
+    check_link(study.settings, kept)
+    try:
+        name, key = (of(study.salt, enrolment.rater) for of in (pseudonym, link_key))
+    except InvalidInputError as error:
+        raise RefusedError(422, str(error)) from None
+    if enrolment.key and not hmac.compare_digest(enrolment.key.encode(), key.encode()):
+        raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
+    return name, json.dumps(kept) if kept else None
+
+
+def check_link(settings: StudySettings, values: Mapping[str, str]) -> None:
+    """Raise RefusedError if a panel did not fill in a parameter of its link."""
+    try:
+        for name in (*settings.id_params, *settings.panel_params):
+            require_filled(f"the value of {name}", values.get(name, ""))
+    except InvalidInputError as error:
+        raise RefusedError(422, str(error)) from None
 
 
 def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | None:
@@ -148,16 +167,18 @@ def next_trial(store: Store, study: Study, session: str) -> dict[str, Any] | Non
         if rater is None:
             raise RefusedError(401, "this session is over or was opened elsewhere; continue there, "
                                "or start again by your personal link")
+        # Where the rater is: after the last vote, whatever was shown since.
         kinds = schedule(study.settings, count_pairs(connection, study),
                          trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
             return None
+        # A new trial, or the one that waits for its vote under a new token.
         position, kind = done + 1, kinds[done]
         display = {"token_hash": digest(token), "issued": utc_now()}
-        shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id,
-                                                       trial.c.position == position)).one_or_none()
+        shown = connection.execute(select(trial).where(
+            trial.c.rater_id == rater.id, trial.c.position == position)).one_or_none()
         if shown is None:
             pair_id, left = assign(connection, study, rater, position, kind)
             add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position,
@@ -174,7 +195,8 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
     A single picture is on the left.
     """
     trial, pair, picture = schema.trial, schema.pair, schema.picture
-    query = select(trial.c.left_side, pair.c.picture_a, pair.c.picture_b).join(pair, pair.c.id == trial.c.pair_id) \
+    query = select(trial.c.left_side, pair.c.picture_a, pair.c.picture_b) \
+        .join(pair, pair.c.id == trial.c.pair_id) \
         .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
     with store.reading() as connection:
         row = connection.execute(query).one_or_none()
@@ -182,8 +204,8 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
                else row.picture_b)
         if key is None:
             raise RefusedError(404, "no such picture; reload the page")
-        packed: bytes = connection.execute(select(picture.c.png).where(picture.c.id
-                                                                       == key)).scalar_one()
+        packed: bytes = connection.scalars(
+            select(picture.c.png).where(picture.c.id == key)).one()
     return display_png(packed, study.settings.scale, study.settings.interpolation)
 
 
@@ -199,6 +221,7 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
     width, height = study.settings.minimum_viewport
     if vote.viewport_width < width or vote.viewport_height < height:
         raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
+    # The trial must be the rater's own, which its token and the session's say together.
     trial, pair, rater, picture = schema.trial, schema.pair, schema.rater, schema.picture
     query = select(trial, rater.c.session_hash, picture.c.method).select_from(
         trial.join(rater).join(pair).join(picture, picture.c.id == pair.c.picture_a)
@@ -220,5 +243,5 @@ def save_vote(store: Store, study: Study, session: str, vote: Vote) -> bool | No
 def _lock_study(connection: Connection, study: Study) -> None:
     """Lock the row of the study, so that assignments are serial. SQLite's write transactions are
     serial anyway."""
-    connection.execute(select(schema.study.c.id).where(schema.study.c.id
-                                                       == study.id).with_for_update())
+    connection.execute(
+        select(schema.study.c.id).where(schema.study.c.id == study.id).with_for_update())

@@ -63,7 +63,7 @@ def withdrawals(store: Store, study: Study) -> list[Withdrawal]:
     """Return the withdrawals from a study, the first one first."""
     rater = schema.rater
     query = select(rater.c.withdrawn, rater.c.erased).where(
-        rater.c.study_id == study.id, rater.c.withdrawn.is_not(None)).order_by(rater.c.withdrawn,
-                                                                               rater.c.id)
+        rater.c.study_id == study.id, rater.c.withdrawn.is_not(None)
+    ).order_by(rater.c.withdrawn, rater.c.id)
     with store.reading() as connection:
         return [Withdrawal(row.withdrawn, row.erased) for row in connection.execute(query)]

@@ -27,11 +27,19 @@ AGAIN = "folder read already or for the results"
 
 
 def bundled_folder() -> Path:
-    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an
-    installed package."""
+    """Return the folder of the bundled checkpoints."""
+    return _beside_package("_checkpoints", "checkpoints")
+
+
+def page_folder() -> Path:
+    """Return the folder of the page's files and examples."""
+    return _beside_package("_page", ".")
+
+
+def _beside_package(installed: str, checkout: str) -> Path:
+    """Return a folder inside an installed package, or else one beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    installed = package / "_checkpoints"
-    return installed if installed.is_dir() else package.parent / "checkpoints"
+    return package / installed if (package / installed).is_dir() else package.parent / checkout
 
 
 @dataclass

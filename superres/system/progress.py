@@ -12,13 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
 from tqdm import tqdm
 
-from superres.errors import BudgetError
 from superres.system.terminal import one_line, printable
 
 T = TypeVar("T")
@@ -41,23 +40,6 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]  # generic for type checkers 
     def renew_lock(cls) -> None:
         """Replace the lock by a new, unlocked one."""
         cls.set_lock(threading.RLock())
-
-
-class Budget:
-    """The time that a command may take in all; see `budget`.
-
-    `name` is the option with its value, such as "--minutes 4". `clock` returns seconds.
-    """
-
-    def __init__(self, seconds: float, name: str,
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the budget now."""
-        self.seconds, self.name, self.clock, self.started = seconds, name, clock, clock()
-
-    @property
-    def left(self) -> float:
-        """Seconds left, at least 0."""
-        return max(0.0, self.seconds - self.clock() + self.started)
 
 
 class Progress:
@@ -119,8 +101,6 @@ class Progress:
     def to(self, done: float, note: str = "") -> None:
         """Set the number of units that are done, and a note to show beside it."""
         self.done, self.note = done, note
-        if _budgets:
-            check_budget(f" while {self.name}, {self.counted}")
         if self.bar is not None and self.bar.n == 0:
             self._draw(self.bar)
 
@@ -151,15 +131,12 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time left as text, from a budget or from the speed, whichever is shorter; empty if
-        unknown."""
+        """The time left as text; empty if unknown."""
         made, left = self.done - self.first, None
         if self.total and self.unit == "s":
             left = self.total - self.done
         elif self.total and made > 0:
             left = (self.total - self.done) * (self.clock() - self.started) / made
-        if _budgets and (left is None or left > _budgets[-1].left):
-            return f"{tqdm.format_interval(_budgets[-1].left)} left of {_budgets[-1].name}"
         return "" if left is None else f"{tqdm.format_interval(max(left, 0))} left"
 
     def _draw(self, bar: ProgressBar) -> None:
@@ -170,7 +147,6 @@ class Progress:
 
 
 _open: list[Progress] = []
-_budgets: list[Budget] = []
 
 ProgressBar.renew_lock()
 
@@ -180,7 +156,6 @@ def _in_child() -> None:
     ProgressBar.renew_lock()
     Progress.lock, Progress.thread = threading.Lock(), None
     _open.clear()
-    _budgets.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -207,26 +182,6 @@ def track(items: Iterable[T], name: str, unit: str, total: int | None = None) ->
         for item in items:
             yield item
             progress.update()
-
-
-@contextmanager
-def budget(limit: Budget | None) -> Iterator[None]:
-    """Let phases of the block end with BudgetError when the time of `limit` is over; None sets no
-    limit."""
-    if limit is not None:
-        _budgets.append(limit)
-    try:
-        yield
-    finally:
-        if limit is not None:
-            _budgets.remove(limit)
-
-
-def check_budget(work: str = "") -> None:
-    """Raise BudgetError if the time of a surrounding `budget` is over; `work` says in the message
-    what was done."""
-    if _budgets and not _budgets[-1].left:
-        raise BudgetError(f"{_budgets[-1].name} ended{work}; give more")
 
 
 def say(message: str) -> None:

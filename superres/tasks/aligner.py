@@ -49,7 +49,7 @@ MOST_STARTS = 64  # of one side
 # starts that end alike: in x and y over the side, log size, degrees
 AGREEING, ALIKE = 2, (0.06, 0.06, 0.12, 6.0)
 SUREST, UPRIGHT = 0.25, 20.0  # largest doubt, and turn in degrees, of a face from a search
-DOUBTFUL = 6.3  # logit of a face; `scripts/check/face_crops.py` measures it
+DOUBTFUL = 6.3  # logit of a face
 PLACES = (np.arange(SIDE) + 0.5) / SIDE - 0.5
 DISC = np.hypot(*np.meshgrid(PLACES, PLACES)) < 0.5
 SUBPIXELS = 256  # places of a sample between two pixels

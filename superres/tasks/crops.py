@@ -16,7 +16,7 @@ from superres.tasks.pictures import Pixels
 FACE, CENTRE = "face", "centre"
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE[,TURN]"  # values of a crop setting
 UNCERTAIN = 0.5
-"""Doubt from which a face is uncertain. `scripts/check/face_crops.py` measures it."""
+"""Doubt from which a face is uncertain."""
 # pixels of a side above which a square that is turned, or beyond the edges, is reduced before it is
 # taken
 ENOUGH = 512

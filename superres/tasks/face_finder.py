@@ -3,8 +3,7 @@ them.
 
 The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false
 alarm in few, so the windows are grouped and small groups are dropped. The cascade knows upright
-faces, so a photo in which it finds none is turned by a few degrees. `scripts/check/face_crops.py`
-measures the constants.
+faces, so a photo in which it finds none is turned by a few degrees.
 """
 
 from __future__ import annotations

@@ -14,10 +14,8 @@ from superres.training.data import Batches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage
 
-SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs", "greedy_psnr",
-          "greedy_ssim", "exact_tokens_per_step", "epsilon_2_tokens_per_step")
-"""Names of the scores on development data in the history. Only `scripts/train/continuous.py`
-measures the last four."""
+SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
+"""Names of the scores on development data in the history."""
 COMPARED = {"bits_per_dim": "bits/dim", "bits_per_token": "bits/token", "bleu": "BLEU"}
 """Scores that a finished run is compared with its start by. Of the first, a smaller one is
 better."""

@@ -28,7 +28,6 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
 from superres.system.machine import usable_cores
 from superres.system.output import check_folder, write_result
-from superres.system.progress import Budget, budget
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.construction import build_model
@@ -130,14 +129,13 @@ def _check_texts(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
 
 def train_recipe(
     recipe: Sequence[Stage], stop: Stop, report: Callable[[str, dict[str, float]], None],
-    limit: Budget | None = None,
 ) -> bool:
     """Train the stages of a recipe, each in the folder of its name in its `output`; skip finished
     stages.
 
     A `training.jsonl` there gets a row per finished stage with a name. `report` is called with the
-    name of a stage and each record of its history, and `limit` is as in `train_stage`. With several
-    processes (`accelerate launch`), the first decodes the training data while the others wait.
+    name of a stage and each record of its history. With several processes (`accelerate launch`),
+    the first decodes the training data while the others wait.
 
     Returns:
         Whether all stages are finished.
@@ -169,7 +167,7 @@ def train_recipe(
         own_report = functools.partial(report, stage.name)
         with processes.main_process_first():
             ready = _with_decoded(dataclasses.replace(stage, **changes), stop, own_report)
-        if ready is None or not train_stage(ready, stop, own_report, limit):
+        if ready is None or not train_stage(ready, stop, own_report):
             return False
         trained = {**trained, stage.name: ready.output / "checkpoint"}
         rows.append({"name": stage.name, "start": None if stage.start is None
@@ -181,28 +179,20 @@ def train_recipe(
     return True
 
 
-def train_stage(stage: Stage, stop: Stop, report: Report, limit: Budget | None = None) -> bool:
+def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
     """Train a stage to its end or until `stop()`, called after every step, is true; the state is
     saved either way.
-
-    The minutes of the stage begin with `limit`, or with this call.
 
     Returns:
         Whether the schedule was completed; then `stage.output / "checkpoint"` holds the result.
 
     Raises:
-        SuperresError: as for `build_trainer`, or the minutes are over before the first step.
+        SuperresError: as for `build_trainer`.
     """
-    if stage.minutes and limit is None:
-        limit = Budget(60 * stage.minutes, f"{stage.minutes:g} minutes")
-    # the time that a resumed run has left is in its state
-    is_new = not (stage.output / "state").is_dir()
-    with budget(limit if is_new else None):
-        trainer = build_trainer(stage, limit)
-    return trainer.run(stop, report)
+    return build_trainer(stage).run(stop, report)
 
 
-def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
+def build_trainer(stage: Stage) -> Trainer:
     """Read the data of a stage and prepare its run, which is resumed if its folder holds a state.
 
     Raises:
@@ -219,7 +209,7 @@ def build_trainer(stage: Stage, limit: Budget | None = None) -> Trainer:
     card = model_card({source_name(name): checkpoint_of(stage, name)
                        for name in (stage.start, stage.teacher) if name})
     return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files={**corpus.files, **card}, teacher=teacher, start=digest, limit=limit)
+                   files={**corpus.files, **card}, teacher=teacher, start=digest)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

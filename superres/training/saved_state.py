@@ -32,7 +32,6 @@ class SavedState(Config):
     history: list[dict[str, float]]
     start_digest: str | None
     data_digest: str
-    ending: float
     losses: dict[str, list[float]]
     step: int = setting(REQUIRED, least=0, most=2**53)
     seconds: float = setting(REQUIRED, least=0)

@@ -4,7 +4,6 @@ several GPUs."""
 from __future__ import annotations
 
 import copy
-import io
 import json
 import math
 import os
@@ -12,19 +11,18 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from superres.checkpoint import recover_folder, save_checkpoint
-from superres.errors import BudgetError, CheckpointError
+from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
 from superres.system.machine import usable_cores
-from superres.system.progress import Budget, Progress, budget, check_budget, say
+from superres.system.progress import Progress, say
 from superres.system.signals import deferred
 from superres.training.construction import (
     build_optimizers,
@@ -49,11 +47,6 @@ REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 HISTORY = 4000
 """Number of records at which the history is thinned out."""
-SCORE_SHARE = 0.1
-"""Largest share of the minutes of a run for its first score; a longer one is left out."""
-
-T = TypeVar("T")
-
 
 class Trainer:
     """One stage of training in a run folder.
@@ -72,15 +65,13 @@ class Trainer:
         earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
         teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS,
         start: str | None = None, clock: Callable[[], float] = time.monotonic,
-        limit: Budget | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
         `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the
         stages that led to the weights of `model`, and `start` is the digest of the weights that it
         was warm-started from, if any. `files` has the contents of the task's files in the
-        checkpoint by name. `clock` returns the training time in seconds. The time since the start
-        of `limit`, such as that of reading the data, counts as training time, too.
+        checkpoint by name. `clock` returns the training time in seconds.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network, start, or data, or to
@@ -90,7 +81,6 @@ class Trainer:
         self.batches, self.folder, self.evaluate = batches, Path(folder), evaluate
         self.report_steps, self.earlier, self.files, self.clock = (report_steps, earlier,
                                                                    files or {}, clock)
-        self.began, self.limit = None if limit is None else limit.started, limit
         # Accelerate's mixed precision is a setting of the process, which may train several stages;
         # `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss
@@ -99,8 +89,6 @@ class Trainer:
                                        cpu=training_device(settings).type == "cpu",
                                        kwargs_handlers=[parallel])
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
-        # seconds that the final score and saving take, and those of the latest step
-        self.ending, self.pace = 0.0, 0.0
         # of the start and of the result, on the same batches, by name
         self.losses: dict[str, list[float]] = {}
         self.shown = -math.inf  # when the latest step was last reported
@@ -129,35 +117,23 @@ class Trainer:
 
         `stop` is called after every step. `report` is called with each new record of the history
         and, about once per second, with a record of the latest step, its losses and its learning
-        "rate". `settings.minutes` include all scores, which are cut short in one process. A signal
-        ends a run between two steps.
+        "rate". `settings.minutes` end the steps; the result is scored after them. A signal ends a
+        run between two steps.
 
         Returns:
             Whether the schedule was completed; then `checkpoint/` is written, and lines compare it
             with the start.
-
-        Raises:
-            BudgetError: the minutes were over before the end of the first step.
         """
         if self._finished() and (self.folder / "checkpoint").is_dir():
             return True
-        started, before = self.clock() if self.began is None else self.began, self.seconds
-        self.began = None
-        if self.settings.minutes:
-            self.limit = Budget(60 * self.settings.minutes - before, f"{self.settings.minutes:g} "
-                                "minutes", self.clock)
-            self.limit.started = started
-        if self._finished() or self._trained(stop, report, started, before):
+        if self._finished() or self._trained(stop, report):
             self._end(report)
             return True
         return False
 
-    def _trained(
-        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float,
-        before: float,
-    ) -> bool:
-        """Train from the clock's time `started`, with `before` seconds of training so far: see
-        `run`."""
+    def _trained(self, stop: Callable[[], bool],
+                 report: Callable[[dict[str, float]], None]) -> bool:
+        """Train until the schedule ends, or `stop()` is true: see `run`."""
         torch.set_num_threads(self.settings.threads or 1)
         if self.accelerator.device.type == "cpu" and self.accelerator.is_main_process:
             precision = {"no": "float32"}.get(self.settings.precision, self.settings.precision)
@@ -166,32 +142,24 @@ class Trainer:
         if self.settings.compiled:
             compile_layers(self.model)
         if not self.step and not self.settings.endless:
-            scoring = self.clock()
             self._score_start(report)
-            # matplotlib is imported, which takes most of the time of saving
-            if self.settings.minutes:
-                plot_history([], io.BytesIO())
-            self.ending, _ = self._agree(self.clock() - scoring, False)
-        self.seconds, _ = self._agree(before + self.clock() - started, False)
         self.loss.train()
         with deferred():
-            return self._loop(stop, report, started, before)
+            return self._loop(stop, report)
 
-    def _loop(
-        self, stop: Callable[[], bool], report: Callable[[dict[str, float]], None], started: float,
-        before: float,
-    ) -> bool:
+    def _loop(self, stop: Callable[[], bool],
+              report: Callable[[dict[str, float]], None]) -> bool:
+        started, before = self.clock(), self.seconds
         saved = evaluated = time.monotonic()
         stopped = False
         while not self._finished() and not stopped:
-            losses = self._within(math.inf if self.limit is None else self.limit.left - self.ending,
-                                  self._step)
-            now, earlier = time.monotonic(), self.seconds
-            self.seconds = before + self.clock() - started  # which `stop` may read
+            losses = self._step()
+
+            # all processes go by the clock of the first one, which `stop` may read
+            now, self.seconds = time.monotonic(), before + self.clock() - started
             self.seconds, stopped = self._agree(self.seconds, stop())
-            self.pace = self.seconds - earlier
-            if losses is None:
-                break
+
+            # what is said and kept of the step
             self._report(losses, report)
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
                 report(self._evaluation())
@@ -202,18 +170,10 @@ class Trainer:
             if now - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
-        done = self._finished()
-        if done and not self.step:
-            raise BudgetError(f"{self.settings.minutes:g} minutes leave no time for a step: "
-                              "reading, measuring and scoring take "
-                              f"{self.seconds + self.ending:.0f} s; give more --minutes")
-        if done and self.settings.minutes:
-            # the rest of the time is for the score
-            self.seconds = max(self.seconds, 60 * self.settings.minutes)
         self.save()
-        if not done:
+        if not self._finished():
             self._plot()
-        return done
+        return self._finished()
 
     def _plot(self) -> None:
         """Draw the curves of the history."""
@@ -222,14 +182,10 @@ class Trainer:
 
     def _end(self, report: Callable[[dict[str, float]], None]) -> None:
         """Score and write the result, and compare it with the start."""
-        if self.losses and not self._within(math.inf, self._measure_losses):
-            self.losses = {}
-        if (self.evaluate is not None and (record := self._within(math.inf, self._evaluation))
-            is not None):
-            report(record)
-        elif self.evaluate is not None:
-            say(f"{self.folder}: the minutes are over before the result is scored; score it with "
-                "'superres evaluate'")
+        if self.losses:
+            self._measure_losses()
+        if self.evaluate is not None:
+            report(self._evaluation())
         with deferred():
             self.save()
             self._plot()
@@ -239,46 +195,14 @@ class Trainer:
                     say(f"{self.folder}: {line}")
 
     def _score_start(self, report: Callable[[dict[str, float]], None]) -> None:
-        """Measure the losses and scores of the start, in at most SCORE_SHARE of the minutes."""
-        share = math.inf if self.limit is None else SCORE_SHARE * self.limit.seconds
-        self._within(share, self._measure_losses)
-        if self.evaluate is None or not (self.settings.minutes or self.origin["start_digest"]):
-            return
-        record = self._within(share, self._evaluation)
-        if record is not None:
-            report(record)
-        else:
-            self.evaluate = None
-            say(f"{self.folder}: scoring takes more than a tenth of {self.settings.minutes:g} "
-                "minutes and is left out; give more --minutes, or a smaller --dev")
-
-    def _within(self, seconds: float, work: Callable[[], T]) -> T | None:
-        """Return the result of `work`; None if it is cut short after `seconds`, or when the minutes
-        are over.
-
-        Networks stop between two layers. One of several processes does not stop alone, and a
-        compiled layer, which would be compiled again for every new hook, not at all: its steps are
-        short.
-        """
-        compiled = any(part._compiled_call_impl is not None for part in self.loss.modules())
-        if self.limit is None or self.accelerator.num_processes > 1 or compiled:
-            return work()
-        hook = register_module_forward_pre_hook(lambda *_: check_budget())
-        try:
-            with budget(Budget(min(seconds, self.limit.left), self.limit.name, self.clock)):
-                return work()
-        except BudgetError:
-            return None
-        finally:
-            hook.remove()
+        """Measure the losses of the start, and its scores if it is a checkpoint."""
+        self._measure_losses()
+        if self.evaluate is not None and self.origin["start_digest"]:
+            report(self._evaluation())
 
     def _finished(self) -> bool:
-        """Return whether the schedule is complete, or the time left is too short for a step and the
-        final score."""
-        if not self.settings.minutes:
-            return schedule_share(self.settings, self.step, self.seconds) >= 1
-        left = 60 * self.settings.minutes - self.seconds - self.ending
-        return left <= 0 or left < self.pace
+        """Return whether the schedule is complete."""
+        return schedule_share(self.settings, self.step, self.seconds) >= 1
 
     def _is_snapshot(self) -> bool:
         """Return whether the weights after this step are kept (`Stage.snapshots`)."""
@@ -314,7 +238,7 @@ class Trainer:
             return
         position = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
                     **self.origin, "step": self.step, "seconds": self.seconds,
-                    "history": self.history, "ending": self.ending, "losses": self.losses}
+                    "history": self.history, "losses": self.losses}
         write_state(self.folder / "state", position, self.model, self.averaged, self.optimizers)
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
 
@@ -351,13 +275,12 @@ class Trainer:
         self.accelerator.backward(losses["total"])
         return {name: value.detach() for name, value in losses.items()}
 
-    def _measure_losses(self) -> bool:
+    def _measure_losses(self) -> None:
         """Add the losses of the averaged weights to `losses`; the batches are the same at every
         call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
         self.losses = {name: [*self.losses.get(name, [])[:1], value] for name,
                        value in found.items()}
-        return True
 
     def _report(self, losses: dict[str, Tensor],
                 report: Callable[[dict[str, float]], None]) -> None:
@@ -372,7 +295,7 @@ class Trainer:
     def _rate(self) -> float:
         """Return the learning rate of the next step."""
         return self.settings.learning_rate * learning_rate_factor(self.settings, self.step,
-                                                                  self.seconds + self.ending)
+                                                                  self.seconds)
 
     def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means of losses over all processes, which have equal shares of a batch."""
@@ -432,4 +355,4 @@ class Trainer:
                                       "a new run folder")
         load_tensors(self.folder / "state", self.model, self.averaged, self.optimizers)
         self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
-        self.ending, self.losses = saved.ending, saved.losses
+        self.losses = saved.losses

@@ -23,9 +23,9 @@ from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from superres.system import bounded_server
+from superres.system import serving
 from superres.system.asgi import with_headers, without_root_path
-from superres.system.bounded_server import GRACE_SECONDS, server_config
+from superres.system.serving import GRACE_SECONDS, server_config
 from superres.tasks.pictures import Pixels
 from superres.web.batch_tab import batch_tab
 from superres.web.content import TITLE, face_styles
@@ -278,5 +278,5 @@ def serve(app: FastAPI, decoder: Decoder, listening: socket.socket, folder: Path
 
     # uvicorn raises the signal again after stopping
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        bounded_server.serve(configure(app), listening, stop,
+        serving.serve(configure(app), listening, stop,
                              functools.partial(shutil.rmtree, folder, ignore_errors=True))

@@ -99,6 +99,7 @@ LINES = [(str(path.relative_to(ROOT)), words) for path in TEXTS
          for words in command_lines(path.read_text())]
 
 
+@pytest.mark.slow
 def test_a_command_line_gives_options_that_its_command_has():
     named = [(text, words, {match[0] for word in words if (match := OPTION.match(word))}) for text,
              words in LINES]

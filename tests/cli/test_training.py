@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from superres.cli import train
-from superres.errors import BudgetError
 from superres.system import progress
-from superres.system.progress import Budget, Progress, budget, track
+from superres.system.progress import Progress
 from superres.training.outcome import outcome
 from superres.training.stage import Stage
 
@@ -59,22 +58,7 @@ def test_the_innermost_phase_speaks_also_if_it_cannot_count(clock, capsys):
         "pictures, 06:00 left"]
 
 
-def test_a_budget_ends_the_phase_that_it_runs_out_in_and_no_time_left_is_negative(clock, capsys):
-    limit = Budget(240, "--minutes 4", lambda: clock[0])
-
-    def read():
-        for _ in track(range(9), "reading", "pictures"):
-            clock[0] += 100
-            progress._open[-1].tick()
-
-    with budget(limit), pytest.raises(BudgetError, match="ended while reading, 3 of 9 pictures; "
-                                      "give more"):
-        read()
-    assert capsys.readouterr().err.splitlines() == [
-        "superres: reading: 0 of 9 pictures, 02:20 left of --minutes 4",
-        "superres: reading: 1 of 9 pictures, 00:40 left of --minutes 4",
-        "superres: reading: 2 of 9 pictures, 00:00 left of --minutes 4"]
-    assert limit.left == 0
+def test_no_time_left_is_negative():
     late = Progress("training", 240, "s")
     late.resume(250)
     assert late.left == "00:00 left"

@@ -51,7 +51,7 @@ IMPOSSIBLE = [
     (DecodeConfig, "temperature", (0.9, 0.0, 0.7)), (DecodeConfig, "temperature", ()),
     *((DecodeConfig, name, value) for name in ("temperature", "later_temperature")
       for value in (1e10, 1e39)), (DecodeConfig, "temperature", (0.9, 1e39, 0.9)),
-    (DecodeConfig, "later_temperature", (0, 1e39)), (DecodeConfig, "epsilon", 256),
+    (DecodeConfig, "later_temperature", (0.0, 1e39)), (DecodeConfig, "epsilon", 256),
     (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (Stage, "batch_size", 0), (Stage, "learning_rate", 0.0), (Stage, "clip", -1.0),
     (Stage, "stage", "middle"), (Stage, "ema_decay", 1.0), (Stage, "steps", 0),
@@ -169,6 +169,7 @@ def test_any_number_of_other_settings_is_taken_or_refused(kind):
             check_line(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [-1, 1e25, 1e30, 10**400, 2**63, 0.5, float("nan"), float("inf"),
                                    True, None, "x", [], {}, "9" * 9999],
                          ids=lambda value: repr(value)[:20])

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 from sqlalchemy import select
-from survey_tools import choosing, pictures, vote_through
 
 import tables
 from superres.config import DecodeConfig
@@ -20,6 +19,7 @@ from superres.survey.store import Store
 from superres.survey.study import StudySettings
 from superres.training.recipes import read_recipe, train_recipe
 from table3 import ROWS, match_rows, views
+from tests.survey.helpers import choosing, pictures, vote_through
 
 
 def decoded(name, training="fine-tuned", revision="0123", **settings):

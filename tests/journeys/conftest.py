@@ -15,7 +15,6 @@ import pytest
 import torch
 from browser_tools import PATIENCE, is_failure
 from fakes import TINY, random_model
-from survey_tools import add_study
 from textual import learned
 from web_demo import ALL, Frames, running
 
@@ -24,6 +23,7 @@ from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaler
 from superres.survey.server import study_app
 from superres.survey.store import Store
+from tests.survey.helpers import add_study
 
 CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
             or shutil.which("google-chrome"))

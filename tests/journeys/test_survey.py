@@ -8,14 +8,13 @@ import pytest
 from browser_tools import check_wcag
 from PIL import Image
 from skimage import data
-from survey_tools import add_study, vote_through, wait_for_pair
 
-from simulations.serving import serving
 from superres.survey.credentials import link_key
 from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.study import JUDGING, StudySettings
+from tests.survey.helpers import add_study, serving, vote_through, wait_for_pair
 
 TARGET = 44
 """Smallest side of a control, in CSS pixels; a checkbox is as large as its label, which can be

@@ -7,27 +7,27 @@ import ctypes
 import importlib.util
 import json
 import platform
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from fakes import NATIVE, SMALL, random_model, small_source, without_compilers
+from fakes import NATIVE, SMALL, random_model, without_compilers
 
-import native_kernels
 from superres.cli.main import run
 from superres.errors import ConfigError
 from superres.native import abi, build, variants
 from superres.native.build import NativeUnavailable
 from superres.native.diagnosis import report
-from superres.native.variants import BY_NAME, SUFFIX, WASM, for_machine
+from superres.native.variants import BY_NAME, WASM, for_machine
 from superres.pipeline.engines import step_model
+from tests.native.helpers import compiled, packaged, printed, small_source
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = [compiled, pytest.mark.slow]
 
 OLD = frozenset(BY_NAME["x86-64-v2"].features)
 HASWELL = frozenset(BY_NAME["x86-64-v3"].features)
@@ -40,10 +40,10 @@ ICE_LAKE = SKYLAKE_X | {"avx512vnni"}
 def _choose_anew(monkeypatch):
     """Each test chooses for itself, and the next file's tests have the library that they had."""
     monkeypatch.delenv("SUPERRES_NATIVE", raising=False)
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     found = build.processor
     yield
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     found.cache_clear()
 
 
@@ -57,18 +57,6 @@ def source(tmp_path, monkeypatch):
     return folder / "native.cpp"
 
 
-def packaged(source: Path, name: str, code: str) -> Path:
-    """Compile `code` as the library that a wheel has."""
-    path = source.parent.with_name("lib") / f"{name}{SUFFIX}"
-    path.parent.mkdir(exist_ok=True)
-    written = source.with_name(f"{name}.cpp")
-    written.write_text(code)
-    subprocess.run([build.compiler(), *variants.FLAGS, *variants.LIBRARY_FLAGS, "-O0", "-o", path,
-                    written], check=True)
-    written.unlink()
-    return path
-
-
 @pytest.mark.parametrize(("features", "name"), [
     (ICE_LAKE | {"avxvnni"}, "x86-64-v4"), (SKYLAKE_X, "x86-64-v3"),
     (HASWELL | {"avxvnni"}, "x86-64-v3-vnni"), (HASWELL - {"fma"}, "x86-64-v2"), (OLD, "x86-64-v2"),
@@ -78,38 +66,33 @@ def test_a_processor_gets_the_fastest_variant_that_it_can_run(features, name, mo
     assert build.candidates(None, features)[0].name == name
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system does not list the "
-                    "features")
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system lists no features")
 def test_the_probe_finds_what_the_system_lists():
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     listed = next(line for line in lines if line.startswith(("flags", "Features"))).split()
     other = {"sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm",
              "dotprod": "asimddp", "avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni"}
     known = {feature for variant in for_machine() for feature in variant.features}
-    assert build.processor() == {feature for feature in known if other.get(feature, feature)
-                                 in listed}
+    assert build.processor() == {name for name in known if other.get(name, name) in listed}
 
 
-def test_the_probe_runs_on_the_oldest_processor(tmp_path):
+def test_the_probe_runs_on_the_oldest_processor():
     """It must say what is missing, not end with an illegal instruction."""
-    library = tmp_path / "probe.so"
-    subprocess.run([build.compiler(), *variants.PROBE_FLAGS, "-S", "-o", library, build.PROBE],
-                   check=True)
-    assert "ymm" not in library.read_text()
+    words = build.compiler(), *variants.PROBE_FLAGS, "-S", "-o", "-", build.PROBE
+    assert "ymm" not in printed(*words)
 
 
-@pytest.mark.parametrize(("machine", "name", "message"), [
-    ("x86_64", "haswell", "SUPERRES_NATIVE=haswell is no variant of this machine; choose x86-64-v4 "
-     "or .*"),
-    ("x86_64", "x86-64-v4", "x86-64-v4 needs avx512f, .*, which this processor lacks; choose "
-     "x86-64-v3 or x86-64-v2"),
+@pytest.mark.parametrize(("name", "message"), [
+    ("haswell", "=haswell is no variant of this machine; choose x86-64-v4 or .*"),
+    ("x86-64-v4", "=x86-64-v4 needs avx512f, .*, which this processor lacks; choose x86-64-v3 or "
+     "x86-64-v2"),
 ])
-def test_a_variant_that_cannot_run_is_refused_in_one_line(machine, name, message, monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: machine)
+def test_a_variant_that_cannot_run_is_refused_in_one_line(name, message, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(build, "processor", lambda: HASWELL)
     monkeypatch.setenv("SUPERRES_NATIVE", name)
     # No plain step in its place: who names a variant wants that one.
-    with pytest.raises(ConfigError, match=message) as error:
+    with pytest.raises(ConfigError, match=f"SUPERRES_NATIVE{message}") as error:
         step_model(random_model(replace(SMALL, **NATIVE), dtype=torch.float32))
     assert "\n" not in str(error.value)
     assert not isinstance(error.value, NativeUnavailable)
@@ -122,9 +105,9 @@ def test_a_compiler_that_does_not_know_a_processor_gets_the_next_lower_variant(s
     monkeypatch.setattr(build, "for_machine", lambda: [unknown, known])
     monkeypatch.setitem(BY_NAME, "newest", unknown)
     assert build.chosen(source).variant == known
-    assert len(caplog.records) == 1
-    assert "the native variant newest is not used: " in caplog.text
-    assert "cannot compile native.cpp" in caplog.text
+    (line,) = caplog.messages
+    assert line.startswith("the native variant newest is not used: ")
+    assert "cannot compile native.cpp: " in line
 
 
 def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypatch):
@@ -135,7 +118,7 @@ def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypa
     without_compilers(monkeypatch)
     assert build.chosen(source).path == path
     assert build.chosen(source).identity.startswith(f"{name}-")
-    build.chosen.cache_clear()
+    build.search.cache_clear()
     monkeypatch.setenv("SUPERRES_NATIVE_FLAGS", "-fsanitize=address")
     # the package has none with these flags
     with pytest.raises(NativeUnavailable, match="no C\\+\\+ compiler"):
@@ -150,7 +133,8 @@ if "-target" in words:
     at = words.index("-target")
     del words[at : at + 2]
 print(*sys.argv[1:], file=open({log!r}, "a"))
-sys.exit(subprocess.run([{compiler!r}, *words], env={{**os.environ, "PATH": os.defpath}}).returncode)
+environment = {{**os.environ, "PATH": os.defpath}}
+sys.exit(subprocess.run([{compiler!r}, *words], env=environment).returncode)
 """
 """A package ziglang, by the system's compiler: the real one takes a minute for its C++ library."""
 
@@ -169,11 +153,10 @@ def test_without_a_compiler_of_the_system_ziglang_compiles(source, tmp_path, mon
         patch.setattr(build, "chosen", lambda: chosen)
         assert report()["compiler"] == "the package ziglang"
     assert "compiling native.cpp with ziglang" in caplog.text
-    commands = [line for line in log.read_text().splitlines() if line.endswith(str(source))]
-    assert len(commands) == 1
+    (command,) = [line for line in log.read_text().splitlines() if line.endswith(str(source))]
     if LINUX:
-        assert f"-target {platform.machine()}-linux-gnu" in commands[0]
-    build.chosen.cache_clear()
+        assert f"-target {platform.machine()}-linux-gnu" in command
+    build.search.cache_clear()
     caplog.clear()
     assert build.chosen(source).path == chosen.path
     assert not caplog.records  # nothing was compiled again
@@ -184,27 +167,6 @@ def test_a_module_exports_all_functions_and_is_offered_to_no_processor():
     assert [variant.name for variant in WASM] == ["wasm32", "wasm32-relaxed"]
     machines = "x86_64", "AMD64", "aarch64", "arm64", "wasm32"
     assert not {variant for machine in machines for variant in for_machine(machine)} & {*WASM}
-
-
-RUN_SELF_TEST = """
-const wasi_snapshot_preview1 = new Proxy({}, { get: () => () => 0 });
-const code = require("fs").readFileSync(process.argv[1]);
-const { instance } = await WebAssembly.instantiate(code, { wasi_snapshot_preview1 });
-instance.exports._initialize();
-console.log(String(BigInt.asUintN(64, instance.exports.superres_self_test())), ...Object.keys(instance.exports));
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(native_kernels.node() is None, reason="no Node.js with relaxed SIMD")
-@pytest.mark.parametrize("name", [variant.name for variant in WASM])
-def test_a_module_passes_the_self_test_and_exports_what_it_should(name):
-    path = build.wasm_file(name)
-    assert path == build.wasm_file(name)  # nothing is compiled again
-    words = native_kernels.node(), "--eval", f"(async () => {{{RUN_SELF_TEST}}})()", path
-    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
-    assert int(printed[0]) == variants.SELF_TEST
-    assert {*printed[1:]} == {*variants.EXPORTS, "memory", "_initialize"}
 
 
 def test_a_module_is_that_of_the_package_or_compiled_by_ziglang_alone(source, monkeypatch):
@@ -224,17 +186,15 @@ def test_a_module_is_that_of_the_package_or_compiled_by_ziglang_alone(source, mo
 def test_a_library_of_the_package_that_is_wrong_is_replaced_by_a_compiled_one(source, code, reason,
                                                                               caplog):
     name = build.candidates(None, build.processor())[0].name
-    path = packaged(source, name, code or small_source())
-    if code is None:
-        path.write_bytes(b"\x7fELF")
+    path = packaged(source, name, code)
     chosen = build.chosen(source)
     assert (chosen.variant.name, chosen.path.parent) == (name, build.cache_folder())
-    assert len(caplog.records) == 1
-    assert reason in caplog.text
+    (line,) = caplog.messages
+    assert reason in line
     assert str(path) in chosen.refused[0]
 
 
-def test_info_says_what_is_used_and_why(capsys):
+def test_info_says_what_is_used_and_why(capsys, monkeypatch):
     assert run(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["native"].startswith(build.chosen().variant.name)
@@ -244,9 +204,8 @@ def test_info_says_what_is_used_and_why(capsys):
     text = capsys.readouterr().out
     assert all(line in text for line in [found["native"], found["library"], *found["variants"]])
 
-
-def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     monkeypatch.setenv("SUPERRES_NATIVE", "z80")
+    build.search.cache_clear()
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
     without_compilers(monkeypatch)
@@ -267,21 +226,6 @@ def builder(source, monkeypatch):
         target.write_bytes(Path(path).read_bytes())
     monkeypatch.setattr(module, "NATIVE", native)
     return module
-
-
-LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
-
-
-@pytest.mark.skipif(not LINUX, reason="the platform of the wheel is another one")
-def test_a_wheel_gets_every_variant_of_its_platform(builder, tmp_path):
-    paths = builder.build(f"linux_{platform.machine()}", tmp_path / "libraries")
-    assert {path.name for path in paths} == {
-        "probe.so", *(f"{variant.name}.so" for variant in for_machine()),
-        *(f"{variant.name}.wasm" for variant in WASM)}
-    assert {*(tmp_path / "libraries").iterdir()} == {*paths}
-    slowest = ctypes.CDLL(str(tmp_path / "libraries" / f"{for_machine()[-1].name}.so"))
-    slowest.superres_self_test.restype = ctypes.c_uint64
-    assert slowest.superres_self_test() == variants.SELF_TEST
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc is that of Linux")
@@ -319,9 +263,8 @@ def test_the_compiler_lays_out_every_field_as_python_does(tmp_path):
             found[f"sizeof({name}::{field})"] = getattr(structure, field).size
     assert len(found) > 300
     lines = [f'printf("%lld\\n", (long long)({expression}));' for expression in found]
-    source, program = tmp_path / "layout.cpp", tmp_path / "layout"
     includes = "#include <cstddef>", "#include <cstdio>", f'#include "{abi.HEADER}"'
-    source.write_text("\n".join([*includes, "int main() {", *lines, "}"]))
-    subprocess.run([build.compiler(), "-std=c++17", "-o", program, source], check=True)
-    values = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
-    assert dict(zip(found, map(int, values), strict=True)) == found
+    program = tmp_path / "layout"
+    printed(build.compiler(), "-std=c++17", "-o", program, "-x", "c++", "-",
+            input="\n".join([*includes, "int main() {", *lines, "}"]))
+    assert dict(zip(found, map(int, printed(program).split()), strict=True)) == found

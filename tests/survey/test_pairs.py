@@ -7,7 +7,6 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from survey_tools import pictures
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.pairs import (
@@ -21,9 +20,10 @@ from superres.survey.pairs import (
     shuffle_tiles,
 )
 from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, StudySettings
+from tests.survey.helpers import pictures
 
-METHODS = {name: Method(name, pictures(6, seed), {"of": name}) for seed,
-           name in enumerate([*"abcd", CAMERA])}
+METHODS = {name: Method(name, pictures(6, seed), {"of": name})
+           for seed, name in enumerate([*"abcd", CAMERA])}
 METHODS["A"] = Method("a", METHODS["a"].pictures, {"of": "something else"})
 
 
@@ -32,7 +32,8 @@ def compare(first, second):
 
 
 @pytest.mark.parametrize(("first", "second", "names"), [
-    ("ab", "cd", ["a vs c", "b vs d"]), ("abc", "d", ["a vs d", "b vs d", "c vs d"]), ("d", "ab", ["d vs a", "d vs b"]),
+    ("ab", "cd", ["a vs c", "b vs d"]), ("abc", "d", ["a vs d", "b vs d", "c vs d"]),
+    ("d", "ab", ["d vs a", "d vs b"]),
     ([CAMERA], "a", ["a vs camera"]),  # the preference is then the fool rate
 ])
 def test_methods_pair_off_in_order_or_all_with_the_only_one(first, second, names):
@@ -71,8 +72,8 @@ def test_images_are_chosen_by_the_seed_alone():
 
 def test_a_study_has_a_pair_an_image_and_comparison_and_obvious_pairs():
     pairs = make_pairs(compare("ab", "c"), StudySettings(gold=2, practice=3))
-    by_kind = {kind: [pair for pair in pairs if pair.kind == kind] for kind in (MAIN, GOLD,
-                                                                                PRACTICE)}
+    by_kind = {kind: [pair for pair in pairs if pair.kind == kind]
+               for kind in (MAIN, GOLD, PRACTICE)}
     assert {kind: len(found) for kind, found in by_kind.items()} == {MAIN: 12, GOLD: 4, PRACTICE: 3}
     for pair in by_kind[MAIN]:
         assert f"{pair.methods[0]} vs {pair.methods[1]}" == pair.comparison
@@ -113,12 +114,11 @@ def test_shuffled_tiles_are_the_same_pixels_in_another_order(rng):
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bicubic", "lanczos"])
-def test_all_pictures_of_a_size_become_the_same_number_of_bytes_without_metadata(rng,
-                                                                                 interpolation):
-    flat, noise = np.zeros((32, 32, 3), np.uint8), rng.integers(0, 256,
-                                                                (32, 32, 3)).astype(np.uint8)
-    first, second = (display_png(encode_png(picture), 8, interpolation) for picture in (flat,
-                                                                                        noise))
+def test_pictures_of_a_size_become_the_same_number_of_bytes_without_metadata(rng, interpolation):
+    flat = np.zeros((32, 32, 3), np.uint8)
+    noise = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+    first, second = (display_png(encode_png(picture), 8, interpolation)
+                     for picture in (flat, noise))
     assert len(first) == len(second) > 256 * 256 * 3
     for name in (b"tEXt", b"iTXt", b"zTXt", b"tIME", b"eXIf"):
         assert name not in first

@@ -1,10 +1,11 @@
-"""The report, exclusions, and exports that can be imported again."""
+"""The report, its sentences and warnings, exclusions, and exports."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import shlex
 import sqlite3
 from contextlib import closing
 from statistics import fmean, median
@@ -12,19 +13,15 @@ from statistics import fmean, median
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from survey_tools import add_study, choosing, vote_through
 
-from superres.errors import ConfigError, OutputError, StoreError
-from superres.survey.credentials import pseudonym
+from superres.errors import ConfigError, OutputError
 from superres.survey.exclusions import exclude, excluded_raters, quality, read_exclusions, revoke
 from superres.survey.export import FORMATS, export_study
-from superres.survey.importing import import_study
-from superres.survey.presentation import report_markdown, report_plot
+from superres.survey.presentation import findings, report_markdown, report_plot, sentence
 from superres.survey.records import COLUMNS, read_votes
 from superres.survey.report import pilot_correlations, study_report
-from superres.survey.server import survey_app
 from superres.survey.store import Store
-from superres.survey.withdrawal import withdraw
+from tests.survey.helpers import PLAIN, add_study, choosing, vote_through
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +29,17 @@ def votes(tmp_path_factory):
     """A store with votes, and its study."""
     path = tmp_path_factory.mktemp("votes") / "survey.db"
     store = Store(path, create=True)
-    study, _ = add_study(store, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=2, repeats=3, practice=1,
-                         allow_unsure=True, seed=4)  # by this seed, every careful rater chooses both sides
+    # By this seed, every careful rater chooses both sides.
+    study, _ = add_study(store, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=2,
+                         repeats=3, practice=1, allow_unsure=True, seed=4)
     for number in range(4):
-        vote_through(store, study, f"careful{number}",
-                     choosing(store, lambda trial, _, number=number: (
-                         "" if trial.kind in ("main", "repeat") and (trial.pair_id + number)
-                         % 7 == 0 else
-                         "a" if trial.kind in ("gold", "practice") or (trial.pair_id + number)
-                         % 3 else "b")))
+        def careful(trial, _, number=number):
+            if trial.kind in ("gold", "practice"):
+                return "a"
+            place = trial.pair_id + number
+            return "" if place % 7 == 0 else "a" if place % 3 else "b"
+
+        vote_through(store, study, f"careful{number}", choosing(store, careful))
     vote_through(store, study, "careless")
     store.close()
     return path, study
@@ -66,8 +65,8 @@ def test_the_report_counts_what_was_voted(sqlite, voted):
         counts = [sum(record["chosen"] == chosen for record in own) for chosen in ("a", "b", "")]
         assert [comparison[key] for key in ("votes_a", "votes_b", "unsure")] == counts
         assert comparison["preference"] == pytest.approx((counts[0] + counts[2] / 2) / len(own))
-        assert comparison["preference_decided"] == pytest.approx(counts[0]
-                                                                 / (counts[0] + counts[1]))
+        decided = counts[0] / (counts[0] + counts[1])
+        assert comparison["preference_decided"] == pytest.approx(decided)
         assert comparison["fool_rate"]
         low, high = comparison["intervals"]["two_way"]
         assert 0 <= low <= comparison["preference"] <= high <= 1
@@ -99,8 +98,8 @@ def test_below_five_raters_there_are_no_strengths_and_p_values(sqlite):
         reason = f"p-values and strengths need at least 5 raters, not {raters}"
         for part in (result, *result["comparisons"]):
             assert part["withheld"] == (reason if raters < 5 else None)
-        assert (result["strengths"] is None) == (result["sides"]["p_binomial"] is None) == (raters
-                                                                                            < 5)
+        assert (result["strengths"] is None) == (raters < 5)
+        assert (result["sides"]["p_binomial"] is None) == (raters < 5)
         for comparison in result["comparisons"]:
             assert (comparison["p_binomial"] is None) == (raters < 5)
             assert comparison["intervals"]["wilson"] is not None
@@ -158,31 +157,95 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(sqli
     assert len(read_exclusions(sqlite, voted)) == 2
 
 
+def test_a_pilots_correlations_are_the_reports(sqlite, voted):
+    rater, image = pilot_correlations(sqlite, voted)
+    assert 0 <= rater < 1
+    assert 0 <= image < 1
+    empty, _ = add_study(sqlite, "empty")
+    with pytest.raises(ConfigError, match="has too few votes to estimate their correlations"):
+        pilot_correlations(sqlite, empty)
+
+
+def known(fool_rate=False, **changes):
+    return {"method_a": "A", "method_b": "B", "fool_rate": fool_rate, "votes": 100,
+            "anytime": {"raters": 20, "preference": 0.57, "interval": (0.48, 0.66),
+                        "settled": False, "more_raters": 12, "votes_to_flip": 8,
+                        "votes_to_unsettle": None, **changes}}
+
+
+@pytest.mark.parametrize(("changes", "parts"), [
+    ({}, ["A is preferred to B in 57 of 100 votes, on average over 20 raters, between 48 and 66 "
+          "(90%", "12 more raters would settle", "8 votes the other way"]),
+    ({"preference": 0.4, "interval": (0.3, 0.49), "settled": True, "votes_to_flip": 11,
+      "votes_to_unsettle": 1},
+     ["B is preferred to A in 60 of 100 votes", "settled. 1 vote the other way", "and 11 would "
+      "turn it round"]),
+    ({"preference": 0.5, "interval": (0.4, 0.61), "more_raters": None, "votes_to_flip": None},
+     ["A and B are chosen in 50 of 100 votes each", "look again after more raters"]),
+    ({"preference": 0.5, "more_raters": None, "votes_to_flip": None}, ["take the two as equal"]),
+    ({"raters": 1, "preference": 0.504}, ["A is preferred to B in 50.4 of 100 votes, on average "
+                                          "over 1 rater,", "too early to say, with 1 finished "
+                                          "rater"]),
+    ({"fool_rate": True, "preference": 0.36}, ["A is taken for the photograph in 36 of 100 votes"]),
+])
+def test_an_answer_is_a_sentence_with_the_numbers_of_the_leader(changes, parts):
+    text = sentence(known(**changes), 0.9)
+    assert [part for part in parts if part not in text] == []
+
+
+def test_careless_raters_are_warned_of_with_what_to_do_and_careful_ones_are_not(sqlite):
+    study, _ = add_study(sqlite, "my study", count=20, trials=16, gold=2, repeats=4, practice=0)
+    for number in range(3):
+        vote_through(sqlite, study, f"rater{number}", choosing(sqlite, lambda *_: "a"))
+    report = study_report(sqlite, study)
+    whats = [warning["what"] for warning in report["findings"]["warnings"]]
+    # tests are fast
+    assert [what for what in whats if "half a second" not in what] == ["Only 3 raters finished."]
+    for number in range(3):
+        vote_through(sqlite, study, f"careless{number}")
+    found = {warning["what"]: warning["command"]
+             for warning in study_report(sqlite, study)["findings"]["warnings"]}
+    assert found["3 raters chose the same side in over 90 of 100 votes."] == (
+        "superres survey exclude 'my study' 'same-side>0.9' --reason 'chose the same side in over "
+        f"90 of 100 votes' --store {shlex.quote(sqlite.location)}")
+    assert "3 raters gave another answer to most pairs that they saw twice." in found
+
+
+@pytest.mark.parametrize(("unsure", "chance"),
+                         [(False, "two answers gives 50"), (True, "three answers gives 33")])
+def test_sides_repeats_and_unfinished_raters_are_warned_of(unsure, chance):
+    result = {"comparisons": [known(raters=3)], "raters": 5,
+              "sides": {"share": 0.3, "p_binomial": 0.001},
+              "repeats": {"share": 0.52, "interval": (0.45, 0.6)}}
+    report = {"study": "s", "level": 0.9, "raters": [], "result": result,
+              "settings": {"judge": False, "allow_unsure": unsure}}
+    warnings = findings(report, "survey.db")["warnings"]
+    parts = ["right picture was chosen in 70 of 100", "the same answer in 52 of 100 cases; "
+             f"guessing among {chance}.", "Only 3", "2 raters did not finish"]
+    assert all(part in warning["what"] for part, warning in zip(parts, warnings, strict=True))
+
+
+READING = {"csv": lambda path: list(csv.DictReader(path.open(newline=""))),
+           "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
+           "parquet": lambda path: parquet.read_table(path).to_pylist()}
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_an_exported_study_gives_the_same_report_and_the_same_export_again(sqlite, voted, tmp_path,
-                                                                           file_format):
+def test_an_export_has_every_vote_in_every_format_and_the_study(sqlite, voted, tmp_path,
+                                                                file_format):
     exclude(sqlite, voted, "same-side>0.95", "one key only")
-    exclude(sqlite, voted, "votes<1", "nobody")
-    revoke(sqlite, voted, 2, "pointless")
-    vote_through(sqlite, voted, "leaves")
-    withdraw(sqlite, voted, pseudonym(voted.salt, "leaves"))
-    votes, described, dictionary = export_study(sqlite, voted, tmp_path / f"votes.{file_format}")
-    other = Store(tmp_path / "other.db", create=True)
-    imported = import_study(other, votes)
-    # in command lines
-    report = json.dumps(study_report(other, imported)).replace(other.location, sqlite.location)
-    assert report == json.dumps(study_report(sqlite, voted))
-    (tmp_path / "again").mkdir()
-    again = export_study(other, imported, tmp_path / "again" / votes.name)
-    assert [path.read_bytes() for path in again] == [path.read_bytes()
-                                                     for path in (votes, described, dictionary)]
-    with pytest.raises(StoreError, match="was imported without its pictures; it can be reported, "
-                       "not served"):
-        survey_app(other, imported)
-    with pytest.raises(ConfigError, match="there is a study 'study'"):
-        import_study(other, votes)
-    assert import_study(other, votes, "second").name == "second"
-    other.close()
+    (number,) = excluded_raters(read_votes(sqlite, voted), read_exclusions(sqlite, voted))
+    votes, described, _ = export_study(sqlite, voted, tmp_path / f"votes.{file_format}")
+    rows, expected = READING[file_format](votes), read_votes(sqlite, voted)
+    assert len(rows) == len(expected) == 5 * (12 + 2 + 3 + 1)
+    for row, record in zip(rows, expected, strict=True):
+        record["excluded"] = int(record["rater"] == number)
+        assert row == {name: str(record[name]) if file_format == "csv" else record[name]
+                       for name in COLUMNS}
+    document = json.loads(described.read_text())
+    assert document["votes"] == len(rows)
+    assert {key: document[key] for key in voted.record()} == json.loads(json.dumps(voted.record()))
+    assert [rule["rule"] for rule in document["exclusions"]] == ["same-side>0.95"]
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -190,10 +253,7 @@ def test_arena_rank_reads_the_counted_votes(sqlite, voted, tmp_path, file_format
     exclude(sqlite, voted, "same-side>0.95", "one key only")
     counted = study_report(sqlite, voted)["result"]
     (arena,) = export_study(sqlite, voted, tmp_path / f"arena.{file_format}", "arena")
-    reading = {"csv": lambda path: list(csv.DictReader(path.open())),
-               "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
-               "parquet": lambda path: parquet.read_table(path).to_pylist()}[file_format]
-    battles = reading(arena)
+    battles = READING[file_format](arena)
     assert list(battles[0]) == ["model_a", "model_b", "winner"]
     assert len(battles) == counted["votes"]
     values = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5}
@@ -207,22 +267,34 @@ def test_arena_rank_reads_the_counted_votes(sqlite, voted, tmp_path, file_format
 def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
         export_study(sqlite, voted, tmp_path / "nowhere" / "votes.csv")
-    votes, described, dictionary = (path.read_text() for path in export_study(sqlite, voted,
-                                                                              tmp_path / "v.csv"))
+    votes, described, dictionary = (
+        path.read_text() for path in export_study(sqlite, voted, tmp_path / "v.csv"))
     rows = list(csv.DictReader(io.StringIO(votes)))
     assert list(rows[0]) == list(COLUMNS)
-    assert len(rows) == 5 * (12 + 2 + 3 + 1)
-    assert not any(word in votes + described + dictionary for word in ("careful0", "careless",
-                                                                       voted.salt))
+    for word in ("careful0", "careless", voted.salt):
+        assert word not in votes + described + dictionary
     assert all(f"| `{column}` |" in dictionary for column in COLUMNS)
     assert [(row["rater"], int(row["position"])) for row in rows] == sorted(
         (row["rater"], int(row["position"])) for row in rows)
 
 
-def test_a_pilots_correlations_are_the_reports(sqlite, voted):
-    rater, image = pilot_correlations(sqlite, voted)
-    assert 0 <= rater < 1
-    assert 0 <= image < 1
-    empty, _ = add_study(sqlite, "empty")
-    with pytest.raises(ConfigError, match="has too few votes to estimate their correlations"):
-        pilot_correlations(sqlite, empty)
+def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay(sqlite, tmp_path):
+    methods = ("=1+1", "+cmd", "-2+3", "@SUM(A1)", " =x", "'=quoted", "\uff1dwide", "plain-='",
+               "a;=1", "a; \"'@b;+1")
+    study, _ = add_study(sqlite, methods=methods, count=3, trials=21, **PLAIN,
+                         question="=HYPERLINK(1)")
+    vote_through(sqlite, study)
+    for layout in ("votes", "arena"):
+        path = tmp_path / f"{layout}.csv"
+        export_study(sqlite, study, path, layout)
+        rows = list(csv.DictReader(path.open(newline="")))
+        assert len(rows) == 21
+        for row in rows:
+            for name, cell in row.items():
+                assert cell.lstrip()[:1] not in tuple("=+-@\uff1d"), name
+        for separator in ";\t":  # as a spreadsheet of another country takes the file
+            for row in csv.reader(path.open(newline=""), delimiter=separator):
+                assert not any(cell.strip(" \"")[:1] in tuple("=+-@\uff1d") for cell in row if cell)
+        if layout == "votes":
+            assert {float(row["display_px"]) for row in rows} == {64.0}
+            assert {row["method_a"] for row in rows} >= {"'=1+1", "'' =x"[1:], "''=quoted"}

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import socket
 import sqlite3
-from pathlib import Path
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
 
-import blinding
 import httpx
-import pytest
-from fastapi import FastAPI
 from sqlalchemy import select
 from starlette.testclient import TestClient
-from survey_tools import add_study, vote_through
 
-from simulations.client import RaterClient, ballot
-from simulations.serving import serving
 from superres.survey import schema
 from superres.survey.credentials import digest
 from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.server import HEADERS, MAX_BODY_BYTES, study_app, survey_app
 from superres.survey.store import Store
-
-
-@pytest.fixture
-def check_survey(monkeypatch):
-    """The script scripts/check/survey.py as a module."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    return importlib.import_module("survey")
+from tests.survey.helpers import PLAIN, RaterClient, add_study, ballot, serving, vote_through
 
 
 def join(client, study, rater="me"):
@@ -39,9 +31,9 @@ def join(client, study, rater="me"):
     return {"X-Session": answer.json()["session"]}
 
 
-def test_a_rater_votes_through_a_study_over_http_under_a_path(store):
-    study, _ = add_study(store, completion_code="C0DE", completion_url="https://example.org/done")
-    with serving(store, study, "/lab/survey") as address:
+def test_a_rater_votes_through_a_study_over_http_under_a_path(sqlite):
+    study, _ = add_study(sqlite, completion_code="C0DE", completion_url="https://example.org/done")
+    with serving(sqlite, study, "/lab/survey") as address:
         client = RaterClient(address)
         page = client.ask("").text
         assert 'src="survey.js"' in page
@@ -63,16 +55,7 @@ def test_a_rater_votes_through_a_study_over_http_under_a_path(store):
                                          "completion_code": "C0DE",
                                          "completion_url": "https://example.org/done"}
         client.close()
-    assert len(read_votes(store, study)) == 9
-
-
-def test_the_page_can_be_mounted_in_another_application(sqlite):
-    study, _ = add_study(sqlite)
-    parent = FastAPI()
-    parent.mount("/rate", survey_app(sqlite, study))
-    with TestClient(parent, base_url="http://test/rate/") as client:
-        assert client.get("http://test/rate").status_code == 200  # redirected to /rate/
-        assert client.get("api/study").json()["consent_version"] == study.settings.consent_version
+    assert len(read_votes(sqlite, study)) == 9
 
 
 def test_every_answer_has_the_same_guarding_headers(sqlite):
@@ -92,26 +75,25 @@ def test_refusals_are_one_line_of_json_and_store_nothing(sqlite):
         good = ballot(token, "left")
 
         def post(body, headers=mine):
-            return client.post("/api/votes", headers=headers,
-                               **({"json": body} if isinstance(body, dict)
-                                  else {"content": body}))
+            sent = {"json": body} if isinstance(body, dict) else {"content": body}
+            return client.post("/api/votes", headers=headers, **sent)
 
+        def agree(rater, consent=study.settings.consent_version):
+            return client.post("/api/raters", json={"rater": rater, "consent": consent})
+
+        wrong = ({"choice": "a"}, {"choice": "unsure"}, {"method": "k6"}, {"response_ms": -1},
+                 {"viewport_width": "800"}, {"display_px": 0}, {"input": "voice"})
         cases = [
-            (403, post({**good, "token": "x" * 32})), (403, post(good, {"X-Session": token})),
-            (403, post(good, {})), (403, post(good, theirs)), (422, post({**good, "choice": "a"})),
-            (422, post({**good, "choice": "unsure"})), (422, post({**good, "method": "k6"})),
-            (422, post({**good, "response_ms": -1})),
-            (422, post({**good, "viewport_width": "800"})), (422, post(b"{")),
-            (422, post(json.dumps(good).replace("1000.0", "NaN"))),
+            *((422, post({**good, **change})) for change in wrong),
+            *((403, post(good, headers)) for headers in ({"X-Session": token}, {}, theirs)),
+            (403, post({**good, "token": "x" * 32})), (422, post(b"{")),
+            (422, post(json.dumps(good).replace("900.0", "NaN"))),
             (413, post(b"x" * (MAX_BODY_BYTES + 1))),
             (413, post(iter([b"x" * MAX_BODY_BYTES, b"x"]))),
             (405, client.get(f"/api/votes?token={token}&choice=left", headers=mine)),
             (401, client.get("/api/trial")),
             (401, client.get("/api/trial", headers={"X-Session": "x"})),
-            (422,
-             client.post("/api/raters",
-                         json={"rater": "", "consent": study.settings.consent_version})),
-            (409, client.post("/api/raters", json={"rater": "me", "consent": "other"})),
+            (422, agree("")), (409, agree("me", "other")),
             (404, client.get("/pictures/unknown/left")),
             (422, client.get(f"/pictures/{token}/middle")),
         ]
@@ -121,8 +103,8 @@ def test_refusals_are_one_line_of_json_and_store_nothing(sqlite):
             assert "k6" not in answer.text
         assert read_votes(sqlite, study) == []
         assert post(good).json()["saved"] is True
-        assert ([post({**good, "choice": choice}).status_code for choice in ("left", "right")]
-                == [409, 409])
+        for choice in ("left", "right"):
+            assert post({**good, "choice": choice}).status_code == 409
         assert len(read_votes(sqlite, study)) == 1
 
 
@@ -147,8 +129,8 @@ def test_a_store_in_trouble_is_no_saved_vote_and_is_not_described_to_raters(memo
 def test_enrolment_is_limited_per_address_and_in_all(sqlite):
     study, _ = add_study(sqlite)
     limit = EnrolmentLimit(per_address=3, total=5, clock=lambda: 0.0)
-    with serving(sqlite, study, limit=limit) as address, httpx.Client(base_url=address,
-                                                                      timeout=60) as client:
+    with (serving(sqlite, study, limit=limit) as address,
+          httpx.Client(base_url=address, timeout=60) as client):
         def enrol(number, source):
             body = {"rater": f"rater{number}", "consent": study.settings.consent_version}
             # as a local proxy sends
@@ -158,9 +140,8 @@ def test_enrolment_is_limited_per_address_and_in_all(sqlite):
         assert [enrol(n, "2001:db8::1").status_code for n in range(4, 6)] == [200, 200]
         answer = enrol(6, "192.0.2.2")
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "120")
-        assert answer.json() == {
-            "error": "many people are starting this survey at the moment; please try again in 120 "
-            "s"}
+        assert answer.json()["error"] == ("many people are starting this survey at the moment; "
+                                          "please try again in 120 s")
         assert enrol(1, "192.0.2.3").status_code == 429  # nor does a known id get past it
 
 
@@ -215,6 +196,10 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
     study, _ = add_study(sqlite, panel_params=("SESSION_ID",))
     with TestClient(survey_app(sqlite, study, EnrolmentLimit(0, 0)),
                     base_url="http://test/") as client:
+        def agree(rater, panel):
+            return client.post("api/raters", json={
+                "rater": rater, "consent": study.settings.consent_version, "panel": panel})
+
         for value in UNFILLED:
             for name in ("PROLIFIC_PID", "SESSION_ID"):
                 # as the page loads
@@ -224,50 +209,92 @@ def test_a_link_that_the_panel_did_not_fill_in_is_refused_with_a_word_to_rater_a
                         "belongs" in answer.json()["error"])
             for rater, panel, what in ((value, {}, "a participant id"),
                                        ("me", {"SESSION_ID": value}, "the value of SESSION_ID")):
-                answer = client.post("api/raters", json={
-                    "rater": rater, "consent": study.settings.consent_version, "panel": panel})
+                answer = agree(rater, panel)
                 assert answer.status_code == 422
                 error = answer.json()["error"]
                 assert error.startswith(f"this link has {value.strip()} where {what} belongs")
                 assert "It is not your fault; please tell the people who sent you" in error
                 assert "docs/survey.md" in error
         for rater in FILLED:
-            assert client.get(
-                "api/study", params={"PROLIFIC_PID": rater, "OTHER": "undefined"}
-            ).status_code == 200
-            answer = client.post("api/raters",
-                                 json={"rater": rater, "consent": study.settings.consent_version,
-                                       "panel": {"SESSION_ID": rater, "OTHER": "undefined"}})
-            assert answer.status_code == 200, rater
+            read = client.get("api/study", params={"PROLIFIC_PID": rater, "OTHER": "undefined"})
+            joined = agree(rater, {"SESSION_ID": rater, "OTHER": "undefined"})
+            assert (read.status_code, joined.status_code) == (200, 200), rater
     with sqlite.reading() as connection:
         assert len(list(connection.scalars(select(schema.rater.c.pseudonym)))) == len(FILLED)
 
 
-def test_votes_survive_a_server_that_is_killed(check_survey, memory_folder, capsys):
-    check_survey.crashes(votes=24, raters=6, kills=1, store=str(memory_folder / "crash.db"))
-    printed = capsys.readouterr().out
-    assert "24 in the store, 0 lost, 0 unexpected, 0 duplicate, 0 unexpected responses" in printed
+class Persistent(threading.Thread):
+    """A rater who votes on all trials, and repeats every request until it is answered.
+
+    `saved` are votes whose answer was "saved", and `kept` those whose answer was lost, but which
+    the server had stored.
+    """
+
+    def __init__(self, address, number):
+        super().__init__(daemon=True)
+        self.client, self.number = RaterClient(address), number
+        self.saved, self.kept, self.unexpected = [], [], []
+
+    def persist(self, ask, *words):
+        """Return the answer to a request, and whether an earlier answer was lost."""
+        lost = False
+        while True:
+            try:
+                answer = ask(*words)
+                if answer.status_code != 503:
+                    return answer, lost
+            except httpx.HTTPError:
+                lost = True
+            time.sleep(0.05)
+
+    def run(self):
+        self.persist(self.client.enrol, f"rater{self.number}")
+        while not (trial := self.persist(self.client.trial)[0].json())["done"]:
+            token, choice = trial["token"], ("left", "right")[len(self.saved) % 2]
+            answer, lost = self.persist(self.client.vote, token, choice)
+            place = (self.saved if answer.status_code == 200 else
+                     self.kept if answer.status_code == 409 and lost else self.unexpected)
+            place.append((digest(token), choice))
 
 
-@pytest.mark.parametrize("settings", [{}, {"judge": True, "trials": 12}])
-def test_nothing_that_a_browser_receives_tells_the_method(sqlite, settings):
-    study, _ = add_study(sqlite, methods=("method-one", "method-two"), **settings)
-    assert blinding.leaks(sqlite, study, raters=1) == []
+def serve(store, study, port):
+    """Start a process that serves a study, and wait until it answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "superres", "survey", "serve", study.name, "--store", store.location,
+         "--port", str(port), "--enrolments=0", "--enrolments-per-address=0"],
+        stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/api/study").status_code == 200:
+                return process
+        except httpx.HTTPError:
+            time.sleep(0.05)
+    raise AssertionError("the server does not start")
 
 
-def test_the_check_of_blinding_finds_what_is_planted(sqlite):
-    study, _ = add_study(sqlite, methods=("method-one", "method-two"))
-    png = bytes(8) + (0).to_bytes(4, "big") + b"IEND" + bytes(4)
-    told = png[:8] + (3).to_bytes(4, "big") + b"tEXt" + b"one" + bytes(4) + png[8:]
-    plain = [("x" * 32, side, httpx.Response(200, content=png)) for side in ("left", "right")]
-    assert list(blinding.differences(plain)) == []
-    longer = [plain[0], ("x" * 32, "right", httpx.Response(200, content=told))]
-    assert list(blinding.differences(longer)) == [
-        "pictures have 2 different sets of headers", "pictures differ in length", "pictures differ "
-        "in PNG chunks", "pictures have metadata"]
-    quiet = [("api/trial", httpx.Response(200, json={"token": "x" * 32}))]
-    assert list(blinding.secret_words(study, sqlite, quiet, plain)) == []
-    for body, headers in (({"pair": "method-one"}, []), ({"src": "/face3"}, []),
-                          ({}, [("x-kind", "gold")])):
-        loud = [("api/trial", httpx.Response(200, headers=headers, json=body))]
-        assert len(list(blinding.secret_words(study, sqlite, loud, plain))) == 1
+def test_votes_survive_a_server_that_is_killed(sqlite):
+    """Exactly the votes that were answered "saved" are stored, once each, and those whose answer
+    was lost."""
+    study, _ = add_study(sqlite, count=4, trials=4, **PLAIN)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = serve(sqlite, study, port)
+    crowd = [Persistent(f"http://127.0.0.1:{port}/", number) for number in range(6)]
+    for rater in crowd:
+        rater.start()
+    while sum(len(rater.saved) for rater in crowd) < 8:
+        time.sleep(0.01)
+    server.kill()
+    server.wait()
+    server = serve(sqlite, study, port)
+    for rater in crowd:
+        rater.join(timeout=60)
+    server.kill()
+    server.wait()
+    query = select(schema.trial.c.token_hash, schema.vote.c.choice) \
+        .select_from(schema.vote.join(schema.trial))
+    with sqlite.reading() as connection:
+        stored = Counter(tuple(row) for row in connection.execute(query))
+    assert stored == Counter(vote for rater in crowd for vote in (*rater.saved, *rater.kept))
+    assert (stored.total(), max(stored.values())) == (24, 1)
+    assert not any(rater.unexpected for rater in crowd)

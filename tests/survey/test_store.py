@@ -3,6 +3,7 @@ trouble."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -10,10 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import select, text
-from survey_tools import add_study, vote_on, vote_through
 
-from simulations.client import RaterClient
-from simulations.serving import serving
 from superres.cli.main import run
 from superres.errors import ConfigError, OutputError, StoreError
 from superres.survey import schema
@@ -21,8 +19,17 @@ from superres.survey.credentials import pseudonym
 from superres.survey.exclusions import exclude, read_exclusions
 from superres.survey.records import read_votes
 from superres.survey.store import Store
-from superres.survey.voting import enrol, next_trial
+from superres.survey.voting import RefusedError, next_trial
 from superres.survey.withdrawal import withdraw, withdrawals
+from tests.survey.helpers import (
+    PLAIN,
+    RaterClient,
+    add_study,
+    enter,
+    serving,
+    vote_on,
+    vote_through,
+)
 
 
 def test_every_vote_is_on_disk_when_it_is_stored(sqlite):
@@ -36,9 +43,9 @@ def test_every_vote_is_on_disk_when_it_is_stored(sqlite):
     assert read_votes(again, again.study("study")) == read_votes(sqlite, study)
 
 
-def test_a_study_is_read_as_it_was_stored(store):
-    study, token = add_study(store, allow_unsure=True, minimum_viewport=(700, 500),
-                             id_params=("who",))
+def test_a_study_and_its_votes_are_read_as_they_were_stored(store):
+    study, token = add_study(store, allow_unsure=True, minimum_viewport=(700, 500), practice=0,
+                             id_params=("who",), panel_params=("SESSION_ID",))
     again = store.study("study")
     assert again == study
     assert (again.settings.minimum_viewport, again.settings.id_params) == ((700, 500), ("who",))
@@ -47,13 +54,26 @@ def test_a_study_is_read_as_it_was_stored(store):
     new = store.new_owner_token(study)
     assert store.is_owner(study, new)
     assert not store.is_owner(study, token)
+    # A vote, as the page reports it, and once.
+    sent = {"choice": "unsure", "response_ms": 1234.5, "display_px": 256.0, "pixel_ratio": 1.5,
+            "viewport_width": 1024, "viewport_height": 768, "input": "pointer"}
+    session, _ = enter(store, study, panel={"SESSION_ID": "5f", "STUDY_ID": "not asked for"})
+    opened = next_trial(store, study, session)["token"]
+    assert vote_on(store, study, session, opened, **sent) is None
+    with pytest.raises(RefusedError, match="voted on already; the first vote counts"):
+        vote_on(store, study, session, opened, "left")
+    (record,) = read_votes(store, study)
+    assert {**record, "response_ms": record["page_ms"]} == {
+        **record, **sent, "chosen": "", "chosen_method": "", "panel": '{"SESSION_ID": "5f"}'}
+    assert record["consent_version"] == study.settings.consent_version
+    assert record["consented"] <= record["issued"] <= record["voted"]
 
 
 def test_names_are_unique_and_printable_and_listed_if_a_study_is_unknown(store):
     add_study(store)
     with pytest.raises(ConfigError, match="there is a study 'study'"):
         add_study(store)
-    for name in ("", "  ", "a\nb", "x" * 201):
+    for name in ("", "  ", "a\nb", "x" * 201, "../evil"):
         with pytest.raises(ConfigError, match=r"a study.s name (must be 1 to 200 characters|has "
                            r"201 characters)"):
             add_study(store, name)
@@ -74,15 +94,43 @@ def test_the_database_itself_refuses_to_change_votes_and_exclusions(store):
     assert (read_votes(store, study), read_exclusions(store, study)) == before
 
 
+def change(store, **values):
+    """Change the row of a store's studies."""
+    with store.writing() as connection:
+        connection.execute(schema.study.update().values(values))
+
+
 @pytest.mark.parametrize(("column", "value"), [
-    ("settings", "{"), ("settings", '{"trials": -1}'), ("methods", "[" * 100_000),
-    ("comparisons", "[1]"), ("comparisons", '[{"evil": 1}]')])
+    ("settings", "{"), ("settings", "[1]"), ("settings", '{"trials": -1}'),
+    ("methods", "[" * 100_000), ("comparisons", "[1]"), ("comparisons", '[{"evil": 1}]')])
 def test_a_damaged_study_is_one_line(sqlite, column, value):
     add_study(sqlite)
-    with sqlite.writing() as connection:
-        connection.execute(schema.study.update().values({column: value}))
+    change(sqlite, **{column: value})
     with pytest.raises(StoreError, match=r"\A[^\n]*the study 'study' in .* is damaged \(.*\); "
                        r"restore it from a"):
+        sqlite.study("study")
+
+
+@pytest.mark.parametrize(("methods", "adaptive", "lines"),
+                         [("ab", True, 0), ("abc", False, 0), ("abc", True, 1)])
+def test_a_study_that_asked_for_an_adaptive_order_says_so_and_goes_on(sqlite, capsys, methods,
+                                                                      adaptive, lines):
+    study, _ = add_study(sqlite, methods=methods)
+    capsys.readouterr()
+    change(sqlite, settings=json.dumps({**study.settings.to_dict(), "adaptive": adaptive}))
+    opened = sqlite.study("study")
+    told = capsys.readouterr().err.splitlines()
+    assert [line.startswith("superres: the study 'study' asked for an adaptive order of pairs, and "
+                            "gets the balanced one: ") for line in told] == [True] * lines
+    assert opened == study
+    assert vote_through(sqlite, opened) == 9
+
+
+def test_a_study_that_was_imported_from_votes_is_refused_in_one_line(sqlite):
+    add_study(sqlite)
+    change(sqlite, has_pictures=False)
+    with pytest.raises(StoreError, match=r"\A[^\n]* was imported from votes; studies have pictures "
+                       "now: use the superres that imported it"):
         sqlite.study("study")
 
 
@@ -92,29 +140,6 @@ def test_another_schema_is_left_alone(sqlite):
     for create in (False, True):
         with pytest.raises(StoreError, match=r"has schema \d+, this program's is \d+; use"):
             Store(sqlite.location, create=create)
-
-
-def test_raters_can_withdraw_and_no_other_vote_can_be_deleted(store):
-    study, _ = add_study(store)
-    for rater in ("one", "two"):
-        vote_through(store, study, rater)
-    before = read_votes(store, study)
-    gone, kept = pseudonym(study.salt, "one"), pseudonym(study.salt, "two")
-    found = withdraw(store, study, gone)
-    assert found.votes == sum(vote["rater"] == gone for vote in before) > 0
-    assert read_votes(store, study) == [vote for vote in before if vote["rater"] == kept]
-    assert withdrawals(store, study) == [found]
-    with store.reading() as connection:
-        names = list(connection.scalars(select(schema.rater.c.pseudonym)))
-    assert kept in names
-    assert gone not in names
-    with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
-        connection.execute(text("DELETE FROM survey_vote"))
-    assert len(read_votes(store, study)) == len(before) - found.votes
-    with pytest.raises(ConfigError, match="has no rater"):
-        withdraw(store, study, gone)
-    vote_through(store, study, "one")  # as a new rater
-    assert len(read_votes(store, study)) == len(before)
 
 
 def test_files_that_are_no_store_are_refused_and_none_is_made_by_reading(tmp_path):
@@ -147,7 +172,7 @@ def test_a_store_that_cannot_be_reached_is_one_line_without_its_password(url, me
 
 def test_a_read_only_store_is_read_and_refuses_votes_in_one_line(sqlite):
     study, _ = add_study(sqlite)
-    session, _ = enrol(sqlite, study, "me", study.settings.consent_version)
+    session, _ = enter(sqlite, study)
     token = next_trial(sqlite, study, session)["token"]
     frozen = Store(f"sqlite:///file:{sqlite.location}?mode=ro&uri=true")
     assert read_votes(frozen, frozen.study("study")) == []
@@ -169,7 +194,7 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing(sqlite):
         while (trial := next_trial(sqlite, study, session)) is not None:
             vote_on(sqlite, study, session, trial["token"])
 
-    session, _ = enrol(sqlite, study, "me", study.settings.consent_version)
+    session, _ = enter(sqlite, study)
     limit(1)  # raised by SQLite to the present size
     with pytest.raises(StoreError, match=r"\A[^\n]* the disk is full; make room and try again"):
         vote_on_the_rest(session)
@@ -181,10 +206,9 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing(sqlite):
 
 
 def test_two_processes_worth_of_writers_take_turns(store):
-    study, _ = add_study(store, count=8, trials=8, gold=0, repeats=0, practice=0)
+    study, _ = add_study(store, count=8, trials=8, **PLAIN)
     second = Store(store.address)
-    threads = [threading.Thread(target=vote_through,
-                                args=(kept, study, f"rater{n}", lambda *_: "left"))
+    threads = [threading.Thread(target=vote_through, args=(kept, study, f"rater{n}"))
                for n, kept in enumerate([store, second] * 3)]
     for thread in threads:
         thread.start()
@@ -196,12 +220,12 @@ def test_two_processes_worth_of_writers_take_turns(store):
     second.close()
 
 
-
 def traces(store, study, rater):
     """Return what the store has of a rater and nobody else, as bytes."""
     one, trial, vote = schema.rater, schema.trial, schema.vote
-    query = select(one.c.pseudonym, one.c.session_hash, one.c.panel, one.c.consented, trial.c.token_hash,
-                   trial.c.issued, vote.c.voted).select_from(one.join(trial).join(vote)) \
+    query = select(one.c.pseudonym, one.c.session_hash, one.c.panel, one.c.consented,
+                   trial.c.token_hash, trial.c.issued, vote.c.voted) \
+        .select_from(one.join(trial).join(vote)) \
         .where(one.c.pseudonym == pseudonym(study.salt, rater))
     with store.reading() as connection:
         rows = connection.execute(query).all()
@@ -215,32 +239,32 @@ def bytes_on_disc(store):
         return b"".join(path.read_bytes() for path in Path(store.location).parent.iterdir())
     with psycopg.connect(str(store.address), autocommit=True) as connection:
         connection.execute("CHECKPOINT")
-        folder, number = connection.execute("SELECT current_setting('data_directory'), oid FROM "
-                                            "pg_database WHERE datname = "
-                                            "current_database()").fetchone()
+        folder, number = connection.execute(
+            "SELECT current_setting('data_directory'), oid FROM pg_database "
+            "WHERE datname = current_database()").fetchone()
     return b"".join(path.read_bytes() for path in Path(folder, "base", str(number)).iterdir())
 
 
 def test_a_withdrawal_erases_the_bytes_on_the_disc_while_the_survey_is_served(store):
-    study, _ = add_study(store, count=20, trials=20, gold=0, repeats=0, practice=0,
-                         panel_params=("SESSION_ID",))
+    study, _ = add_study(store, count=20, trials=20, **PLAIN, panel_params=("SESSION_ID",))
     raters = ("stays", "leaves", "stays too")
     with serving(store, study) as address:
         clients = [RaterClient(address) for _ in raters]
         for client, rater in zip(clients, raters, strict=True):
-            body = {"rater": rater, "consent": study.settings.consent_version,
-                    "panel": {"SESSION_ID": f"of {rater}"}}
-            client.session = client.ask("api/raters", body).json()["session"]
+            client.enrol(rater, panel={"SESSION_ID": f"of {rater}"}).raise_for_status()
         for _ in range(20):
             for client in clients:
                 client.vote(client.trial().json()["token"], "left").raise_for_status()
+        votes = read_votes(store, study)
         kept, gone = traces(store, study, "stays"), traces(store, study, "leaves")
         gone -= kept | traces(store, study, "stays too")
         assert len(gone) > 50
         before = bytes_on_disc(store)
         assert all(trace in before for trace in gone)
-        second = Store(store.address)
-        assert withdraw(second, study, pseudonym(study.salt, "leaves")).votes == 20
+        # By another process, as the command does.
+        second, name = Store(store.address), pseudonym(study.salt, "leaves")
+        found = withdraw(second, study, name)
+        assert (found.votes, withdrawals(second, study)) == (20, [found])
         after = bytes_on_disc(store)
         assert [trace for trace in gone if trace in after] == []
         assert all(trace in after for trace in kept)
@@ -249,10 +273,16 @@ def test_a_withdrawal_erases_the_bytes_on_the_disc_while_the_survey_is_served(st
         for client in clients:
             client.close()
     second.close()
-    assert len(read_votes(store, study)) == 40
+    assert read_votes(store, study) == [vote for vote in votes if vote["rater"] != name]
+    # No other vote can be deleted, none twice, and who left may come back as a new rater.
+    with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
+        connection.execute(text("DELETE FROM survey_vote"))
+    with pytest.raises(ConfigError, match="has no rater"):
+        withdraw(store, study, name)
+    assert vote_through(store, study, "leaves") == 20
 
 
-def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite, monkeypatch):
+def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite):
     study, _ = add_study(sqlite)
     vote_through(sqlite, study)
     impatient = Store(f"sqlite:///{sqlite.location}?timeout=0")
@@ -260,7 +290,7 @@ def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite
         # an older state, which the log has to keep
         connection.execute(text("SELECT * FROM survey_vote")).all()
         with pytest.raises(StoreError, match=r"9 votes are erased from the study, but not yet from "
-                           r"the files: the " "store .* is read by another process; stop that one; "
+                           "the files: the store .* is read by another process; stop that one; "
                            "then run superres survey migrate "):
             withdraw(impatient, study, pseudonym(study.salt, "me"))
     assert read_votes(sqlite, study) == []
@@ -272,7 +302,7 @@ def test_a_withdrawal_that_cannot_clean_the_files_says_what_remains_to_do(sqlite
 
 
 def test_a_backup_is_a_store_of_one_moment_while_the_survey_is_served(sqlite, tmp_path):
-    study, _ = add_study(sqlite, count=30, trials=30, gold=0, repeats=0, practice=0)
+    study, _ = add_study(sqlite, count=30, trials=30, **PLAIN)
     voting = threading.Thread(target=vote_through, args=(sqlite, study))
     voting.start()
     copies = []

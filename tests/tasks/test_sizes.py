@@ -45,7 +45,6 @@ NAMED = re.compile(r"\b(8x8|32x32|3,?072)\b|\b(8, 8|32, 32), (3|C)\b|\[N, ?(8, ?
                    r"\b(LOW_SIZE|HIGH_SIZE|SIDE|LEAST) = \d|reduce\(\w+, (8, 8|32, 32)\)")
 ALLOWED = {
     "superres/config/network.py": "the sizes of a network, and of the named networks",
-    "scripts/check/simulations/model.py": "pictures of a study, which may have any size",
     "superres/tasks/aligner.py": "the windows of the aligner, which is another network",
 }
 native = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 import typer
-from survey_tools import SIGHT, add_study
 from web_demo import HTTP, running
 
 from superres.cli import app
@@ -13,6 +12,7 @@ from superres.errors import ConfigError, StoreError
 from superres.survey.records import read_votes
 from superres.survey.server import study_app
 from superres.survey.store import Store
+from tests.survey.helpers import SIGHT, add_study
 
 
 @pytest.fixture(scope="module")

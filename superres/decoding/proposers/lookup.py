@@ -5,18 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.proposer import (
-    Context,
-    Proposer,
-    ProposerData,
-    RowTensors,
-    state_of,
-)
+from superres.decoding.proposers.proposer import Context, Proposer, RowTensors, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from superres.interfaces import Session
 
 LONGEST = 3  # Largest number of latest tokens to match
 
@@ -32,9 +24,6 @@ class LookupProposer(Proposer):
     def new_state(self, source: Tensor, width: int, padding: Tensor | None,
                   copies: int) -> RowTensors:
         return RowTensors(source.repeat_interleave(copies, dim=0))
-
-    def as_data(self, session: Session) -> ProposerData:
-        return ProposerData("lookup", source=state_of(session).tensors[0], longest=LONGEST)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch

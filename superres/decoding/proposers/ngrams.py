@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.config import require, require_whole
-from superres.decoding.proposers.proposer import Context, Proposer, ProposerData
+from superres.decoding.proposers.proposer import Context, Proposer
 from superres.errors import CheckpointError, ConfigError, plain
 from superres.system.json_files import require_regular
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from superres.interfaces import ScoringModel, Session
+    from superres.interfaces import ScoringModel
 
 MAX_ORDER = 63  # Largest order of n-grams
 
@@ -175,13 +175,6 @@ class NgramProposer(Proposer):
         counted = self.table.vocabulary
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, "
                 f"but the model has {model.vocabulary}; count them for this model")
-
-    def as_data(self, session: Session) -> ProposerData:
-        import torch
-
-        keys, known = self._table_on(torch.device("cpu"))
-        return ProposerData("ngram", keys=keys, known=known, order=self.table.order,
-                            channels=self.table.channels)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch

@@ -18,17 +18,10 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 class ProposerData:
     """A proposer and the state of its rows as data, for other decoders."""
 
-    kind: str  # heads, jacobi, draft, ngram, lookup or lookahead
+    kind: str  # heads, draft or lookahead
     uses_heads: bool = False  # whether the prediction heads propose
     # session of the draft model for the same rows, which reads two tokens per step
     draft: Session | None = None
-    keys: Tensor | None = None  # contexts of n-grams in ascending order, int64 [N]
-    known: Tensor | None = None  # the next token of each context, int64 [N]
-    order: int = 0  # number of tokens of the longest n-gram
-    channels: int = 0  # number of channels that n-grams are counted for
-    source: Tensor | None = None  # source tokens, int64 [B, S]
-    # largest number of latest tokens that are looked up in the source and the target
-    longest: int = 0
 
 
 @dataclass

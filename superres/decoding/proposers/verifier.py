@@ -40,9 +40,6 @@ class JacobiProposer(Proposer):
     but not exactness.
     """
 
-    def as_data(self, session: Session) -> ProposerData:
-        return ProposerData("jacobi")
-
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         scores = context.output.scores
         # While the block size grows, the last step had fewer columns than the next one.

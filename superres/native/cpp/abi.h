@@ -147,19 +147,11 @@ struct Sampling {
 
 struct Session;
 
-// The kinds of proposers.
-enum ProposerKind : int64_t { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP, LOOKAHEAD };
-
-// The source of proposals: see `ProposerData` in superres/decoding/proposers/proposer.py.
-struct Proposer {
-  ProposerKind kind;
-  Session* draft;              // a session of the draft model, and its scratch
+// A draft model, which proposes in place of the heads, and its scratch.
+struct Draft {
+  Session* session;                       // null if the heads propose
   int64_t *tokens, *place, *best_tokens;  // [batch, R], [batch], [batch, R], R the session's width
   float *hidden, *scores;                 // [batch, R, D], [batch, R, V]
-  const int64_t *keys, *known;            // the table of n-grams, [entries]: contexts in ascending order, next tokens
-  int64_t entries, order, channels;
-  const int64_t* source;                  // [batch, source_length]
-  int64_t source_length, longest;         // longest: largest number of latest tokens that are looked up
 };
 
 // How iterations choose their block size: see `BlockCosts` in superres/decoding/confidence.py.
@@ -200,7 +192,7 @@ struct LoopState {
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
   const Sampling* sampling;  // null if tokens are chosen greedily
-  Proposer proposer;
+  Draft draft;
   BlockCosts block_costs;
   Limits limits;
   Lookahead lookahead;

@@ -70,14 +70,7 @@ class Choice {
         bar = std::max(bar, largest(most));
       }
     }
-    float tops[LANES];
-    int32_t places[LANES];
-    store(tops, most);
-    store(places, where);
-    int best = 0;
-    for (int i = 1; i < LANES; i++)
-      if (tops[i] > tops[best] || (tops[i] == tops[best] && places[i] < places[best])) best = i;
-    return places[best];
+    return largest_place(most, where);
   }
 
   // Whether coupled sampling could choose a token.

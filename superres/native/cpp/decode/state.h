@@ -12,10 +12,10 @@ ALWAYS_INLINE bool is_limited(const LoopState& l) { return l.limits.earlier; }
 
 ALWAYS_INLINE bool is_speculative(const LoopState& l) { return l.sampling && l.sampling->kind == SPECULATIVE; }
 
-// Whether an iteration needs only the choice of each column, not the scores. Jacobi proposals of samples need the scores.
+// Whether an iteration needs only the choice of each column, not the scores.
 ALWAYS_INLINE bool uses_int8(const Session& s, const LoopState& l) {
   if (!s.weights.int8_filter.product.weight || l.rule == RANK || is_limited(l)) return false;
-  return !l.sampling || (is_gumbel(s.size, *l.sampling) && l.proposer.kind != JACOBI);
+  return !l.sampling || is_gumbel(s.size, *l.sampling);
 }
 
 ALWAYS_INLINE StepOutput step_output(const Session& s, const LoopState& l) {

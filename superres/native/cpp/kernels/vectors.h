@@ -354,6 +354,18 @@ ALWAYS_INLINE vec power_of_two(vec x) {
   return p * as<vec>(as<ivec>(shifted) << 23);
 }
 
+// The place of the largest number, given that of each lane; of equal ones, the first place.
+ALWAYS_INLINE int64_t largest_place(vec most, ivec where) {
+  float tops[LANES];
+  int32_t places[LANES];
+  store(tops, most);
+  store(places, where);
+  int best = 0;
+  for (int i = 1; i < LANES; i++)
+    if (tops[i] > tops[best] || (tops[i] == tops[best] && places[i] < places[best])) best = i;
+  return places[best];
+}
+
 // The argmax; of equal scores, the first.
 ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
   vec most = fill(-INFINITY);
@@ -365,13 +377,8 @@ ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
     most = pick(better, score, most);
     where = pick(better, place, where);
   }
-  float tops[LANES], top = -INFINITY;
-  int32_t places[LANES];
-  store(tops, most);
-  store(places, where);
-  int64_t argmax = 0;
-  for (int i = 0; i < LANES; i++)
-    if (tops[i] > top || (tops[i] == top && places[i] < argmax)) top = tops[i], argmax = places[i];
+  int64_t argmax = largest_place(most, where);
+  float top = largest(most);
   for (; v < count; v++)
     if (scores[v] > top) top = scores[v], argmax = v;
   return argmax;

@@ -303,7 +303,6 @@ struct Batch {
     l.tokens = tokens.data(), l.place = place.data(), l.index = index.data(), l.first = first.data(), l.next = next.data();
     l.best_tokens = best.data(), l.hidden = hidden.data(), l.scores = scores.data(), l.scratch = scratch.data();
     l.sampling = sampling;
-    l.proposer.kind = HEADS;
     iterations = 0;
     while (*std::min_element(position.begin(), position.end()) < T) {
       const int64_t made = superres_iterate(&s, &l, T, W, record.data());
