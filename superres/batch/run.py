@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from superres.batch.decode import decoded
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.folder_store import FolderStore
 from superres.batch.inputs import Input
 from superres.batch.opening import open_parts
@@ -30,7 +31,6 @@ from superres.batch.rows import Row
 from superres.batch.write import PartWriter, Store
 from superres.config import DecodeConfig
 from superres.errors import OutputError, PlaceError
-from superres.pipeline.feed_queue import FeedQueue
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.progress import Progress, say
 

@@ -17,10 +17,10 @@ from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
 from superres.batch import record, run
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.run_options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.pipeline.feed_queue import FeedQueue
 from superres.system.paths import version_of
 from superres.tasks.faces import image_key
 from tests.batch.helpers import outputs, plan, rows_of, upscale, write_image
