@@ -15,7 +15,6 @@ from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
     LOCAL_ROWS,
-    METADATA,
     MOST_ROWS,
     ON_EXISTING,
     ROWS,
@@ -25,6 +24,8 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
+from superres.pictures.untrusted import READER
+from superres.pictures.write import ENCODERS
 from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
 from superres.system.paths import HERE
 from superres.system.places import known_place, open_place
@@ -33,9 +34,7 @@ from superres.system.signals import will_keep
 from superres.system.terminal import echo
 from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.untrusted import READER
 
 # formats that pack pictures into shards
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])
@@ -56,7 +55,7 @@ Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Fol
                                       "results, DIR/<name of the input>.png, or its URL. [default: "
                                       "the current folder, as <name>-superres.png, "
                                       f"for up to {FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]),
+Format = Annotated[str, Option("--format", metavar=opt.choices([*ENCODERS, *SHARDS]),
                                help="Format of the results; webdataset and parquet pack PNG "
                                "pictures into shards.")]
 Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part "
@@ -71,11 +70,6 @@ KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help
                                   "inputs' sub-folders in the output folder.")]
 Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind "
                               "it.")]
-Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep "
-                                 "what describes the picture in EXIF, XMP and IPTC (not its "
-                                 "camera), and name the colour profile. Colours are converted to "
-                                 "sRGB, and every result is marked as made by a model, in both "
-                                 "cases.")]
 Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
                                "together, 1 or more; auto chooses a useful number that fits into "
                                "memory.")]
@@ -145,7 +139,7 @@ def upscale(
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto",
     crop: Crop = DEFAULT_CROP, size: Size = None, start: Start = None, samples: Samples = 1,
     keep: Keep = None, finish: Finish = FINISHES[0], sheet: Sheet = False,
-    format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip",
+    format_name: Format = "png", alpha: Alpha = "white",
     device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip",
     manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
@@ -176,7 +170,7 @@ def upscale(
         batch_size=parse_batch_size(batch_size), samples=samples, keep=keep, source=source,
         recursive=recursive, on_existing=on_existing, shard=parse_shard(shard), manifest=manifest,
         format="png" if is_shard else format_name, suffix=suffix, keep_tree=keep_tree, alpha=alpha,
-        metadata=metadata, crop=crop, sheet=sheet, verify=verify, finish=finish)
+        crop=crop, sheet=sheet, verify=verify, finish=finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
@@ -260,9 +254,6 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
     if context.params["sheet"] and context.params["alpha"] == KEEP_ALPHA:
         opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out",
                                "alpha")
-    if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
-        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or "
-                               "give --format png", "metadata")
 
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:

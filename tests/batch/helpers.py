@@ -25,7 +25,7 @@ from superres.batch.reading import read_requests
 from superres.batch.record import Request, RunSettings
 from superres.batch.run_options import BatchOptions
 from superres.config import DecodeConfig
-from superres.tasks import untrusted
+from superres.pictures import untrusted
 from superres.tasks.faces import FaceTask
 
 

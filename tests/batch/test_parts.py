@@ -24,10 +24,10 @@ from superres.batch.run_options import BatchOptions
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import OutputError, PlaceError
+from superres.pictures.mark import DRAWN
 from superres.system import stores
 from superres.system.paths import Place
 from superres.system.places import RemotePlace, known_place
-from superres.tasks.metadata import DRAWN
 from tests.batch.helpers import CHANGES, contents, killed, pack, png, upscale
 from tests.tasks.test_photos import group_photo
 
