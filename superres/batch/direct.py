@@ -40,6 +40,7 @@ def list_few(inputs: Sequence[str], options: BatchOptions) -> list[Input]:
     inventory.finish()
     if not entries:
         raise nothing_in(inputs, recursive=False)
+    # No output may be that of another input, or an input.
     names = [(name, entry) for entry in entries.values() if entry.error is None
              for name in options.names(entry)]
     refuse_shared(((name, entry.input) for name, entry in names), options)

@@ -44,6 +44,7 @@ class PartStore(Store):
 
     def open(self, stack: ExitStack) -> None:
         """See `Store`: read the manifests, and remove the parts that are to be made again."""
+        # The parts that are there, by their manifests.
         listed = {found.name: found.size for found in self.options.place.files("part-")}
         numbers = sorted(int(found[1]) for name in listed
                          if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
@@ -64,6 +65,7 @@ class PartStore(Store):
             elif self.known.read(rows, holds, keeps_failures=True):
                 self.taken.add(number)
         self.known.refuse_others(self.plan)
+        # A shard goes before its manifest: a part without a shard is found to be lost.
         for number in obsolete:
             if self.suffix:
                 self.place(number, self.suffix).remove()

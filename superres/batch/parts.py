@@ -68,6 +68,7 @@ class Plan:
         """
         self.options, self.allowed = options, allowed
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
+        # List the inputs into a temporary file, with their names in memory.
         keep_tree = options.keep_tree or options.in_parts
         lines = read_list(listed) if listed is not None else ()
         names, group = Names(options), list[Input]()
@@ -84,11 +85,13 @@ class Plan:
                 group = []
         pickle.dump(group, self.spool)
         self.count = len(self._inputs)
+        # Refuse what no run could do.
         if not self.count:
             raise nothing_in([*inputs, *(["the list"] if listed is not None else [])],
                              options.recursive)
         names.refuse_clashes(self.entries)
         names.tell_unportable(self.entries)
+        # Divide them into parts, of which this machine does every N-th.
         fair = -(-self.count // options.shard[1])
         self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
         self.part_count = -(-self.count // self.rows)

@@ -219,6 +219,7 @@ class Run:
         for planned in self.plan.parts():
             if self.error is not None:
                 return
+            # What is done already is told, ...
             counts = self.store.known.counts_of(planned.entries)
             for entry, count in zip(planned.entries, counts, strict=True):
                 if count:
@@ -227,6 +228,7 @@ class Run:
                          if not count)
             if not left:
                 continue
+            # ... and of the rest, which samples are to be made and which outputs stand.
             turn, standing, samples = next(numbers) * TURNS, list[Output](), list[tuple[int, ...]]()
             for place, entry in enumerate(left):
                 outputs = options.outputs(entry)
