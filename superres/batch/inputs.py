@@ -19,7 +19,7 @@ from superres.errors import ConfigError, InvalidInputError, PlaceError, Superres
 from superres.pictures.files import IMAGE_SUFFIXES
 from superres.system.confined import KilledError
 from superres.system.folders import MEMBER, Inventory, Tally
-from superres.system.paths import HERE, Place
+from superres.system.paths import HERE, Place, Wanted
 from superres.system.places import known_place, open_place, public
 from superres.system.terminal import standard_input
 from superres.system.text_files import read_lines
@@ -163,7 +163,7 @@ class _Search:
             raise InvalidInputError(f"{place.text} is both an input and the output folder; choose "
                                     "another with --output")
         tally = Tally(place.text)
-        for found in place.pictures(_SUFFIXES, self.recursive, tally, self.entered):
+        for found in place.pictures(Wanted(_SUFFIXES, tally, self.entered), self.recursive):
             if found.error is not None:
                 yield Input(found.place.text, "", error=found.error)
             else:
@@ -173,7 +173,7 @@ class _Search:
     def _matches(self, place: Place, fixed: Place, pattern: str) -> Iterator[Input]:
         """Yield the files and archives below `fixed` that match."""
         tally = Tally(place.text, "match")
-        for found in fixed.matching(pattern, _MATCHED, tally, self.entered):
+        for found in fixed.matching(Wanted(_MATCHED, tally, self.entered), pattern):
             yield from self._file(found.place, found.name, found.version)
         if not tally.seen:
             raise InvalidInputError(f"nothing matches {place.public}; check the pattern, and quote "

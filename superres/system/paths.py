@@ -40,6 +40,15 @@ def version_of(path: str) -> str | None:
     return f"{found.st_size}-{found.st_mtime_ns}"
 
 
+class Wanted(NamedTuple):
+    """Which files a folder or a pattern gives: those with a suffix, but not those in the folders
+    `entered`, by their real paths. The tally counts them and the others."""
+
+    suffixes: tuple[str, ...]
+    tally: Tally
+    entered: set[str]
+
+
 class Found(NamedTuple):
     """A file that a folder or a pattern gives: its place, and its name relative to that of the
     folder; with an error, if it cannot be listed."""
@@ -177,10 +186,6 @@ class Place:
         """Remove the file, if there is one."""
         Path(self.text).unlink(missing_ok=True)
 
-    def exists(self) -> bool:
-        """Return whether there is a file or a folder."""
-        return os.path.lexists(self.text)
-
     def is_file(self) -> bool | None:
         """Return whether this is a file, and no folder or pattern, by its name alone where it is
         far; None if there is nothing."""
@@ -201,20 +206,16 @@ class Place:
         """Make the folder, if folders are made; raises as `check_folder`."""
         output.prepare_folder(Path(self.text))
 
-    def files(self, start: str = "", recursive: bool = False,
-              folders: bool = False) -> Iterator[Listed]:
+    def files(self, start: str = "", recursive: bool = False) -> Iterator[Listed]:
         """Yield the files of this folder whose relative names begin with `start`, in the order of
         their names.
 
-        With `folders`, and without `recursive`, the names of its sub-folders, which end with a
-        slash, are yielded, too. A store's answers are read page by page, so that memory does not
-        grow with their number (for other stores than S3, with that of a folder). A folder that does
-        not exist has no files.
+        A store's answers are read page by page, so that memory does not grow with their number (for
+        other stores than S3, with that of a folder). A folder that does not exist has no files.
         """
         for parent, below, names in os.walk(self.text):
             here = os.path.relpath(parent, self.text)
-            slashed = [f"{one}/" for one in below] if folders and not recursive else []
-            for name in sorted([*names, *slashed]):
+            for name in sorted(names):
                 relative = name if here == "." else f"{here}/{name}"
                 if relative.startswith(start):
                     version = version_of(os.path.join(parent, name))
@@ -223,14 +224,10 @@ class Place:
                 return
             below.sort()
 
-    def pictures(self, suffixes: tuple[str, ...], recursive: bool, tally: Tally,
-                 entered: set[str]) -> Iterator[Found]:
-        """Yield the files of this folder that have one of `suffixes`, and count the others.
-
-        `entered` are the real paths of the folders that are not read (again).
-        """
-        for path, error in walk_folder(self.text, suffixes, recursive, tally, entered,
-                                       "--recursive includes them"):
+    def pictures(self, wanted: Wanted, recursive: bool) -> Iterator[Found]:
+        """Yield the files of this folder that are wanted, and count the others."""
+        for path, error in walk_folder(self.text, wanted.suffixes, recursive, wanted.tally,
+                                       wanted.entered, "--recursive includes them"):
             version = version_of(path) if error is None else None
             yield Found(Place(path), os.path.relpath(path, self.text), version, error)
 
@@ -243,17 +240,16 @@ class Place:
         fixed = count_literal(parts, lambda names: os.path.lexists(os.path.join(*names)))
         return Place(os.path.join("", *parts[:fixed])), os.path.join(*parts[fixed:])
 
-    def matching(self, pattern: str, suffixes: tuple[str, ...], tally: Tally,
-                 entered: set[str]) -> Iterator[Found]:
+    def matching(self, wanted: Wanted, pattern: str) -> Iterator[Found]:
         """Yield the files below this folder that match, in the order of their names; otherwise as
         `pictures`."""
-        root = os.path.join(".", self.text)
+        root, tally = os.path.join(".", self.text), wanted.tally
         for match in sorted(glob.iglob(os.path.join(glob.escape(self.text), pattern),
                                        recursive=True)):
             if os.path.isdir(match):
                 tally.left_out.update(["folder"] if "**" not in Path(pattern).parts else [])
             # a pattern may name hidden files
-            elif tally.takes(os.path.basename(match).lstrip("."), suffixes):
+            elif tally.takes(os.path.basename(match).lstrip("."), wanted.suffixes):
                 tally.used += 1
                 yield Found(Place(match), os.path.relpath(match, root))
 

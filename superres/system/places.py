@@ -19,9 +19,8 @@ from typing import IO, Any
 
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError, plain
 from superres.system import stores
-from superres.system.folders import Tally
 from superres.system.output import scratch_folder
-from superres.system.paths import FREE_BYTES, Found, Listed, Place, count_literal
+from superres.system.paths import FREE_BYTES, Found, Listed, Place, Wanted, count_literal
 from superres.system.stores import (
     PACKAGES,
     READ_ONLY,
@@ -161,7 +160,7 @@ class RemotePlace(Place):
 
         persistently(delete, self.text, "remove")
 
-    def exists(self) -> bool:
+    def _exists(self) -> bool:
         system, path = self._opened()
         return bool(persistently(lambda: system.exists(path), self.text, "read"))
 
@@ -180,8 +179,12 @@ class RemotePlace(Place):
     def prepare_folder(self) -> None:
         self.check(writing=True)
 
-    def files(self, start: str = "", recursive: bool = False,
-              folders: bool = False) -> Iterator[Listed]:
+    def files(self, start: str = "", recursive: bool = False) -> Iterator[Listed]:
+        return self._listed(start, recursive)
+
+    def _listed(self, start: str = "", recursive: bool = False,
+                folders: bool = False) -> Iterator[Listed]:
+        """Yield files, and with `folders` the names of sub-folders, which end with a slash."""
         if self.host[0] in READ_ONLY:
             raise InvalidInputError(f"{self.public} cannot be listed, since web servers have no "
                                     "folders; name files, or give a --list of them")
@@ -189,42 +192,39 @@ class RemotePlace(Place):
         find = stores.s3_files if self.host[0] == "s3" else stores.walked_files
         return find(system, path, self.text, start, recursive, folders)
 
-    def pictures(self, suffixes: tuple[str, ...], recursive: bool, tally: Tally,
-                 entered: set[str]) -> Iterator[Found]:
-        for name, _, version in self.files(recursive=recursive, folders=not recursive):
-            if name.endswith("/"):
-                tally.left_out["sub-folder"] += 1
-                tally.hint = "; --recursive includes sub-folders"
+    def pictures(self, wanted: Wanted, recursive: bool) -> Iterator[Found]:
+        for listed in self._listed(recursive=recursive, folders=not recursive):
+            if listed.name.endswith("/"):
+                wanted.tally.left_out["sub-folder"] += 1
+                wanted.tally.hint = "; --recursive includes sub-folders"
             else:
-                yield from self._found(name, version, suffixes, tally, entered)
+                yield from self._found(listed, wanted)
 
     def pattern(self) -> tuple[Place, str]:
         scheme, parts = self.host[0], self.path.split("/")
         fixed = len(parts) if scheme in READ_ONLY else count_literal(
-            parts, lambda names: RemotePlace(f"{scheme}://{'/'.join(names)}").exists())
+            parts, lambda names: RemotePlace(f"{scheme}://{'/'.join(names)}")._exists())
         if fixed == len(parts):
             return self, ""
         return RemotePlace(f"{scheme}://{'/'.join(parts[:fixed])}"), "/".join(parts[fixed:])
 
-    def matching(self, pattern: str, suffixes: tuple[str, ...], tally: Tally,
-                 entered: set[str]) -> Iterator[Found]:
+    def matching(self, wanted: Wanted, pattern: str) -> Iterator[Found]:
         from fsspec.utils import glob_translate
 
         matches = re.compile(glob_translate(pattern))
         start = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-        for name, _, version in self.files(start, recursive="/" in pattern or "**" in pattern):
-            if matches.match(name):
-                yield from self._found(name, version, suffixes, tally, entered)
+        for listed in self._listed(start, recursive="/" in pattern or "**" in pattern):
+            if matches.match(listed.name):
+                yield from self._found(listed, wanted)
 
-    def _found(self, name: str, version: str | None, suffixes: tuple[str, ...], tally: Tally,
-               entered: set[str]) -> Iterator[Found]:
+    def _found(self, listed: Listed, wanted: Wanted) -> Iterator[Found]:
         """Yield a file of this folder unless it is left out."""
-        place = RemotePlace(f"{self.full}/{name}")
-        if any(place.text.startswith(f"{folder}/") for folder in entered):
+        place, tally = RemotePlace(f"{self.full}/{listed.name}"), wanted.tally
+        if any(place.text.startswith(f"{folder}/") for folder in wanted.entered):
             tally.left_out["in the folder of the results"] += 1
-        elif tally.takes(name, suffixes):
+        elif tally.takes(listed.name, wanted.suffixes):
             tally.used += 1
-            yield Found(place, name, version)
+            yield Found(place, listed.name, listed.version)
 
 
 def open_place(text: str | os.PathLike[str], writing: bool = False) -> Place:
