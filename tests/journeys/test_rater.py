@@ -26,25 +26,37 @@ PIXELS = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("size", "fill", "widths", "is_stacked"), [
-    ((1400, 900), False, [256], False), ((1400, 900), True, range(512, 700, 16), False),
-    ((320, 320), True, [112], False), ((390, 664), True, range(160, 390, 16), True)])
-def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite, size, fill, widths,
-                                                                   is_stacked):
-    study, _ = add_study(sqlite, scale=16, practice=0, fill=fill)
-    screens = look(size[0], height=size[1])
+WINDOWS = {
+    False: [((1400, 900), [256], False)],
+    True: [((1400, 900), range(512, 700, 16), False), ((320, 320), [112], False),
+           ((390, 664), range(160, 390, 16), True)]}
+"""Sizes of the window by whether pictures fill it, with widths that they may have, and whether one
+is above the other."""
+
+
+def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite):
+    screens = look()
     page = screens.page
-    with serving(sqlite, study) as address:
-        page.goto(address)
-        screens.agree("me")
-        wait_for_pair(page, 1)
-        (left, top, width, height), (right, bottom, other, _) = page.evaluate(LAYOUT)
-        kind, *pixels = page.evaluate(PIXELS)
+    for fill, windows in WINDOWS.items():
+        study, _ = add_study(sqlite, f"fills {fill}", scale=16, practice=0, fill=fill)
+        with serving(sqlite, study) as address:
+            page.goto(address)
+            screens.agree("me")
+            for (across, down), widths, is_stacked in windows:
+                page.set_viewport_size({"width": across, "height": down})
+                page.reload()  # and the rater goes on
+                wait_for_pair(page, 1)
+                check_layout(page, down, widths, is_stacked)
+
+
+def check_layout(page, window, widths, is_stacked):
+    (left, top, width, height), (right, bottom, other, _) = page.evaluate(LAYOUT)
     assert (left == right, top + width < bottom, top == bottom) == (is_stacked, is_stacked,
                                                                     not is_stacked)
     assert width == other
     assert width in widths
-    assert height <= size[1] or size[1] < 400  # both pictures are seen at once
+    assert height <= window or window < 400  # both pictures are seen at once
+    kind, *pixels = page.evaluate(PIXELS)
     assert kind == "pixelated"
     received = np.array(pixels).reshape(256, 256, 4)
     assert np.array_equal(received, received[::16, ::16].repeat(16, 0).repeat(16, 1))

@@ -125,6 +125,8 @@ def play(page):
     page.get_by_role("button", name="Play").wait_for()
     assert 10 < value(page) < last
     speed.press("End")
+    scrubber.evaluate("one => { one.value = one.max - 200; one.dispatchEvent(new Event('input')); "
+                      "}")
     page.get_by_role("button", name="Play").click()
     page.wait_for_function("document.querySelector('#results .sr-scrubber').valueAsNumber === "
                            f"{last}")
