@@ -8,7 +8,9 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,6 +92,29 @@ def pictured(task: FaceTask) -> Pixels:
     return subjects(examples.get(PICTURED, next(iter(examples.values()))), task)[0].source
 
 
+def build_demo(
+    decoding: VisitorDecoding, folder: Path, max_queue: int = 16,
+    auth: list[tuple[str, str]] | None = None, root_path: str = "", survey: FastAPI | None = None,
+    embed_in: Sequence[str] = (),
+) -> FastAPI:
+    """Build the page and its server; see `superres.web.serving.build_server`."""
+    from superres.web.serving import build_server
+
+    page = build_app(decoding, max_queue, survey is not None, root_path)
+    return build_server(page, decoding, folder, pictured(decoding.upscaler.face_task), auth,
+                        root_path, survey, embed_in)
+
+
+def warm_up(decoding: VisitorDecoding) -> None:
+    """Decode the first example, with which the page then begins."""
+    from superres.web.content import examples_of
+    from superres.web.crops import subjects
+
+    task = decoding.upscaler.face_task
+    first, *_ = examples_of(page_folder(), task).values()
+    decoding.warm_up(subjects(first, task)[0].source)
+
+
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
     """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not
     available."""
@@ -145,6 +170,24 @@ def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
     return [(name, password) for name, _, password in parts] or None
 
 
+def check_origins(origins: Sequence[str]) -> None:
+    """Raise ConfigError unless all of them are those of sites."""
+    for origin in origins:
+        require(re.fullmatch(r"https?://[\w.-]+(:\d+)?", origin, re.ASCII) is not None,
+                f"--embed-in must be http(s)://HOST, not {origin!r}")
+
+
+def set_environment() -> None:
+    """Set what Gradio and torch read at their import, and what the log has."""
+    # By default Gradio records the last 10,000 requests.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
+                      GRADIO_VIBE_MODE="")
+    # torch's threads wait for each other at each step, so one core is left free for the page.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("superres.web").setLevel(logging.INFO)
+
+
 def serve_demo(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None,
     root_path: RootPath = "", max_queue: MaxQueue = 16, time_limit: TimeLimit = 120,
@@ -159,23 +202,14 @@ def serve_demo(
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
     require(not root_path or root_path.startswith("/"), "--root-path must begin with a slash, not "
             f"{root_path!r}")
-    for origin in embed_in or ():
-        require(re.fullmatch(r"https?://[\w.-]+(:\d+)?", origin, re.ASCII) is not None,
-                f"--embed-in must be http(s)://HOST, not {origin!r}")
+    check_origins(embed_in or ())
     require(survey is not None or not is_given(context, "store"),
             f"--store {store} needs a survey; name its study with --survey")
     visitors = parse_auth(auth or [])
     will_keep("the page was not open yet")
-    # Gradio reads these variables at its import. By default it records the last 10,000 requests.
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
-                      GRADIO_VIBE_MODE="")
-    # torch reads this variable at its import. Its threads wait for each other at each step, so one
-    # core is left free for the page.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    set_environment()
     from superres.web.files import temporary_files
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("superres.web").setLevel(logging.INFO)
     with listen(host, port) as listening, temporary_files() as folder, ExitStack() as stack:
         pages, location = None, store
         if survey is not None:
@@ -183,18 +217,14 @@ def serve_demo(
             location = opened.location
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
-        from superres.web.content import examples_of
-        from superres.web.crops import subjects
         from superres.web.decoding import VisitorDecoding
-        from superres.web.serving import build_server, serve
+        from superres.web.serving import serve
 
         say(f"loading {checkpoint}; the first start compiles the engine, which takes half a minute")
         translator = load_translator(translation_checkpoint, device)
         decoding = VisitorDecoding(Upscaler.load(checkpoint, device), time_limit, translator)
-        first, *_ = examples_of(page_folder(), decoding.upscaler.face_task).values()
-        decoding.warm_up(subjects(first, decoding.upscaler.face_task)[0].source)
-        page = build_app(decoding, max_queue, pages is not None, root_path)
-        server = build_server(page, decoding, folder, pictured(decoding.upscaler.face_task),
-                              visitors, root_path, pages, embed_in or ())
+        warm_up(decoding)
+        server = build_demo(decoding, folder, max_queue, visitors, root_path, pages,
+                            embed_in or ())
         announce(host, listening.getsockname()[1], root_path, survey, location)
         serve(server, decoding, listening, folder)

@@ -11,7 +11,7 @@ import base64
 import functools
 import itertools
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -105,6 +105,13 @@ class Batch:
     def fail(self, entry: Input, output: str, reason: object) -> None:
         """Add the row of an output that cannot be made."""
         self.rows.append(self.settings.failed(entry, output, str(reason)).row)
+
+    def fail_rest(self, outputs: Iterable[tuple[Input, str]], reason: object) -> None:
+        """Add the rows of those outputs that have none yet."""
+        made = {row.output for row in self.rows}
+        for entry, output in outputs:
+            if output not in made:
+                self.fail(entry, output, reason)
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return the rows as JSON objects, as `superres upscale --manifest` writes them."""
@@ -225,19 +232,19 @@ def upscale_batch(
     Raises InvalidInputError without a file or for too many files, ConfigError if the settings do
     not fit the checkpoint, and StoppedError if the server is stopping.
     """
-    how = BatchOptions("", finish=finish)
     options = resolve_options(controls.options_of(decoding.upscaler.default, settings),
                               decoding.upscaler, finish=finish)
-    deadline, taken, notes = decoding.deadline(), set[str](), list[str]()
-    files = find_files([path_of(upload) for upload in uploads or []], taken, notes)
+    deadline, names, notes = decoding.deadline(), set[str](), list[str]()
+    files = find_files([path_of(upload) for upload in uploads or []], names, notes)
     upscaler = decoding.upscaler.from_size(decoding.upscaler.face_task.from_size(start).source)
-    batch = Batch(RunSettings.of(upscaler, options, how), len(files), notes)
+    batch = Batch(RunSettings.of(upscaler, options, BatchOptions("", finish=finish)), len(files),
+                  notes)
     left, waiting = dict(enumerate(files)), list[Waiting]()
     try:
         for (turn, file), content in zip(enumerate(files), open_files(files), strict=True):
             decoding.check_time(deadline)
             try:
-                waiting += _read(file, turn, content, batch, taken, deadline)
+                waiting += _read(file, turn, content, batch, names, deadline)
             except InvalidInputError as error:
                 batch.fail(file.entry, file.output, error)
             del left[turn]
@@ -250,17 +257,14 @@ def upscale_batch(
     except StoppedError as error:
         if decoding.is_closing:
             raise
-        made = {row.output for row in batch.rows}
-        for entry, output in [*((request.entry, request.output) for request, _ in waiting),
-                              *((file.entry, file.output) for file in left.values())]:
-            if output not in made:
-                batch.fail(entry, output, error)
+        batch.fail_rest([*((request.entry, request.output) for request, _ in waiting),
+                         *((file.entry, file.output) for file in left.values())], error)
     batch.is_waiting = False
     yield batch
 
 
-def find_files(uploads: Sequence[str], taken: set[str], notes: list[str]) -> list[File]:
-    """Return the files of the uploads and of their zip files, whose outputs' names join `taken`.
+def find_files(uploads: Sequence[str], names: set[str], notes: list[str]) -> list[File]:
+    """Return the files of the uploads and of their zip files, whose outputs' names join `names`.
 
     What is left out of a zip file becomes a line of `notes`.
     """
@@ -268,7 +272,7 @@ def find_files(uploads: Sequence[str], taken: set[str], notes: list[str]) -> lis
     for upload in uploads:
         for entry in _entries(upload, notes):
             files.append(File(entry, upload, unique_name(entry.name or Path(entry.input).stem,
-                                                         taken)))
+                                                         names)))
         if len(files) > MAX_FILES:
             raise InvalidInputError(f"{len(files)} files are too many at once; upload at most "
                                     f"{MAX_FILES}, or use the command superres upscale")
@@ -310,35 +314,34 @@ def open_files(files: Sequence[File]) -> Iterator[Any]:
                         for entry in entries)
 
 
-def unique_name(stem: str, taken: set[str]) -> str:
+def unique_name(stem: str, names: set[str]) -> str:
     """Return the name of an output that any system can unpack, without folders, and with a number
-    if it is taken.
+    if another one has it.
 
-    It joins the names `taken`, in which case and the composition of accents do not count.
+    It joins `names`, in which case and the composition of accents do not count.
     """
     letters = stem.replace("\\", "/").rpartition("/")[2]
     printable = "".join(letter if letter.isprintable() else "_" for letter in letters)
     stem = portable_name(printable.encode()[:MOST_NAME].decode(errors="ignore"))
-    for output in itertools.chain([f"{stem}.png"],
-                                  (f"{stem}-{number}.png" for number in itertools.count(2))):
-        if without_case(output) not in taken:
-            break
-    taken.add(without_case(output))
+    numbered = (f"{stem}-{number}.png" for number in itertools.count(2))
+    output = next(name for name in itertools.chain([f"{stem}.png"], numbered)
+                  if without_case(name) not in names)
+    names.add(without_case(output))
     return output
 
 
 def _read(
-    file: File, turn: int, content: str | IO[bytes] | SuperresError, batch: Batch, taken: set[str],
+    file: File, turn: int, content: str | IO[bytes] | SuperresError, batch: Batch, names: set[str],
     deadline: Deadline,
 ) -> list[Waiting]:
-    """Read a file, and return its outputs to be decoded, whose names join `taken`."""
+    """Read a file, and return its outputs to be decoded, whose names join `names`."""
     if isinstance(content, SuperresError):
         raise content
     entry, task, found = file.entry, batch.settings.task, list[Waiting]()
     for subject in reduce_picture(content, lambda image: subjects(image, task), task.source,
                                   display_path(entry.input, entry.archive), deadline):
         face = 0 if subject.crop is None else subject.crop.face
-        output = unique_name(f"{entry.name}-face{face}", taken) if face else file.output
+        output = unique_name(f"{entry.name}-face{face}", names) if face else file.output
         crop = None if subject.crop is None else asdict(subject.crop)
         found.append((Request(turn, len(found), 1, entry, output, Picture(subject.source), crop),
                       subject))

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from gradio import processing_utils
 from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from superres.pictures.read import Pixels
 from superres.system import serving
@@ -189,44 +189,9 @@ def build_server(
     names and passwords, or None for no login. The card and the application of a survey need none:
     the survey's results need the owner's token.
     """
-    @contextlib.asynccontextmanager
-    async def sweeping(_: FastAPI) -> AsyncIterator[None]:
-        kept = set(files_below(folder))
-
-        async def sweep_forever() -> None:
-            while True:
-                await asyncio.sleep(SWEEP_SECONDS)
-                await asyncio.to_thread(sweep, folder, kept)
-
-        task = asyncio.create_task(sweep_forever())
-        yield
-        task.cancel()
-
-    server = FastAPI(lifespan=sweeping, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @server.get("/health")
-    def health() -> JSONResponse:
-        return JSONResponse({
-            "status": "stopping" if decoding.is_closing else "ok", "busy": decoding.is_busy,
-            "waiting": len(page._queue), "max_queue": page._queue.max_size,
-            "checkpoint": decoding.upscaler.name, "revision": decoding.upscaler.revision,
-            "device": str(decoding.upscaler.device),
-        }, 503 if decoding.is_closing else 200)
-
+    server = FastAPI(lifespan=sweeping(folder), docs_url=None, redoc_url=None, openapi_url=None)
     preview = Preview(decoding, pictured)
-
-    @server.get(CARD_PATH)
-    async def card() -> Response:
-        try:
-            return Response(await preview.png(), media_type="image/png",
-                            headers={"cache-control": CARD_CACHE})
-        except StoppedError as error:
-            return JSONResponse({"detail": str(error)}, 503)
-
-    if survey is not None:
-        # relative: see root_path
-        server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))
-        server.mount(SURVEY_PATH, survey)
+    add_routes(server, page, decoding, preview, survey)
     scripts = "".join(f"<script>{path.read_text(encoding='utf-8')}</script>"
                       for path in sorted(STATIC.glob("*.js")))
     # The page handles all other paths.
@@ -248,6 +213,52 @@ def build_server(
     if root_path:
         server.add_middleware(without_root_path, root_path=root_path)
     return server
+
+
+def sweeping(folder: Path) -> Lifespan[FastAPI]:
+    """Return what sweeps a folder while a server runs; the files at its start stay."""
+    @contextlib.asynccontextmanager
+    async def running(_: FastAPI) -> AsyncIterator[None]:
+        kept = set(files_below(folder))
+
+        async def sweep_forever() -> None:
+            while True:
+                await asyncio.sleep(SWEEP_SECONDS)
+                await asyncio.to_thread(sweep, folder, kept)
+
+        task = asyncio.create_task(sweep_forever())
+        yield
+        task.cancel()
+
+    return running
+
+
+def add_routes(
+    server: FastAPI, page: gr.Blocks, decoding: VisitorDecoding, preview: Preview,
+    survey: ASGIApp | None,
+) -> None:
+    """Let a server say how it is, and give the card of link previews and the pages of a survey."""
+    @server.get("/health")
+    def health() -> JSONResponse:
+        return JSONResponse({
+            "status": "stopping" if decoding.is_closing else "ok", "busy": decoding.is_busy,
+            "waiting": len(page._queue), "max_queue": page._queue.max_size,
+            "checkpoint": decoding.upscaler.name, "revision": decoding.upscaler.revision,
+            "device": str(decoding.upscaler.device),
+        }, 503 if decoding.is_closing else 200)
+
+    @server.get(CARD_PATH)
+    async def card() -> Response:
+        try:
+            return Response(await preview.png(), media_type="image/png",
+                            headers={"cache-control": CARD_CACHE})
+        except StoppedError as error:
+            return JSONResponse({"detail": str(error)}, 503)
+
+    if survey is not None:
+        # relative: see root_path
+        server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))
+        server.mount(SURVEY_PATH, survey)
 
 
 async def _refuse_download(url: str, cache_dir: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradio as gr
@@ -40,16 +40,12 @@ def endpoint(decoding: VisitorDecoding, settings: list[gr.components.Component])
         check_keep(keep or None, count, finish)
         for frames in decoding.upscale("upscale", subject.source[None], {"": options}, count,
                                       deadline, judged=bool(keep), finish=finish):
-            result, paths = frames[""], list[str]()
+            result = frames[""]
             if keep and result.is_complete:
                 result = result.of_rows([0])
-            folder = new_folder()
-            for row, number in enumerate(drawing.numbers_of(result)):
-                path, record = folder / f"face-{number}.png", drawing.record_of(upscaler, options,
-                                                                                number, finish)
-                path.write_bytes(encode_png(Picture(drawing.unfinished(result, row)), record))
-                paths.append(str(path))
-            yield paths, {**report_of(subject, result), "crops": squares}
+            yield (save_frame(result, lambda number: drawing.record_of(upscaler, options, number,
+                                                                       finish)),
+                   {**report_of(subject, result), "crops": squares})
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
@@ -62,6 +58,17 @@ def endpoint(decoding: VisitorDecoding, settings: list[gr.components.Component])
         handler = controls.named(upscale, *controls.offered(decoding.upscaler.default, FACES))
         gr.Button("upscale").click(handler, [image, crop, start, samples, keep, finish, *settings],
                                    [files, report], api_name="upscale", **controls.QUEUED)
+
+
+def save_frame(result: Upscaled, record_of: Callable[[int], dict[str, Any]]) -> list[str]:
+    """Write the pictures of a frame, each with the record of its sample's number, and return their
+    paths."""
+    folder, paths = new_folder(), list[str]()
+    for row, number in enumerate(drawing.numbers_of(result)):
+        path, picture = folder / f"face-{number}.png", Picture(drawing.unfinished(result, row))
+        path.write_bytes(encode_png(picture, record_of(number)))
+        paths.append(str(path))
+    return paths
 
 
 def report_of(subject: crops.Subject, result: Upscaled) -> dict[str, Any]:

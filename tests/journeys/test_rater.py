@@ -42,6 +42,7 @@ def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite)
         with serving(sqlite, study) as address:
             page.goto(address)
             screens.agree("me")
+            wait_for_pair(page, 1)
             for (across, down), widths, is_stacked in windows:
                 page.set_viewport_size({"width": across, "height": down})
                 page.reload()  # and the rater goes on

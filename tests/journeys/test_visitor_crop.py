@@ -298,14 +298,6 @@ def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut
     grown = side + 25 * scale(page)
     page.wait_for_function(f"Math.abs({SQUARE}[2] - {grown}) <= 3")
     settle(page)  # nothing moves under the finger
-    (x, y), (knob_x, knob_y) = middle(page), middle(page, ".sr-turn")
-    arm, before = complex(knob_x - x, knob_y - y), square(page)
-    to = arm * cmath.rect(1, math.radians(50)) - arm
-    swipe((knob_x, knob_y), (to.real, to.imag))
-    # Chromium resamples touches
-    page.wait_for_function(f"Math.abs({SQUARE}[3] - {before[3] + 50}) <= 8")
-    assert square(page)[:3] == before[:3]
-    settle(page)
     kept, photo = square(page), page.locator("superres-crop img").bounding_box()
     swipe((photo["x"] + 15, photo["y"] + photo["height"] - 10), (0, -120))
     page.wait_for_function(f"scrollY > {scrolled + 50}")

@@ -27,11 +27,10 @@ from fakes import TINY, random_model
 
 from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
-from superres.web.content import NAMES, examples_of, label_of
-from superres.web.crops import subjects
+from superres.web.content import NAMES, label_of
 from superres.web.decoding import FRAME_SECONDS, VisitorDecoding
 from superres.web.files import temporary_files
-from superres.web.serving import build_server, configure
+from superres.web.serving import configure
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[2]
@@ -114,11 +113,8 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with temporary_files() as folder:
         decoding = VisitorDecoding(upscaler, time_limit, translator, frame_seconds)
         if example:
-            first, *_ = examples_of(app.page_folder(), upscaler.face_task).values()
-            decoding.warm_up(subjects(first, upscaler.face_task)[0].source)
-        page = app.build_app(decoding, max_queue, survey is not None, root_path)
-        pictured = app.pictured(upscaler.face_task)
-        served = build_server(page, decoding, folder, pictured, auth, root_path, survey)
+            app.warm_up(decoding)
+        served = app.build_demo(decoding, folder, max_queue, auth, root_path, survey)
         server = uvicorn.Server(configure(served, grace_seconds=1))
         listening = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, args=[[listening]])
