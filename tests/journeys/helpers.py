@@ -20,7 +20,7 @@ from tests.web.helpers import FACES, LABELS
 
 WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa",
                                               "wcag22aa"]}}
-PATIENCE = 60_000
+PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: no test measures time, and a busy machine is
 slow."""
 SHOWN = "#results superres-viewer .sr-after"

@@ -45,8 +45,8 @@ def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite)
             wait_for_pair(page, 1)
             for (across, down), widths, is_stacked in windows:
                 page.set_viewport_size({"width": across, "height": down})
-                page.reload()  # and the rater goes on
-                wait_for_pair(page, 1)
+                page.wait_for_function("([x, y]) => innerWidth === x && innerHeight === y",
+                                       arg=[across, down])
                 check_layout(page, down, widths, is_stacked)
 
 

@@ -150,19 +150,16 @@ def by_mouse(page, demo, astronaut):
     assert f"--crop {','.join(map(str, moved))}" in page.locator("#results").inner_html()
 
 
+def corner(page, across, down):
+    """Return where a corner of the crop is on the photo."""
+    left, top, side, turn = square(page)
+    at = (complex(left + side / 2, top + side / 2)
+          + complex(across, down) * side / 2 * cmath.rect(1, math.radians(turn)))
+    return at.real, at.imag
+
+
 def by_turning(page, astronaut):
     """Turn by the handle, and resize in the turned axes."""
-    def place(across, down):  # of a corner on the photo
-        x, y = page.locator(f".sr-{'n' if down < 0 else 's'}{'w' if across < 0 else 'e'}").evaluate(
-            """(e, [across, down]) => {
-                const {square: [left, top, side, turn]} = e.closest("superres-crop");
-                const angle = turn * Math.PI / 180;
-                const [x, y] = [across * side / 2, down * side / 2];
-                return [left + side / 2 + Math.cos(angle) * x - Math.sin(angle) * y,
-                    top + side / 2 + Math.sin(angle) * x + Math.cos(angle) * y];
-            }""", [across, down])
-        return [x, y]
-
     (*kept, turn), (x, y), (knob_x, knob_y) = square(page), middle(page), middle(page, ".sr-turn")
     arm = complex(knob_x - x, knob_y - y)
     for degrees, shift in ((40, False), (-33, False), (20, True)):
@@ -181,11 +178,11 @@ def by_turning(page, astronaut):
     settle(page)
     np.testing.assert_array_equal(preview(page), reduced(astronaut, square(page)))
     for across, down in ((1, 1), (-1, 1)):
-        before, fixed, turn = square(page), place(-across, -down), square(page)[3]
+        before, fixed, turn = square(page), corner(page, -across, -down), square(page)[3]
         by = complex(across * 20, down * 20) * cmath.rect(1, math.radians(turn))
         move(page, middle(page, f".sr-s{'e' if across > 0 else 'w'}"), (by.real, by.imag))
         assert square(page)[2:] == [pytest.approx(before[2] + 20 * scale(page), abs=3), turn]
-        assert place(-across, -down) == pytest.approx(fixed, abs=1)
+        assert corner(page, -across, -down) == pytest.approx(fixed, abs=1)
     page.get_by_role("button", name="Upright").click()
     assert square(page)[3] == 0
     page.locator(".sr-crop").press(".")

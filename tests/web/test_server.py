@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import signal
 import socket
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -14,29 +13,22 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from gradio_client import Client, handle_file
 from PIL import Image
-from textual import write_checkpoint
 
-from superres.cli import app
 from superres.config import DecodeConfig
-from superres.errors import ConfigError
 from superres.pictures.mark import DRAWN
 from superres.pictures.untrusted import READER
-from superres.survey.store import Store
 from superres.system.serving import MOST_CONNECTIONS
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.web import crops
 from superres.web.files import files_below, sweep
 from tests.pictures.helpers import many_scans
-from tests.survey.helpers import add_study
 from tests.web.helpers import (
     FACES,
     FAST,
-    FILE,
     HTTP,
     ROOT,
     Blocked,
@@ -44,7 +36,6 @@ from tests.web.helpers import (
     events,
     huge_png,
     running,
-    start,
     toy,
     wait,
 )
@@ -341,73 +332,3 @@ def test_a_visitor_who_leaves_frees_the_decoder(demo, caplog):
             break  # and the connection closes
     wait(lambda: caplog.records)
     assert [record.message.split()[:2] for record in caplog.records] == [["upscale:", "stopped"]]
-
-
-# The process
-
-
-@pytest.mark.parametrize("pairs", [["name"], ["name:"], [":password"]])
-def test_a_password_that_is_missing_is_refused(pairs):
-    with pytest.raises(ConfigError, match="--auth must be USER:PASSWORD"):
-        app.parse_auth(pairs)
-
-
-def test_a_port_in_use_is_refused():
-    with (socket.create_server(("127.0.0.1", 0)) as taken,
-          pytest.raises(ConfigError, match="choose another --port")):
-        app.listen("127.0.0.1", taken.getsockname()[1])
-
-
-def test_the_program_says_where_its_pages_are_and_stops_while_it_reads_and_decodes(tmp_path):
-    store, temporary = Store(tmp_path / "my votes.db", create=True), tmp_path / "temporary"
-    add_study(store)
-    temporary.mkdir()
-    process = start("--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study",  # noqa: S104
-                    "--store", store.location, "--translation-checkpoint",
-                    str(write_checkpoint(tmp_path / "toy")), TMPDIR=str(temporary))
-    try:
-        page, raters, results = (process.stdout.readline() for _ in range(3))
-        address = page.split()[2]
-        assert re.fullmatch(r"superres: open http://127\.0\.0\.1:\d+/demo/ \(Ctrl-C stops it; "
-                            r"other .*\)\n", page)
-        assert raters == f"superres: raters vote at {address}survey/\n"
-        assert f"results are at {address}survey/results/ " in results
-        assert results.endswith(f"superres survey token study --store '{store.location}'\n")
-        for path, text in (("", "gradio_config"), ("survey/", "<title>Survey<"),
-                           ("survey/results/", "Survey results"),
-                           ("config", "/demo/survey/results/"), ("health", '"status":"ok"')):
-            # a proxy may remove its own path
-            for url in (address + path, address.replace("/demo", "") + path):
-                assert text in HTTP.get(url).text
-        assert HTTP.get(address.removesuffix("/"), follow_redirects=True).url == address
-        path = HTTP.post(f"{address}gradio_api/upload",
-                         files={"files": ("private.png", FACES[0].read_bytes())}).json()
-        files = {"files": ("heavy.jpg", many_scans(3400, 100_000))}
-        heavy = HTTP.post(f"{address}gradio_api/upload", files=files).json()
-        body = {"image": {"path": heavy[0], "meta": FILE}}
-        assert HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).status_code == 200
-        wait(lambda: any(one.cpu_times().user > 2
-                         for one in psutil.Process(process.pid).children()))
-        body = {"image": {"path": path[0], "meta": FILE}, "block_size": 1, "temperature": 0.9,
-                "samples": 16}
-        event = HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).json()["event_id"]
-        with HTTP.stream("GET", f"{address}gradio_api/call/upscale/{event}") as answers:
-            received = answers.iter_lines()
-            assert next(received) == "event: generating"
-            reading = psutil.Process(process.pid).children()
-            process.send_signal(signal.SIGTERM)
-            assert any("server is stopping" in line for line in received)
-        assert process.wait(timeout=300) == 0
-        assert not psutil.wait_procs(reading, 300)[1]
-        log = process.stderr.read()
-    finally:
-        process.kill()
-        store.close()
-    loading, *warm_up, last = [line.split(": ")[1].split()[0] for line in log.splitlines()
-                               if ": " in line]
-    assert (loading, last) == ("loading", "StoppedError")
-    # a face and a sentence; some processors' race takes another face
-    assert warm_up.count("done") >= 2
-    assert "private" not in log
-    assert "127.0.0.1" not in log
-    assert [path.name for path in temporary.iterdir()] == []
