@@ -190,7 +190,7 @@ def ngrams(
     The n-grams are in the tokens of --checkpoint.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.counts import count_targets
+    from superres.training.ngram_counts import count_targets
 
     prepare_folder(output.parent)
     table = count_targets(checkpoint, data, order, limit, least, most)
@@ -209,7 +209,7 @@ def shortlist(
     They also tell which sentences are unlike the text.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.counts import learn_shortlists
+    from superres.training.shortlists import learn_shortlists
 
     prepare_folder(output.parent)
     lists = learn_shortlists(checkpoint, data, limit, domain)

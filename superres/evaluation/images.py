@@ -19,6 +19,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace
 from superres.evaluation.compression import picture_bytes
 from superres.evaluation.detail import swings
+from superres.evaluation.drawing import in_turns
 from superres.evaluation.intervals import Entries, Estimate, accepted_block_size, with_interval
 from superres.evaluation.perceptual import Scores
 from superres.evaluation.picture_scores import (
@@ -47,8 +48,7 @@ SEQUENTIAL = "sequential"
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of
-    each.
+    """The results of one way to decode a data set: images, uint8 [N,H,W,3], and a trace of each.
 
     `seconds_per_image` is the wall-clock time of the timed batches / number of their images. In a
     cascade it is that of all stages, and `earlier` is the result of the stages before the last one.
@@ -95,24 +95,18 @@ class DecodedPictures:
 
 
 def decode_interleaved(
-    sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
+    sources: Pixels, upscaler: Upscaler, ways: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, DecodedPictures]:
-    """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows
-    all alike.
+    """Decode every batch of `sources`, uint8 [N,h,w,3], `in_turns`.
 
-    An untimed decoding of the first batch warms up (compilation, caches). A shorter last batch is
-    not timed unless it is the only batch.
+    A shorter last batch is not timed unless it is the only batch.
     """
     keys = [image_key(source, 1) for source in sources]
-    results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}
-    for options in variants.values():
-        upscaler(sources[:batch_size], options, keys=keys[:batch_size])
-    for start in track(range(0, len(sources), batch_size), "decoding", "batches"):
-        batch = slice(start, start + batch_size)
-        for variant, options in variants.items():
-            results[variant].append(upscaler(sources[batch], options, keys=keys[batch]))
+    batches = [slice(start, start + batch_size) for start in range(0, len(sources), batch_size)]
+    results = in_turns(batches, ways, lambda batch, options: upscaler(sources[batch], options,
+                                                                      keys=keys[batch]), "decoding")
     timed = max(len(sources) // batch_size, 1)
-    return {variant: DecodedPictures.of(batches, timed) for variant, batches in results.items()}
+    return {way: DecodedPictures.of(made, timed) for way, made in results.items()}
 
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
@@ -129,8 +123,8 @@ def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler,
     return float(bits_per_dim(sources, targets, upscaler, batch_size).mean())
 
 
-def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str,
-                                                                                            Any]:
+def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler,
+                        batch_size: int = 16) -> dict[str, Any]:
     """Return the bits/dim of the true images under p1, and `picture_bytes`, as a report
     serialisable as JSON.
 
@@ -198,12 +192,14 @@ def evaluate_images(
     # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     report["bits_per_dim_wrong_input"] = None if len(pairs) == 1 else mean_bits_per_dim(
         np.roll(pairs.lr, 1, axis=0), pairs.hr, upscaler, batch_size)
-    variants = {GREEDY: decode.greedy(),
-                **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
+    ways = {GREEDY: decode.greedy(),
+            **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
     decoded = decode_interleaved(pairs.lr, upscaler,
-                                 {**(variants if greedy else {}), "blockwise": decode}, batch_size)
+                                 {**(ways if greedy else {}), "blockwise": decode}, batch_size)
+
+    # pictures by method, and their scores
     pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ENLARGEMENTS}
-    pictures.update({variant: result.images for variant, result in decoded.items()})
+    pictures.update({way: result.images for way, result in decoded.items()})
     pictures.update({f"{stage.size} by {BASELINE}": pairs.task.enlarge(stage.images, BASELINE)
                      for stage in decoded["blockwise"].stages[:-1]})
     report |= {"truth": all_entries(swings(pairs.hr, pairs.task)),
@@ -211,13 +207,15 @@ def evaluate_images(
     if recogniser is not None:
         report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures,
                                                                           pairs.hr)
-    for variant, result in decoded.items():
-        report["methods"][variant].update(result.statistics())
+
+    # what decoding cost, by way and by stage
+    for way, result in decoded.items():
+        report["methods"][way].update(result.statistics())
     if upscaler.face_task.between:
-        report["stages"] = {variant: {stage.size: stage.statistics() for stage in result.stages}
-                            for variant, result in decoded.items()}
+        report["stages"] = {way: {stage.size: stage.statistics() for stage in result.stages}
+                            for way, result in decoded.items()}
     if greedy:
-        *_, alone = variants
+        *_, alone = ways
         report["agreement"] = agreement(pictures["blockwise"], pictures[alone], pairs.hr)
         report["speed_up"] = (decoded[alone].seconds_per_image
                               / max(decoded["blockwise"].seconds_per_image, 1e-9))
@@ -286,9 +284,9 @@ def recognition_lines(report: dict[str, Any]) -> list[str]:
 def difference_lines(methods: Methods, reference: str) -> list[str]:
     """Return the differences from a method in `compared_scores` as the lines of a text table."""
     return table_lines(f"above {reference}",
-                       {name: scores for name, scores in methods.items() if name != reference}, {
-                           f"{name}_above_{reference}": (title, f"+{form}") for name,
-                           (title, form) in (SIMILARITY | DETAIL).items()})
+                       {name: scores for name, scores in methods.items() if name != reference},
+                       {f"{name}_above_{reference}": (title, f"+{form}")
+                        for name, (title, form) in (SIMILARITY | DETAIL).items()})
 
 
 def decoding_lines(report: dict[str, Any]) -> list[str]:
@@ -311,17 +309,17 @@ def table_lines(title: str, methods: Methods, columns: dict[str, tuple[str, str]
     score that no method has gets no column, and a method without any of the scores no line; "-"
     stands for a score that a method lacks.
     """
-    methods = {method: scores for method, scores in methods.items() if columns.keys()
-               & scores.keys()}
-    shown = {name: column for name,
-             column in columns.items() if any(name in scores for scores in methods.values())}
+    methods = {method: scores for method, scores in methods.items()
+               if columns.keys() & scores.keys()}
+    shown = {name: column for name, column in columns.items()
+             if any(name in scores for scores in methods.values())}
     rows = {title: [head for head, _ in shown.values()]}
     for method, scores in methods.items():
         rows[method] = [score_text(scores, name, form) for name, (_, form) in shown.items()]
-    first, widths = max(map(len, rows)), [max(map(len, cells)) + 2 for cells in zip(*rows.values(),
-                                                                                    strict=True)]
-    return [method.ljust(first) + "".join(map(str.rjust, cells, widths)) for method,
-            cells in rows.items()]
+    first = max(map(len, rows))
+    widths = [max(map(len, cells)) + 2 for cells in zip(*rows.values(), strict=True)]
+    return [method.ljust(first) + "".join(map(str.rjust, cells, widths))
+            for method, cells in rows.items()]
 
 
 def score_text(scores: dict[str, float | None], name: str, form: str) -> str:

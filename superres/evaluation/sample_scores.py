@@ -10,6 +10,7 @@ import numpy as np
 
 from superres.config import DecodeConfig
 from superres.evaluation.detail import swings
+from superres.evaluation.drawing import draw_samples
 from superres.evaluation.images import detail_lines, difference_lines, method_lines, stage_options
 from superres.evaluation.intervals import Entries, with_interval
 from superres.evaluation.picture_scores import (
@@ -22,7 +23,6 @@ from superres.evaluation.picture_scores import (
 )
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
-from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
@@ -83,22 +83,6 @@ def sample_scores(samples: Pixels, likeliest: Pixels, greedy: Pixels,
                               f"likeliest of {count}": likeliest, f"mean of {count}": mean}, pairs)
     scores[f"best of {count}"] = with_interval("psnr", psnrs) | with_interval("ssim", ssims)
     return scores
-
-
-def draw_samples(
-    sources: Pixels, upscaler: Upscaler, decode: DecodeConfig, numbers: Sequence[int],
-    batch_size: int,
-) -> list[Upscaled]:
-    """Draw samples of each input, uint8 [N,h,w,3], in batches; the samples of an input are
-    neighbours.
-
-    `numbers` are the numbers of the samples, from 1, which key their noise.
-    """
-    keys = [image_key(source, number) for source in sources for number in numbers]
-    repeated = sources.repeat(len(numbers), axis=0)
-    starts = track(range(0, len(keys), batch_size), "drawing samples", "batches")
-    return [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size])
-            for i in starts]
 
 
 def pictures_of(drawn: Sequence[Upscaled], count: int) -> Pixels:

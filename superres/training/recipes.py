@@ -42,9 +42,9 @@ from superres.training.corpora import (
     network_of,
 )
 from superres.training.derived import model_card, source_name
-from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
-from superres.training.stage import GPU_DEFAULTS, Stage
-from superres.training.trainer import Trainer
+from superres.training.distillation import decode_own_faces, translate_pairs
+from superres.training.stage import GPU_DEFAULTS, Report, Stage, Stop
+from superres.training.trainer import Origin, Trainer
 
 TEXTS = ("translated_by", "reverse", "back_translated_by", "back_translations", "copies")
 """Settings of a stage that say what text it reads."""
@@ -208,8 +208,7 @@ def build_trainer(stage: Stage) -> Trainer:
     earlier, digest = ([], None) if start is None else (read_training(start), weights_digest(start))
     card = model_card({source_name(name): checkpoint_of(stage, name)
                        for name in (stage.start, stage.teacher) if name})
-    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files={**corpus.files, **card}, teacher=teacher, start=digest)
+    return Trainer(model, stage, corpus, Origin(digest, earlier, card), teacher)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,11 @@ PRECISIONS = ("auto", "bf16", "no")
 SCHEDULES = ("cosine", "noam")
 GPU_DEFAULTS = {"batch_size": 128, "learning_rate": 2e-3}
 """Defaults of settings on a GPU, which is hardly faster for fewer images per step."""
+
+Stop = Callable[[], bool]
+"""Whether training is to end; asked after every step, or before every batch that is decoded."""
+Report = Callable[[dict[str, float]], None]
+"""What gets each record of a stage."""
 
 
 @documented

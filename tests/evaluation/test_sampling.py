@@ -10,10 +10,10 @@ import pytest
 from fakes import FakeUpscaler
 
 from superres.config import DecodeConfig
+from superres.evaluation.drawing import draw_samples
 from superres.evaluation.picture_scores import psnr, ssim
 from superres.evaluation.sample_scores import (
     diversity,
-    draw_samples,
     evaluate_samples,
     likeliest_of,
     local_diversity,

@@ -48,7 +48,7 @@ def test_the_papers_figures_are_those_of_its_tables(module, best):
 def test_a_cell_of_faces_holds_acceptance_quality_likelihood_and_time(pairs):
     upscaler = FakeUpscaler()
     made = {cell["block_size"]: cell for cell in table2.cells(
-        pairs, upscaler, table2.SERIES["both"].variants(upscaler.model_config.prediction_heads), 2)}
+        pairs, upscaler, table2.SERIES["both"].ways(upscaler.model_config.prediction_heads), 2)}
     assert tuple(made) == BLOCK_SIZES
     cell = made[10]
     assert (cell["mean_accepted_block_size"], cell["model_calls_per_image"]) == (TOKENS / 308, 309)
