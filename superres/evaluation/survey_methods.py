@@ -246,9 +246,8 @@ def make_comparisons(
                 made = [*task.enlarge(sources, spec.enlargement)]
                 record = {"enlargement": spec.enlargement}
             else:
-                made, record = _decode(spec, *decoders[name], sources, batch_size)
-                made, enlarged = _at_size(made, task, interpolation, name)
-                record |= enlarged
+                made, record = _at_size(*_decode(spec, *decoders[name], sources, batch_size), task,
+                                        interpolation)
         methods[name] = Method(name, dict(zip(chosen, made, strict=True)), record)
     return compare(methods)
 
@@ -265,14 +264,15 @@ def _by_name(given: Sequence[Spec], path: Path | None) -> dict[str, Spec]:
     return specs
 
 
-def _at_size(pictures: list[Pixels], task: FaceTask, interpolation: str,
-             name: str) -> tuple[list[Pixels], dict[str, Any]]:
-    """Return the pictures of a method in the size of a study's, and what its record says of it."""
+def _at_size(pictures: list[Pixels], record: dict[str, Any], task: FaceTask,
+             interpolation: str) -> tuple[list[Pixels], dict[str, Any]]:
+    """Return decoded pictures in the size of a study's, and their record, which says so."""
     if len(pictures[0]) == task.target:
-        return pictures, {}
-    say(f"the pictures of {name} are enlarged to {task.target_size} by --interpolation "
-        f"{interpolation}")
-    return [*task.enlarge(np.stack(pictures), interpolation)], {"enlargement": interpolation}
+        return pictures, record
+    say(f"the pictures of {record['checkpoint']} are enlarged to {task.target_size} by "
+        f"--interpolation {interpolation}")
+    enlarged = [*task.enlarge(np.stack(pictures), interpolation)]
+    return enlarged, {**record, "enlargement": interpolation}
 
 
 def _common_task(tasks: dict[str, FaceTask]) -> FaceTask:

@@ -7,7 +7,6 @@ import json
 import re
 import runpy
 
-import numpy as np
 import pytest
 from fakes import TOKENS, FakeUpscaler
 from textual import learned, sentences, write_pairs
@@ -20,15 +19,9 @@ from measurements import Table, values
 from superres.checkpoint import read_training
 from superres.errors import ConfigError
 from superres.evaluation.text import bleu, bleu_difference
-from superres.tasks.face_data import FacePairs, write_npz
-from superres.tasks.faces import area_reduce
+from superres.tasks.face_data import write_npz
 from superres.training import trainer
-
-
-@pytest.fixture
-def pairs():
-    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
-    return FacePairs(hr, area_reduce(hr, 8, 8), np.arange(3, dtype=np.int32))
+from tests.evaluation.helpers import face_pairs
 
 
 @pytest.mark.parametrize(("module", "best"), [
@@ -45,8 +38,8 @@ def test_the_papers_figures_are_those_of_its_tables(module, best):
                                                                         3.31, 3.04]
 
 
-def test_a_cell_of_faces_holds_acceptance_quality_likelihood_and_time(pairs):
-    upscaler = FakeUpscaler()
+def test_a_cell_of_faces_holds_acceptance_quality_likelihood_and_time():
+    upscaler, pairs = FakeUpscaler(), face_pairs(3)
     made = {cell["block_size"]: cell for cell in table2.cells(
         pairs, upscaler, table2.SERIES["both"].ways(upscaler.model_config.prediction_heads), 2)}
     assert tuple(made) == BLOCK_SIZES
@@ -76,9 +69,8 @@ def test_text_is_measured_in_series_and_single_sentences_once(tmp_path, monkeypa
     assert [one["accept"] for one in document["rows"]["both, top-2"]["settings"]["decode"]] == [
         "exact", "top-k", "top-k"]
     assert top_2[1]["identical_to_greedy"] == top_2[1]["speed_up"] == 1
-    # exact
-    assert all(cell["identical_to_greedy"] == 1 for cell in table1.cells_of(document,
-                                                                            "regular").values())
+    assert all(cell["identical_to_greedy"] == 1  # exact
+               for cell in table1.cells_of(document, "regular").values())
     single = table1.cells_of(document, "test, both")
     assert list(single) == [1, 2, 4, 0]
     assert single[0][ACCEPTED] is None  # beam search
@@ -87,20 +79,20 @@ def test_text_is_measured_in_series_and_single_sentences_once(tmp_path, monkeypa
     monkeypatch.setattr(table1, "decode_text", pytest.fail)
     assert opened()["rows"] == document["rows"]
     shown = table1.views(document)
-    assert "| paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / 4.95 |" in (
-        shown["accepted"])
+    assert ("| paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / "
+            "4.95 |") in shown["accepted"]
     assert "not measured" in shown["conclusions"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["table1", "table2"])
-def test_one_command_trains_the_ladder_and_measures_it(name, pairs, tmp_path, capsys, monkeypatch):
+def test_one_command_trains_the_ladder_and_measures_it(name, tmp_path, capsys, monkeypatch):
     module, out = {"table1": table1, "table2": table2}[name], tmp_path / "out"
     monkeypatch.setattr(trainer, "plot_history", lambda *_: None)
     if name == "table2":
         monkeypatch.setattr(tables, "QUICK_NETWORK", {
             **tables.QUICK_NETWORK, "source_shape": (3, 3, 3), "target_shape": (12, 12, 3)})
-        small = pairs.hr[:2, :12, :12]
-        write_npz(FacePairs(small, area_reduce(small, 3, 3), pairs.ids[:2]), tmp_path / "faces.npz")
+        write_npz(face_pairs(2, 12), tmp_path / "faces.npz")
         data, base = ["--train", tmp_path / "faces.npz", "--data", tmp_path / "faces.npz"], ["base"]
     else:
         paths = [write_pairs(sentences(count, seed), tmp_path / part)
@@ -157,8 +149,7 @@ def test_the_script_names_what_is_missing_in_one_line(words, message, tmp_path, 
 
 @pytest.mark.parametrize(("ours", "other", "factor", "verdict"), [
     ((2.0, 0.1), (1.0, 0.1), 1, "holds"), ((2.0, 0.1), (1.0, 0.1), 2, "undecided"),
-    ((2.0, 0.1), (1.2, 0.1), 2,
-     "does not hold"), ((2.0, None), (1.0, None), 1, "holds"),
+    ((2.0, 0.1), (1.2, 0.1), 2, "does not hold"), ((2.0, None), (1.0, None), 1, "holds"),
     (None, (1.0, 0.1), 1, "not measured"),
 ])
 def test_a_claim_holds_beyond_the_intervals(ours, other, factor, verdict):
@@ -169,8 +160,8 @@ def test_a_claim_holds_beyond_the_intervals(ours, other, factor, verdict):
 
 
 def test_a_difference_in_bleu_is_of_the_same_sentences_and_decides_its_claim():
-    references = [f"the {colour} dog runs through {depth} "
-                  "snow" for colour in ("red", "old", "small", "big")
+    references = [f"the {colour} dog runs through {depth} snow"
+                  for colour in ("red", "old", "small", "big")
                   for depth in ("deep", "new", "white", "wet")]
     good = [line.replace("deep", "thick") for line in references]
     bad = [line.replace("snow", "rain") if "red" in line else line for line in good]
@@ -198,23 +189,19 @@ def records(**changes):
     return {"regular": [base, last], "fine-tuned": [base, other]}
 
 
-def other_base():
-    found = records()
-    found["fine-tuned"][0] = {**found["fine-tuned"][0], "steps": 10}
-    return found
-
-
-def with_heads():
+def changed_records(change):
     found = records()
     for rows in found.values():
-        rows.insert(1, {**rows[0], "stage": "distil"})
+        change(rows)
     return found
 
 
 @pytest.mark.parametrize(("found", "message"), [
     (records(seed=1), r"fine-tuned was trained otherwise than regular \(seed 1, not 0\)"),
-    (other_base(), "do not start from the same base"),
-    (with_heads(), r"base of regular was trained with heads before \(stage distil\)"),
+    (changed_records(lambda rows: rows.__setitem__(0, {**rows[0], "steps": 9 + rows[1]["settings"][
+        "freeze_base"]})), "do not start from the same base"),
+    (changed_records(lambda rows: rows.insert(1, {**rows[0], "stage": "distil"})),
+     r"base of regular was trained with heads before \(stage distil\)"),
     ({"regular": []}, "has no training")])
 def test_networks_that_differ_only_in_their_names_are_compared_and_no_others(found, message):
     check_ladder(records())
