@@ -247,7 +247,7 @@ def make_comparisons(
                 record = {"enlargement": spec.enlargement}
             else:
                 made, record = _at_size(*_decode(spec, *decoders[name], sources, batch_size), task,
-                                        interpolation)
+                                        interpolation, name)
         methods[name] = Method(name, dict(zip(chosen, made, strict=True)), record)
     return compare(methods)
 
@@ -265,12 +265,12 @@ def _by_name(given: Sequence[Spec], path: Path | None) -> dict[str, Spec]:
 
 
 def _at_size(pictures: list[Pixels], record: dict[str, Any], task: FaceTask,
-             interpolation: str) -> tuple[list[Pixels], dict[str, Any]]:
-    """Return decoded pictures in the size of a study's, and their record, which says so."""
+             interpolation: str, name: str) -> tuple[list[Pixels], dict[str, Any]]:
+    """Return a method's pictures in the size of a study's, and their record, which says so."""
     if len(pictures[0]) == task.target:
         return pictures, record
-    say(f"the pictures of {record['checkpoint']} are enlarged to {task.target_size} by "
-        f"--interpolation {interpolation}")
+    say(f"the pictures of {name} are enlarged to {task.target_size} by --interpolation "
+        f"{interpolation}")
     enlarged = [*task.enlarge(np.stack(pictures), interpolation)]
     return enlarged, {**record, "enlargement": interpolation}
 
