@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from superres.config import BeamConfig, DecodeConfig
+from superres.pictures.read import Pixels
 from superres.system.progress import track
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaled import Upscaled

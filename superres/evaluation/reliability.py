@@ -29,10 +29,10 @@ import numpy as np
 
 from superres.config import COVERAGE, LARGEST_ERROR, Reliability, require
 from superres.evaluation.drawing import draw_samples
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaler
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
-from superres.tasks.pictures import Pixels
 
 BATCH = 16
 """Faces decoded together."""

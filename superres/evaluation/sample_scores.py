@@ -21,9 +21,9 @@ from superres.evaluation.picture_scores import (
     psnr,
     ssim,
 )
+from superres.pictures.read import Pixels
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
-from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaled import Upscaled

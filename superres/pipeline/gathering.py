@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from superres.decoding.batching import Feed, Result
+from superres.pictures.read import Pixels
 from superres.pipeline.cascade import StreamDecoder, stage_traces
-from superres.tasks.pictures import Pixels
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from superres.config import ModelConfig, Reliability
 from superres.decoding.batching import Feed, Result
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder
+from superres.pictures.read import Pixels
 from superres.pipeline.cascade import StageResult, StreamDecoder
 from superres.pipeline.gathering import Drawing, GatheringDecoder
 from superres.tasks.faces import FaceTask, encode, image_key
-from superres.tasks.pictures import Pixels
 
 
 class Stages(Protocol):

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
+from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import Pixels
 from superres.web.turns import StoppedError, Turns, Visitor
 
 Frame = TypeVar("Frame", Upscaled, Translated)

@@ -32,10 +32,10 @@ from superres.evaluation.tuning import (
     within,
 )
 from superres.evaluation.tuning import tune_faces as search
+from superres.pictures.read import read_image
 from superres.pipeline.recorded_costs import COSTS
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.pictures import read_image
 from tests.evaluation.helpers import face_pairs
 
 EXACT = DecodeConfig(block_size=8)

@@ -12,9 +12,9 @@ import pytest
 
 import superres
 from superres.cli.main import run
+from superres.pictures.read import read_image
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, area_reduce, enlarge
-from superres.tasks.pictures import read_image
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 FACES = SCRIPTS / "faces"

@@ -24,10 +24,10 @@ from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, ModelConfig
 from superres.errors import ConfigError
+from superres.pictures.read import read_image
 from superres.pipeline.pipeline import fastest_exact
 from superres.pipeline.resolved_options import combined, resolve_options
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import read_image
 
 FACE = Path(__file__).parents[2] / "scripts" / "faces" / "face-1.png"
 FASTEST = DecodeConfig(adaptive=True)
