@@ -102,8 +102,8 @@ def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
 
 def given_settings(context: typer.Context) -> dict[str, Any]:
     """Return the settings of `Stage` whose option is on the command line."""
-    return {name: context.params[name] for name in settings_of(Stage) if opt.is_given(context,
-                                                                                      name)}
+    return {name: context.params[name] for name in settings_of(Stage)
+            if opt.is_given(context, name)}
 
 
 @training_command(*STAGE, "preset", "languages", "vocabulary", "label_smoothing", "teacher")

@@ -64,6 +64,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}
+
+    # a step and its parts, and the heads' proposals after it
     step = timer.median(lambda: session.step(tokens, position))
     parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0
@@ -73,8 +75,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
         heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets,
                                                      loop.plain.sampler))
     return {"step": step, **{f"part_{name}": value for name, value in parts.items()},
-            "heads": heads, "iteration": iteration, "acceptance": max(iteration - step - heads,
-                                                                      0.0)}
+            "heads": heads, "iteration": iteration,
+            "acceptance": max(iteration - step - heads, 0.0)}
 
 
 def decode_costs(work: Workload, batch: int, repeats: int, end: float = math.inf) -> list[Report]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Way = DecodeConfig | BeamConfig
 """A way to decode. A variant is compiled code, and a method is whatever makes pictures."""
-B, W, R = TypeVar("B"), TypeVar("W"), TypeVar("R")
+B = TypeVar("B")
+W = TypeVar("W")
+R = TypeVar("R")
 
 
 def in_turns(batches: Sequence[B], ways: Mapping[str, W], decode: Callable[[B, W], R],

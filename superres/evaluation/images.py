@@ -103,8 +103,8 @@ def decode_interleaved(
     """
     keys = [image_key(source, 1) for source in sources]
     batches = [slice(start, start + batch_size) for start in range(0, len(sources), batch_size)]
-    results = in_turns(batches, ways, lambda batch, options: upscaler(sources[batch], options,
-                                                                      keys=keys[batch]), "decoding")
+    results = in_turns(batches, ways, lambda batch, options: upscaler(
+        sources[batch], options, keys=keys[batch]), "decoding")
     timed = max(len(sources) // batch_size, 1)
     return {way: DecodedPictures.of(made, timed) for way, made in results.items()}
 
@@ -205,8 +205,8 @@ def evaluate_images(
     report |= {"truth": all_entries(swings(pairs.hr, pairs.task)),
                "methods": compared_scores(pictures, pairs)}
     if recogniser is not None:
-        report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures,
-                                                                          pairs.hr)
+        found, report["recognition"] = recognition_scores(recogniser, pictures, pairs.hr)
+        report["faces_found"] = found
 
     # what decoding cost, by way and by stage
     for way, result in decoded.items():
@@ -231,6 +231,7 @@ def report_table(report: dict[str, Any]) -> str:
              *method_lines(methods), "", *detail_lines(methods, report["truth"]), ""]
     if "recognition" in report:
         lines += [*recognition_lines(report), ""]
+    # beside one method, and what decoding cost
     for reference in REFERENCES:
         if reference in methods:
             lines += [*difference_lines(methods, reference), ""]
@@ -268,10 +269,10 @@ def method_lines(methods: Methods) -> list[str]:
 def detail_lines(methods: Methods, truth: Entries) -> list[str]:
     """Return the `detail_scores` by method, and those of the truth, as the lines of a text
     table."""
-    bands = {name: (name.removeprefix("power_").replace("_to_", "-").replace("over_", ">") + " dB",
-                    ".1f")
-             for name in next(iter(methods.values())) if re.fullmatch(r"power_(\S+_to|over)_[\d.]+",
-                                                                      name)}
+    titles = {name: name.removeprefix("power_").replace("_to_", "-").replace("over_", ">")
+              for name in next(iter(methods.values()))
+              if re.fullmatch(r"power_(\S+_to|over)_[\d.]+", name)}
+    bands = {name: (f"{title} dB", ".1f") for name, title in titles.items()}
     return table_lines("detail", {"truth": truth, **methods}, DETAIL | bands)
 
 

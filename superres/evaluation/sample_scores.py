@@ -37,8 +37,8 @@ def diversity(samples: Pixels) -> float:
     `samples` is uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
     """
     pairs = itertools.combinations(range(samples.shape[1]), 2)
-    return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i,
-                          j in pairs]))
+    return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j]))
+                          for i, j in pairs]))
 
 
 def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
@@ -94,8 +94,8 @@ def pictures_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
 def likeliest_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
     """Return the picture of each input that p1 finds likeliest, uint8 [N,H,W,3]; the arguments are
     as above."""
-    bits = np.concatenate([batch.bits_per_dim for batch in track(drawn, "judging samples",
-                                                                 "batches")])
+    bits = np.concatenate([batch.bits_per_dim
+                           for batch in track(drawn, "judging samples", "batches")])
     best = bits.reshape(-1, count).argmin(axis=1)
     likeliest: Pixels = pictures_of(drawn, count)[np.arange(len(best)), best]
     return likeliest

@@ -93,6 +93,8 @@ def parse_spec(text: str) -> Spec:
             f"{', '.join(known)} (join the numbers of one setting by colons)")
     require(len(values) == len(entries), f"a setting occurs twice in the method {text!r}; leave "
             "one out")
+
+    # finished pictures
     name, folder, checkpoint = (values.pop(key, "") for key in ("name", "folder", "checkpoint"))
     if folder:
         require(not values and not checkpoint, f"the method {text!r} is a folder of finished "
@@ -100,6 +102,8 @@ def parse_spec(text: str) -> Spec:
         require(is_folder(Path(folder)), f"the method {text!r}: {folder} is not a folder; correct "
                 "the path")
         return Spec(name or folder_name(Path(folder)), folder=Path(folder))
+
+    # pictures of a checkpoint
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for "
             f"{text!r}")
@@ -234,7 +238,7 @@ def make_comparisons(
     chosen = names if count is None else choose_images(names, count, seed)
 
     # their pictures by each method
-    methods = {}
+    methods, record = dict[str, Method](), dict[str, Any]()
     for name, spec in specs.items():
         if spec.folder is not None:
             made, record = [folders[name][image] for image in chosen], {"folder": str(spec.folder)}
@@ -376,10 +380,11 @@ def _decode(
     # what made them
     stages = [[trace for result in parts for trace in result.traces]
               for parts in zip(*(result.stages for result in results), strict=True)]
-    record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "engine": upscaler.engine,
-              "config": resolve_options(options, upscaler).to_dict(),
-              "training": training_of(str(spec.checkpoint)),
-              "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
+    record: dict[str, Any] = {
+        "checkpoint": upscaler.name, "revision": upscaler.revision, "engine": upscaler.engine,
+        "config": resolve_options(options, upscaler).to_dict(),
+        "training": training_of(str(spec.checkpoint)),
+        "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
     if spec.samples > 1:
         record["samples"] = spec.samples
     if len(stages) > 1:

@@ -140,6 +140,7 @@ def decode_text(
         return translator([sources[index] for index in batch], way, keys=batch,
                           batch_size=batch_size)
 
+    # in the order of the sources again
     def joined(results: list[Translated]) -> DecodedText:
         lines = dict(zip(order, (text for result in results for text in result.texts), strict=True))
         return DecodedText([lines[index] for index in range(len(sources))],
@@ -183,6 +184,8 @@ def evaluate_text(
     ways: dict[str, Way] = {"greedy": decode.sequential()} if greedy else {}
     ways |= ({} if beam is None else {f"beam {beam.size}": beam}) | {"blockwise": decode}
     signatures = {"bleu": bleu(["a"], ["a"])["signature"], "chrf": chrf(["a"], ["a"])["signature"]}
+
+    # scores by way, and the speed of blocks beside the others
     decoded = decode_text(pairs.source, translator, ways, batch_size)
     seconds = decoded["blockwise"].seconds_per_sentence
     report: dict[str, Any] = {

@@ -93,14 +93,17 @@ def compare(
     greedy = decoded[repr(base)]
     own = mean_bits_per_dim(pairs.lr, greedy.images, upscaler, batch_size) if with_bits else 0.0
     rows: dict[DecodeConfig, Scores] = {}
+
+    # scores beside the greedy images
     for way, result in decoded.items():
         scores: Scores = {
             **result.statistics(),
             "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
             **agreement(result.images, greedy.images, pairs.hr)}
         if with_bits:
-            bits = own if result is greedy else mean_bits_per_dim(pairs.lr, result.images, upscaler,
-                                                                  batch_size)
+            bits = own
+            if result is not greedy:
+                bits = mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size)
             scores.update(bits_per_dim=bits, bits_loss=bits - own)
         rows[ways[way]] = scores
     return rows
@@ -145,8 +148,9 @@ def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[Dec
     These are the fastest settings within the bound and within a tighter bound, since few images may
     overrate a setting. The fastest exact setting is added; it is always within the bound.
     """
-    kept = [options for b in (bound, tighter(bound)) for options in
-            [options for options, scores in rows.items() if within(b, scores)][:KEPT]]
+    kept = list[DecodeConfig]()
+    for one in (bound, tighter(bound)):
+        kept += [options for options, scores in rows.items() if within(one, scores)][:KEPT]
     exact = [options for options in rows if options.is_exact]
     return list(dict.fromkeys([*kept, *exact[:1]]))
 
@@ -189,6 +193,7 @@ def tune_faces(
                        with_bits=bound.max_bits_loss is not None)
         return dict(sorted(rows.items(), key=lambda row: row[1]["seconds_per_image"] or 0.0))
 
+    # criteria on few images, then block sizes of the best, and the best of these on all
     own = upscaler.default
     settings = [dataclasses.replace(options, block_size=heads, consistent=own.consistent,
                                     nucleus=own.nucleus)
@@ -198,6 +203,7 @@ def tune_faces(
     settings = shortlist(measure(first, settings), bound)
     rows = measure(pairs, settings)
 
+    # the report
     kept = [options for options, scores in rows.items() if within(bound, scores)]
     marks = {options: "within" for options in kept} | {kept[0]: "fastest"}
     report = {
@@ -222,6 +228,8 @@ def tune_text(
         settings.append(DecodeConfig(block_size=heads, adaptive=True))
     ways: dict[str, Way] = {label(options): options for options in settings}
     found = decode_text(pairs.source, translator, ways, batch_size)
+
+    # the fastest first
     order = sorted(settings, key=lambda options: found[label(options)].seconds)
     rows = {options: found[label(options)].statistics() for options in order}
     lines = [[label(options), number_text(scores["mean_accepted_block_size"], 2),
@@ -275,5 +283,6 @@ def save_default(folder: Path, kind: str, options: DecodeConfig,
     Errors are those of `superres.checkpoint.save_entries`.
     """
     entries = {DECODE: {**read_config(folder).get(DECODE, {}), kind: options.to_dict()}}
-    save_entries(folder, entries if confidence is None else {**entries,
-                                                             CONFIDENCE: confidence.to_dict()})
+    if confidence is not None:
+        entries[CONFIDENCE] = confidence.to_dict()
+    save_entries(folder, entries)

@@ -99,6 +99,8 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     ways = _ways(translator.model_config.prediction_heads, {
         "exact": DecodeConfig(), "top-2": DecodeConfig(accept="top-k", top_k=2)}) | {
             "beam 4": BeamConfig()}
+
+    # the lines that fit, by length
     longest = translator.model_config.source_length
     fitting = zip(lines, translator.codec.split(lines), strict=True)
     ordered = sorted((line for line, row in fitting if line.strip() and len(row) <= longest),

@@ -168,8 +168,10 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(not stage.more, "faces do not use further text; leave out --more "
             f"{', '.join(map(str, stage.more))}")
     task = FaceTask.of(network)
-    evaluate = None if stage.dev is None else face_score(read_faces(stage.dev, task, "valid",
-                                                                    DEV_IMAGES))
+    dev = None if stage.dev is None else read_faces(stage.dev, task, "valid", DEV_IMAGES)
+    evaluate = None if dev is None else face_score(dev)
+
+    # the pictures, and those to cut crops from
     pairs = read_faces(stage.data, task, "train", stage.limit)
     large = pairs.large if stage.crops is None else None
     crops = None if stage.crops is None else read_faces(stage.crops, task, "train").large
@@ -178,6 +180,8 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(not share or large is not None or crops is not None, f"--crop-share {share} needs "
             f"larger pictures than {stage.crops or stage.data} has; prepare them with {PREPARE} "
             f"and --size {2 * task.target}, and name them with --crops")
+
+    # the batches; in the distil stage, half of each is the model's own pictures
     device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
     drawn = [read_drawn(path, pairs) for path in stage.drawn]
@@ -242,16 +246,18 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "in length; leave --compiled out")
     codec = _vocabulary(stage, pairs, network)
     network = dataclasses.replace(network, vocabulary=codec.size)
-    evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev,
-                                                                                languages), codec)
+    dev = None if stage.dev is None else translation.read_pairs(stage.dev, languages)
+    evaluate = None if dev is None else text_score(dev, codec)
+
+    # the pairs that are short enough, from all texts
     texts = [pairs] * (stage.copies or 1) + [translation.read_pairs(path, languages)
                                              for path in stage.more]
     sides = ([line for text in texts for line in text.source],
              [line for text in texts for line in text.target])
     rows = list(zip(*map(codec.split, sides), strict=True))
     most = network.source_length, network.target_length
-    kept = [pair for pair in rows if all(1 < len(row) <= limit for row,
-                                         limit in zip(pair, most, strict=True))]
+    kept = [pair for pair in rows
+            if all(1 < len(row) <= limit for row, limit in zip(pair, most, strict=True))]
     if len(kept) < len(rows):
         say(f"{stage.data}: {len(rows) - len(kept)} of {len(rows)} pairs are left out: a side is "
             f"empty or has more than {min(most)} tokens")

@@ -106,6 +106,8 @@ class ImageBatches:
             require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and "
                     f"{free / 1e9:,.1f} GB of the GPU's memory are free; choose fewer with "
                     "--limit, or --device cpu")
+
+        # how the batches are drawn, and the pictures that they are of
         self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
         self.crop_share, self.turned_share, self.input_noise = crop_share, turned_share, input_noise
         self.examples = np.concatenate([np.arange(len(low)),
@@ -158,8 +160,8 @@ class ImageBatches:
 
     def _put(self, array: np.ndarray) -> Tensor:
         """Return an array as a tensor on the device; a GPU goes on computing meanwhile."""
-        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device,
-                                                                               non_blocking=True)
+        own = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        return own.to(self.device, non_blocking=True)
 
     def _indices(self, step: int) -> np.ndarray:
         """Return the numbers of the images of batch `step`, int64 [batch_size]."""
@@ -281,8 +283,8 @@ class TextBatches:
     cuts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lengths = np.array([(len(t), len(s)) for s,
-                                  t in zip(self.sources, self.targets, strict=True)])
+        self._lengths = np.array([(len(target), len(source)) for source, target
+                                  in zip(self.sources, self.targets, strict=True)])  # [N, 2]
         budget = self.batch_size * self._lengths[:, 0].mean()
         self.cuts = [0]
         # The sorted target lengths, and so the cuts, are the same in every epoch.
@@ -302,13 +304,13 @@ class TextBatches:
         shuffled = _permutation(self.seed, epoch, len(self._lengths))
         lengths = self._lengths[shuffled]
         order = shuffled[np.lexsort((lengths[:, 1], lengths[:, 0]))]
-        number = int(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts)
-                                                                              - 1)[place])
+        turns = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts) - 1)
+        number = int(turns[place])
         rows = order[self.cuts[number] : self.cuts[number + 1]]
         rows = rows[part::parts] if len(rows) > part else rows[:1]
         (source, source_lengths), (target, target_lengths) = (
-            self._padded([sentences[row] for row in rows]) for sentences in (self.sources,
-                                                                             self.targets))
+            self._padded([sentences[row] for row in rows])
+            for sentences in (self.sources, self.targets))
         hidden = torch.arange(source.shape[1]) >= source_lengths.unsqueeze(1)
         return TokenBatch(source, target, None, hidden, target_lengths)
 

@@ -287,13 +287,13 @@ class Trainer:
         """Add the losses of the averaged weights to `losses`; the batches are the same at every
         call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
-        self.losses = {name: [*self.losses.get(name, [])[:1], value] for name,
-                       value in found.items()}
+        self.losses = {name: [*self.losses.get(name, [])[:1], value]
+                       for name, value in found.items()}
 
     def _rate(self) -> float:
         """Return the learning rate of the next step."""
-        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step,
-                                                                  self.seconds)
+        factor = learning_rate_factor(self.settings, self.step, self.seconds)
+        return self.settings.learning_rate * factor
 
     def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means of losses over all processes, which have equal shares of a batch."""

@@ -24,7 +24,6 @@ from superres.errors import ConfigError
 from superres.evaluation import benchmark
 from superres.evaluation.benchmark import (
     benchmark_markdown,
-    decode_costs,
     run_benchmark,
     write_benchmark,
 )
@@ -133,11 +132,12 @@ def test_a_step_reads_every_weight_and_the_keys_that_attention_sees(upscaler, at
         assert window(config, position) == int(seen.sum())
 
 
+@pytest.mark.extended
 def test_peak_memory_sees_what_is_held():
     # The peak is that of a process's whole life, so the test has a process of its own.
     code = ("import torch; from superres.system.machine import peak_bytes; held = []; "
-            "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count))) for "
-            "count in (40_000_000, 60_000_000)))")
+            "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count)))"
+            " for count in (40_000_000, 60_000_000)))")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True)
     first, second = map(float, result.stdout.split())
@@ -166,22 +166,6 @@ def test_the_text_command_prints_json(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["unit"] == "sentence"
     assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
-
-
-def test_a_benchmark_prints_lines_between_its_rounds_and_none_during_one(upscaler, sources, capsys):
-    work, lines, during = image_workload(upscaler, sources), [], []
-
-    def decode(way, batch):
-        lines.append(capsys.readouterr().err)
-        run = work.decode(way, batch)
-        during.append(capsys.readouterr().err)
-        return run
-
-    decode_costs(replace(work, decode=decode), 1, 2)
-    rounds = [line.split(": ", 1)[1] for line in "".join(lines).splitlines()]
-    assert rounds == [f"decoding, batch 1: {name}"
-                      for name in ("warm-up", "round 1 of 2", "round 2 of 2")]
-    assert not any(during[len(work.ways):])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "a", "-1", "1.5"])

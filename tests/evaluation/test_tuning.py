@@ -41,6 +41,7 @@ from tests.evaluation.helpers import face_pairs
 EXACT = DecodeConfig(block_size=8)
 LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)
 STRICT = DecodeConfig(block_size=8, accept="distance", epsilon=1)
+CONSISTENT = replace(GREEDY, consistent=True)
 BOUND = QualityBound(min_psnr_to_greedy=40)
 
 
@@ -125,7 +126,8 @@ def test_the_shortlist_holds_the_fastest_within_bounds_of_two_sizes_and_an_exact
     (QualityBound(min_psnr_to_greedy=60), 0)])
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest,
                                                                                    data):
-    report, table, fastest = search(read_faces(data, FaceTask(8, 32)), LossyUpscaler(), bound,
+    upscaler = LossyUpscaler(default=CONSISTENT)
+    report, table, fastest = search(read_faces(data, FaceTask(8, 32)), upscaler, bound,
                                     batch_size=3)
     assert fastest.block_size == 10
     assert fastest.accept == "exact" if largest == 0 else fastest.epsilon <= largest
@@ -133,16 +135,10 @@ def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_imag
             if row["within_bound"]]
     assert kept[0] == fastest
     assert all(options.accept == "exact" or options.epsilon <= largest for options in kept)
-    assert GREEDY in kept
+    assert CONSISTENT in kept
     assert "fastest" in next(line for line in table.splitlines() if label(fastest) in line)
     assert json.loads(json.dumps(report, allow_nan=False))["bound"] == bound.to_dict()
-
-
-def test_a_checkpoint_that_is_consistent_stays_so(data):
-    consistent = replace(GREEDY, consistent=True)
-    report, _, fastest = search(read_faces(data, FaceTask(8, 32)),
-                                LossyUpscaler(default=consistent), BOUND)
-    assert fastest.consistent
+    assert fastest.consistent  # as the default
     assert all(row["config"]["consistent"] for row in report["settings"])
 
 
@@ -229,29 +225,20 @@ def test_options_without_effect_are_refused(words, message, folder, capsys):
 
 
 def test_the_default_is_used_where_no_option_is_given_and_given_options_win(folder, tmp_path, data):
-    save_default(folder, "cpu", LOOSE)
-    source = np.load(data)["lr"][:1]
-    assert load(folder, "cpu")(source).traces[0].mean_accepted_block_size == 8
+    source, out, manifest = np.load(data)["lr"][:1], tmp_path / "out", tmp_path / "rows.jsonl"
     Image.fromarray(source[0]).save(tmp_path / "a.png")
-
-    def manifest_config(*words):
-        out, manifest = tmp_path / "out", tmp_path / "rows.jsonl"
+    for default, words, expected in (
+            (LOOSE, ["--epsilon", "200"], replace(LOOSE, epsilon=200)),
+            (LOOSE, ["--accept", "exact", "--min-block", "4"], replace(EXACT, min_block=4)),
+            (replace(EXACT, consistent=True), [], replace(EXACT, consistent=True)),
+            (replace(EXACT, consistent=True), ["--no-consistent"], EXACT)):
+        save_default(folder, "cpu", default)
         assert run(["upscale", str(tmp_path / "a.png"), "--output", str(out), "--checkpoint",
                     str(folder), "--device", "cpu", "--on-existing", "overwrite", "--manifest",
                     str(manifest), *words]) == 0
-        return DecodeConfig.from_dict(json.loads(manifest.read_text())["config"])
-
-    def is_consistent():
-        made = read_image(tmp_path / "out" / "a.png")
-        return (area_reduce(made, 8, 8, is_reduced=True) == source[0]).all()
-
-    assert manifest_config("--epsilon", "200", "--seed", "3") == replace(LOOSE, epsilon=200, seed=3)
-    assert manifest_config("--accept", "exact", "--min-block", "4") == replace(EXACT, min_block=4)
-    save_default(folder, "cpu", replace(EXACT, consistent=True))
-    assert manifest_config() == replace(EXACT, consistent=True)
-    assert is_consistent()
-    assert manifest_config("--no-consistent") == EXACT
-    assert not is_consistent()
+        assert DecodeConfig.from_dict(json.loads(manifest.read_text())["config"]) == expected
+        reduced = area_reduce(read_image(out / "a.png"), 8, 8, is_reduced=True)
+        assert (reduced == source[0]).all() == expected.consistent
 
 
 def test_a_checkpoint_that_cannot_be_written_is_left_as_it_was(folder, monkeypatch):
