@@ -31,6 +31,7 @@ from superres.evaluation.picture_scores import (
     compared_scores,
 )
 from superres.evaluation.recognition import Recogniser, recognition_scores
+from superres.evaluation.score_tables import Methods, score_text, table_lines
 from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
@@ -248,9 +249,6 @@ def report_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-Methods = dict[str, Entries]
-"""Scores by name, by method."""
-
 SIMILARITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f"),
               "lr_psnr": ("LR-PSNR dB", ".2f")}
 DETAIL = {"detail": ("detail", ".2f"), "swing_across": ("swing x %", ".0f"),
@@ -301,32 +299,3 @@ def decoding_lines(report: dict[str, Any]) -> list[str]:
     return table_lines("decoding", rows, {
         "mean_accepted_block_size": ("mean accepted", ".2f"),
         "model_calls_per_image": ("model calls", ",.1f"), "seconds_per_image": ("s/image", ".3f")})
-
-
-def table_lines(title: str, methods: Methods, columns: dict[str, tuple[str, str]]) -> list[str]:
-    """Return the scores of `columns` by method as the lines of a text table.
-
-    `columns` has the title and the form of each score by name; `title` is that of the methods. A
-    score that no method has gets no column, and a method without any of the scores no line; "-"
-    stands for a score that a method lacks.
-    """
-    methods = {method: scores for method, scores in methods.items()
-               if columns.keys() & scores.keys()}
-    shown = {name: column for name, column in columns.items()
-             if any(name in scores for scores in methods.values())}
-    rows = {title: [head for head, _ in shown.values()]}
-    for method, scores in methods.items():
-        rows[method] = [score_text(scores, name, form) for name, (_, form) in shown.items()]
-    first = max(map(len, rows))
-    widths = [max(map(len, cells)) + 2 for cells in zip(*rows.values(), strict=True)]
-    return [method.ljust(first) + "".join(map(str.rjust, cells, widths))
-            for method, cells in rows.items()]
-
-
-def score_text(scores: dict[str, float | None], name: str, form: str) -> str:
-    """Return the score `name` with its interval, if it has one, as text, or "-"; `form` formats a
-    number."""
-    value, half = scores.get(name), scores.get(f"{name}_half_width")
-    if value is None:
-        return "-"
-    return format(value, form) + ("" if half is None else f" +-{format(half, form.lstrip('+'))}")

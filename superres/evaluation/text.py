@@ -16,11 +16,19 @@ from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 from superres.evaluation.drawing import Way, in_turns
 from superres.evaluation.intervals import accepted_block_size
-from superres.system.output import number_text
+from superres.evaluation.score_tables import table_lines
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translated, Translator
+
+COLUMNS = {
+    "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
+    "mean_accepted_block_size": ("mean accepted", ".2f"),
+    "model_calls_per_sentence": ("model calls", ".1f"), "ms": ("ms/sentence", ".1f"),
+    "speed_up": ("speed-up of blockwise", ".2f"),
+}
+"""Titles and forms of the scores in the table of a report."""
 
 
 def bleu(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
@@ -211,18 +219,12 @@ def identical_share(texts: Sequence[str], others: Sequence[str]) -> float:
 def report_lines(report: dict[str, Any]) -> str:
     """Return the report of `evaluate_text` as text."""
     config = report["config"]
+    rows = {name: {**scores, "ms": 1000 * scores["seconds_per_sentence"],
+                   **({"speed_up": speed} if (speed := report["speed_up"].get(name)) else {})}
+            for name, scores in report["methods"].items()}
     lines = [f"{report['sentences']} sentences, {report['languages']}, {report['checkpoint']}, "
              f"block size {config['block_size']}, {config['accept']}, batches of "
-             f"{report['batch_size']}",
-             f"{'':10}   BLEU   chrF  mean accepted  model calls  ms/sentence  speed-up of "
-             "blockwise"]
-    for name, scores in report["methods"].items():
-        line = (f"{name:10}{scores['bleu']:7.2f}{scores['chrf']:7.2f}"
-                f"{number_text(scores['mean_accepted_block_size'], 2):>15}"
-                f"{number_text(scores['model_calls_per_sentence'], 1):>13}"
-                f"{1000 * scores['seconds_per_sentence']:13.1f}")
-        lines.append(line + (f"{report['speed_up'][name]:23.2f}" if name in report["speed_up"]
-                             else ""))
+             f"{report['batch_size']}", *table_lines("", rows, COLUMNS)]
     if "identical_to_greedy" in report:
         lines.append(f"identical to greedy: {report['identical_to_greedy']:.1%} of the sentences")
     lines += [f"{name}: {signature}" for name, signature in report["signatures"].items()]

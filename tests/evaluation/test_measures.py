@@ -102,22 +102,6 @@ def test_half_the_amplitude_is_6_db_less_and_half_the_detail():
     scores = detail_scores(wave(12, amplitude=40), wave(12, amplitude=80), TASK)
     assert scores["power_4_to_8"].value == pytest.approx(-6.02, abs=0.05)
     assert scores["detail"].value == pytest.approx(0.5, rel=0.01)
-
-
-def test_the_truth_has_all_detail_a_blurred_picture_less_and_a_noisy_one_more(noise):
-    truth = np.stack([gaussian_filter(picture, (1, 1, 0)) for picture in noise])
-    same = detail_scores(truth, truth, TASK)
-    assert same["detail"].value == 1
-    assert all(score.value == 0 for name, score in same.items() if name.startswith("power"))
-    soft = detail_scores(np.stack([gaussian_filter(picture, (1.5, 1.5, 0)) for picture in truth]),
-                         truth, TASK)
-    rough = detail_scores((truth * 0.8 + noise * 0.2).astype(np.uint8), truth, TASK)
-    assert soft["detail"].value < 0.7 < 1 < rough["detail"].value
-    assert soft["power_over_8"].value < soft["power_4_to_8"].value < soft["power_0_to_4"].value < 0
-    assert rough["power_over_8"].value > 3
-
-
-def test_a_constant_truth_has_no_ratio():
     flat = grey(np.full((3, 32, 32), 90))
     assert (detail_scores(flat, flat, TASK)["detail"].entries("detail")
             == {"detail": None, "detail_half_width": None})
@@ -152,18 +136,6 @@ def test_it_is_0_for_equal_pictures_and_grows_with_blur_for_each_picture_alone(s
     np.testing.assert_allclose(score(np.tile(blurred(truth, 1), (many, 1, 1, 1)),
                                      np.tile(truth, (many, 1, 1, 1))),
                                np.tile(scores[2], many), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_it_prefers_detail_at_a_wrong_place_to_blur_and_psnr_prefers_blur(score):
-    truth = photographs().astype(int)
-    soft = blurred(truth, 2)
-    misplaced = np.clip(soft + np.roll(truth - soft, 2, axis=2), 0, 255)
-    errors = [np.square(pictures - truth).mean(axis=(1, 2, 3)) for pictures in (misplaced, soft)]
-    scores = [score(pictures.astype(np.uint8), truth.astype(np.uint8))
-              for pictures in (misplaced, soft)]
-    assert (errors[0] > errors[1]).all()
-    assert (scores[0] < scores[1]).all()
 
 
 @pytest.mark.slow

@@ -249,7 +249,10 @@ def test_a_cascade_is_scored_whole_and_by_stage_each_with_all_its_heads(cascade,
     assert min(seconds) > 0
 
     everything = DecodeConfig(accept="distance", epsilon=255)
-    stages = evaluate_images(pairs, cascade, everything, greedy=False)[0]["stages"]["blockwise"]
+    report, pictures = evaluate_images(pairs, cascade, everything, greedy=False)
+    assert "speed-up" not in report_table(report)
+    assert not {"agreement", "speed_up", "greedy"} & {*report, *pictures}
+    stages = report["stages"]["blockwise"]
     assert {size: stage["mean_accepted_block_size"] for size, stage in stages.items()} == {
         size: pytest.approx(tokens / np.ceil(tokens / TINY.prediction_heads))
         for size, tokens in (("6x6", 108), ("12x12", 432))}
@@ -267,15 +270,6 @@ def test_samples_are_compared_with_greedy_pictures_and_decoded_alone_with_the_sa
     expected = psnr(pictures["sequential"], pairs.hr) - psnr(pictures["greedy"], pairs.hr)
     assert sampled["psnr_above_greedy"] == pytest.approx(expected.mean())
     assert "speed-up over sequential 10.00" in report_table(report)
-
-
-def test_without_greedy_nothing_is_decoded_greedily(pairs):
-    upscaler = FakeUpscaler()
-    report, pictures = evaluate_images(pairs, upscaler, DecodeConfig(), greedy=False)
-    assert {options.block_size for options in upscaler.called} == {10}
-    assert not {"agreement", "speed_up"} & set(report)
-    assert "greedy" not in pictures
-    assert "speed-up" not in report_table(report)
 
 
 def test_settings_that_do_not_fit_are_refused_before_decoding(pairs):

@@ -234,18 +234,6 @@ def test_heads_of_a_checkpoint_with_fewer_or_more_of_them_are_kept(kind, before,
         torch.testing.assert_close(last, new)
 
 
-def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
-    network = replace(TINY, dropout=0.0, prediction_heads=4)
-    save_checkpoint(random_model(network, dtype=torch.float32), tmp_path / "start")
-    start = load_checkpoint(tmp_path / "start")
-    assert trainer(tmp_path / "run", config=network, base=tmp_path / "start").run()
-    after, before = (load_checkpoint(tmp_path / "run" / "checkpoint").state_dict(),
-                     start.state_dict())
-    moved = {name for name in before if not torch.equal(after[name], before[name])}
-    assert {name for name in before if name.startswith("decoder.0")} <= moved
-    assert not any(name.startswith("heads.") for name in moved)
-
-
 @pytest.mark.parametrize(("known", "environment", "expected"), [
     ({}, {}, ("no", 1)),
     ({"avx512_bf16": True}, {}, ("bf16", 1)),
