@@ -94,16 +94,6 @@ def test_one_random_head_estimates_the_mean_of_all_heads_without_bias(variant, f
                                gradients(mean, weights))
 
 
-def test_what_heads_learn_from_p1_does_not_pull_p1_towards_the_heads():
-    settings = replace(HEADS, head_target="p1")
-    model = random_model(SMALL).requires_grad_(True)
-    source, target = random_tokens(SMALL, 2)
-    TeacherForcingLoss(model, settings)(source, target, 0)["heads"].backward()
-    direct = model.neighbourhood.direct  # p1's alone
-    assert direct.grad is None or not direct.grad.any()
-    assert model.heads.direct.grad.any()
-
-
 def test_base_stage_minimises_p1_and_the_error_of_the_estimate():
     model, (source, target) = random_model(SMALL), random_tokens(SMALL, 2)
     losses = TeacherForcingLoss(model, Stage(steps=1, estimate_weight=0.5))(source, target, 0)
