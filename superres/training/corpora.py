@@ -34,7 +34,14 @@ from superres.tasks.face_data import (
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs, parse_languages
 from superres.training.construction import training_device
-from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
+from superres.training.data import (
+    AS_THEY_ARE,
+    Batches,
+    Changes,
+    DistilBatches,
+    ImageBatches,
+    TextBatches,
+)
 from superres.training.stage import Stage
 
 PREDICTION_HEADS = 10
@@ -184,14 +191,14 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     # the batches; in the distil stage, half of each is the model's own pictures
     device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
-    drawn = [read_drawn(path, pairs) for path in stage.drawn]
-    true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, stage.flip, large, share, drawn,
-                        stage.input_noise, device, stage.turned_share, crops,
-                        hard_faces(pairs, stage.doubled_share))
+    changes = Changes(stage.flip, large, share, crops, stage.turned_share,
+                      [read_drawn(path, pairs) for path in stage.drawn], stage.input_noise)
+    true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, changes,
+                        hard_faces(pairs, stage.doubled_share), device)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
-    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False, device=device)
+    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, AS_THEY_ARE, device=device)
     return Corpus(network, DistilBatches(true, own_batches), evaluate)
 
 

@@ -23,7 +23,13 @@ from superres.nn.model import EncoderDecoder
 from superres.training import trainer
 from superres.training.construction import build_model, build_optimizers
 from superres.training.corpora import Corpus
-from superres.training.data import DistilBatches, FaceBatches, ImageBatches
+from superres.training.data import (
+    AS_THEY_ARE,
+    Changes,
+    DistilBatches,
+    FaceBatches,
+    ImageBatches,
+)
 from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
@@ -60,9 +66,10 @@ def image_batches(device: torch.device, settings: Stage) -> FaceBatches:
     large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
     high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
     size = settings.batch_size // (2 if own else 1)
-    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device, 0.5)
-    return (DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own
-            else true)
+    true = ImageBatches(low, high, size, 0, Changes(True, large, 0.5, None, 0.5, [low[:5]], 6.0),
+                        device=device)
+    drawn = ImageBatches(low, high, size, 1, AS_THEY_ARE, device=device)
+    return DistilBatches(true, drawn) if own else true
 
 
 def training_steps(

@@ -16,7 +16,7 @@ from skimage import data
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce, random_squares
 from superres.training.corpora import hard_faces
-from superres.training.data import DistilBatches, ImageBatches, TextBatches
+from superres.training.data import Changes, DistilBatches, ImageBatches, TextBatches
 from superres.training.picture_operations import (
     CHANGE_UNIT,
     LARGEST_CHANGE,
@@ -34,7 +34,7 @@ def batches(count=7, batch_size=4, seed=0, flip=False):
     low = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1) + np.zeros((1, 2, 2, 3), np.uint8)
     high = low.repeat(2, axis=1).repeat(2, axis=2)
     low[:, :, 0], high[:, :, 0] = 100, 200
-    return ImageBatches(low, high, batch_size, seed, flip)
+    return ImageBatches(low, high, batch_size, seed, Changes(flip))
 
 
 def sentence_batches(count=40, batch_size=4, seed=0):
@@ -182,8 +182,9 @@ def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
     large, drawn = noise(0, 9, 64), noise(1, 5, 8)
     crops = large if own else noise(2, 4, 64)
     high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
-    whole = ImageBatches(low, high, 90, 4, True, large if own else None, 0.3, [drawn], 6.0,
-                         turned_share=0.5, crops=None if own else crops)
+    whole = ImageBatches(low, high, 90, 4, Changes(
+        large=large if own else None, crop_share=0.3, crops=None if own else crops,
+        turned_share=0.5, drawn=[drawn], input_noise=6.0))
     rng = np.random.default_rng((4, 3, 2))
     mirrored, cropped = rng.random(90) < 0.5, rng.random(90) < 0.3
     squares = random_squares(64, 90, rng)

@@ -20,7 +20,7 @@ from superres.training import construction, saved_state
 from superres.training import trainer as training
 from superres.training.construction import build_model, learning_rate_factor
 from superres.training.corpora import Corpus, network_of
-from superres.training.data import ImageBatches
+from superres.training.data import Changes, ImageBatches
 from superres.training.stage import Stage
 from superres.training.trainer import Origin, Trainer
 from tests.training.helpers import (
@@ -49,7 +49,7 @@ def pairs(count=5, settings=SETTINGS):
     rng = np.random.default_rng(0)
     low = rng.integers(0, 16, (count, 2, 2, 3), np.uint8)
     return ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed,
-                        settings.flip)
+                        Changes(settings.flip))
 
 
 def trainer(folder, settings=SETTINGS, config=TINY, base=None, count=5, evaluate=None, **options):
