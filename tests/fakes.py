@@ -90,7 +90,7 @@ class Waiting:
 
 
 def stacked(items):
-    """Return the sources of sequences, without padding, as `RefilledDecoder` asks for them."""
+    """Return the sources of sequences, without padding, as `Stream` asks for them."""
     return torch.stack([item.source for item in items]), None
 
 

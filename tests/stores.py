@@ -10,7 +10,7 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from superres.system import places
+from superres.system import stores
 
 SCRIPT = Path(__file__).resolve().parent / "batch" / "store_with_faults.py"
 
@@ -26,11 +26,11 @@ def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
                             ("AWS_SECRET_ACCESS_KEY", "s"), ("AWS_DEFAULT_REGION", "us-east-1"),
                             ("AWS_EC2_METADATA_DISABLED", "true")):
             monkeypatch.setenv(name, value)
-        places._system.cache_clear()  # its connections are to the store of an earlier test
+        stores.system_of.cache_clear()  # its connections are to the store of an earlier test
         try:
             yield "s3://faces"
         finally:
-            places._system.cache_clear()
+            stores.system_of.cache_clear()
             process.terminate()
 
 

@@ -21,9 +21,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from decodes import Decoded, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import Proposer, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
 from superres.interfaces import ScoringModel
 from superres.pipeline.pipeline import Pipeline
@@ -151,11 +152,10 @@ def loop_of(
     A criterion of the caller's keeps the loop on such iterations.
     """
     (source, padding), k = batch, options.block_size or 1
-    model = with_proposer_state(model, proposer)
     criterion = CRITERIA[options.accept](options) if is_single else None
+    algorithm = Algorithm(model, options, proposer, criterion)
     keys = torch.arange(len(source), device=source.device)
-    return BlockwiseLoop(model, model.session(source, k, padding), options, keys, k, proposer,
-                         criterion)
+    return BlockwiseLoop(algorithm, algorithm.model.session(source, k, padding), keys, k)
 
 
 @torch.inference_mode()
@@ -188,7 +188,7 @@ def verification(loop: BlockwiseLoop, clock: Callable[[], float] = time.perf_cou
     no such part.
     """
     plain, state, size = loop.plain, loop.plain.state, loop.plain.state.block_size
-    sampler = None if loop.is_native else plain.sampler
+    sampler = None if loop.runs_whole else plain.sampler
     # q is written with proposals only, and counts for nothing without its total.
     changed = [state.position, state.limit, state.proposals,
                getattr(loop.decoder, "q_total", torch.empty(0))]

@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from measurements import Checkpoint, Faces, Values, run
 from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.gpu import weights
@@ -82,7 +83,8 @@ class Bench:
             model, source = LimitedModel(model, self.limits), (source, self.limits.bounds(
                 self.source[rows]))
         size = min(options.block_size or 1, self.model.config.prediction_heads)
-        loop = BlockwiseLoop(model, model.session(source, size), options, rows, size)
+        algorithm = Algorithm(model, replace(options, block_size=size))
+        loop = BlockwiseLoop(algorithm, model.session(source, size), rows)
         loop.plain.state.limit.clamp_(max=self.limit)
         return loop
 

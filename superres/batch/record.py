@@ -7,6 +7,7 @@ which becomes an `Output` with its `Row` of the manifest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections import Counter
@@ -21,6 +22,7 @@ from superres.config import ENGINE_NUMBERS, DecodeConfig
 from superres.pictures.read import Picture, Pixels
 from superres.pictures.write import ENCODERS
 from superres.system.places import public
+from superres.system.progress import say
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.sheets import Mask, face_sheet
 
@@ -165,9 +167,6 @@ class RunSettings:
         self.config = self.decode.to_dict()
         self.content_options = {**self.options.content_options(), "start": self.task.source,
                                 "engine": self.engine}
-        # In the form of parsed JSON, which has lists instead of tuples.
-        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config,
-                                    **self.content_options, "metadata": METADATA})
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, as text, without those on which its tokens do
@@ -180,9 +179,17 @@ class RunSettings:
         alike = {"adaptive"} if self.decode.is_exact else set[str]()
         if self.engine is None or _numbers(there["engine"]) == _numbers(self.engine):
             alike.add("engine")
-        return [f"{name} {there.get(name)!r} there, {value!r} now" for name,
-                value in self.comparable.items()
+        return [f"{name} {there.get(name)!r} there, {value!r} now"
+                for name, value in self._comparable.items()
                 if there.get(name) != value and name not in alike]
+
+    @functools.cached_property
+    def _comparable(self) -> dict[str, Any]:
+        """The settings in the form of parsed JSON, which has lists instead of tuples."""
+        now = {"checkpoint": self.checkpoint, **self.config, **self.content_options,
+               "metadata": METADATA}
+        return {name: list(value) if isinstance(value, tuple) else value
+                for name, value in now.items()}
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
@@ -241,6 +248,12 @@ class RunSettings:
                 "options": self.content_options, "version": entry.version}
 
 
+def tell(row: Row) -> None:
+    """Print why an output was not made."""
+    if row.error is not None:
+        say(row.error if row.input in row.error else f"{row.input}: {row.error}")
+
+
 def encode(
     request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions,
     reliable: Mask | None = None,
@@ -255,8 +268,3 @@ def encode(
 
 def _numbers(engine: str) -> str:
     return ENGINE_NUMBERS.get(engine, engine)
-
-
-def _as_json(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name,
-            value in values.items()}

@@ -18,8 +18,8 @@ from superres.decoding.batching import Feed, Result
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder
 from superres.pictures.read import Pixels
-from superres.pipeline.cascade import StageResult, StreamDecoder
-from superres.pipeline.gathering import Drawing, GatheringDecoder
+from superres.pipeline.cascade import Drawing, PictureStream
+from superres.pipeline.gathering import GatheringStream
 from superres.tasks.faces import FaceTask, encode, image_key
 
 
@@ -103,15 +103,14 @@ def pictures_of(upscaler: Stages, results: Sequence[Result[Any]]) -> list[Pixels
         pictures.insert(
             0, stage.network_task.decode(torch.stack([one.tokens for one in results]).numpy())
         )
-        results = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier
-                   is not None]
+        results = [one.earlier for one in results if one.earlier is not None]
         if not results or stage.first is None:
             return [np.stack(sources), *pictures]
         stage = stage.first
 
 
 @dataclass(frozen=True, eq=False)
-class JudgedResult(StageResult):
+class JudgedResult(Result[Any]):
     """The picture of an item, of several samples the likeliest one, whose number is `sample`; None
     for a single one.
 
@@ -125,26 +124,26 @@ class JudgedResult(StageResult):
     reliable: np.ndarray | None = None
 
 
-class JudgingDecoder(GatheringDecoder):
-    """A `StreamDecoder` that judges pictures, and yields the likeliest of several samples of each
+class JudgingStream(GatheringStream):
+    """A `PictureStream` that judges pictures, and yields the likeliest of several samples of each
     item of a feed."""
 
     def __init__(
-        self, upscaler: Stages, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder],
+        self, upscaler: Stages, feed: Feed[Any], stream: Callable[[Feed[Drawing]], PictureStream],
         count: int,
     ) -> None:
-        """Prepare; see `GatheringDecoder`.
+        """Prepare; see `GatheringStream`.
 
         `upscaler` judges the pictures, `count` per item. A single one has the noise of the item's
         key, several have that of `superres.tasks.faces.image_key`.
         """
         self.upscaler, self.count = upscaler, count
-        super().__init__(feed, decoder)
+        super().__init__(feed, stream)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
         if self.count == 1:
-            return [Drawing(item, 1, item.source, item.key)]
-        return [Drawing(item, number, item.source, image_key(item.source, number))
+            return [Drawing(item, item.source, item.key)]
+        return [Drawing(item, item.source, image_key(item.source, number), number)
                 for number in range(1, self.count + 1)]
 
     def combined(self, results: Sequence[Result[Drawing]]) -> JudgedResult:
@@ -155,6 +154,6 @@ class JudgingDecoder(GatheringDecoder):
         found, uncertainty = self.upscaler.reliability, judged.uncertainty[place]
         return JudgedResult(
             best.item.item, best.tokens, best.trace, sum(one.seconds for one in results),
-            best.earlier if isinstance(best, StageResult) else None,
-            best.item.number if self.count > 1 else None, float(judged.bits_per_dim[place]),
+            best.earlier, best.item.number if self.count > 1 else None,
+            float(judged.bits_per_dim[place]),
             None if found is None else uncertainty <= found.threshold)

@@ -28,16 +28,16 @@ from superres.config import (
     require,
     require_choice,
 )
-from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.loop import decoding_type
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.cascade import CascadeStream
 from superres.pipeline.engines import step_model
 from superres.pipeline.fastest_device import fastest_device
 from superres.pipeline.recorded_costs import read_costs, use_costs
@@ -79,10 +79,10 @@ def fastest_exact(adaptive: bool, network: ModelConfig, heads: int | None = None
                         consistent=network.consistent, nucleus=network.nucleus)
 
 
-def batch_steps(decoder: RefilledDecoder[ItemT]) -> Steps[list[Result[ItemT]]]:
-    """Decode a batch; the results have the order of the decoder's feed."""
-    for finished in decoder.run():
-        yield bool(finished), lambda: finished or decoder.so_far()  # noqa: B023 -- called before the next step
+def batch_steps(stream: Stream[Any] | CascadeStream) -> Steps[list[Result[Any]]]:
+    """Decode a batch; the results have the order of the stream's feed."""
+    for finished in stream.run():
+        yield bool(finished), lambda: finished or stream.so_far()  # noqa: B023 -- called before the next step
 
 
 def at_intervals(
@@ -266,32 +266,30 @@ class Pipeline:
 
     def row_bytes(self, options: DecodeConfig) -> int:
         """Return the bytes of a session's row with `options`."""
-        block_size, proposer = (self.block_size(options), self.proposers.get(options)
-                                or PROPOSERS[options.proposer]())
-        model, kind = (with_proposer_state(self.scoring_for(options), proposer),
-                       decoding_type(proposer, block_size))
+        size = self.block_size(options)
+        algorithm = Algorithm(self.scoring_for(options), options, self.proposers.get(options))
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64,
                              device=self.device)
         with torch.inference_mode():
-            session = kind.open_session(model, source, options, block_size)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        return size + self.scoring.row_bytes(session.width, options.proposer == "heads")
+            session = decoding_type(algorithm, size).open_session(algorithm, source, size)
+        state = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
+        return state + self.scoring.row_bytes(session.width, options.proposer == "heads")
 
-    def _decoder(
+    def _stream(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None,
         width: int | None = None,
-    ) -> RefilledDecoder[ItemT]:
-        """Return a decoder of a stream or a batch: the only way from a pipeline to blockwise
+    ) -> Stream[ItemT]:
+        """Return the stream of a feed, or of a batch: the only way from a pipeline to blockwise
         decoding.
 
-        `model` is `scoring_for(options)`, or a copy for another thread; see `RefilledDecoder` for
-        the other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
+        `model` is `scoring_for(options)`, or a copy for another thread; see `Stream` for the
+        other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
         width does not fit them.
         """
-        return RefilledDecoder(
-            model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group,
-            width=width, adaptive=partial(self.adaptive_size, options), batch=batch)
+        algorithm = Algorithm(model, options, self.proposers.get(options), width=width,
+                              adaptive=partial(self.adaptive_size, options))
+        return Stream(algorithm, feed, sources, rows, group=group, batch=batch)
 
 
 def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:

@@ -155,7 +155,7 @@ class Translator(Pipeline):
                 segments of a line have different noise.
             batch_size: largest number of segments decoded together.
             width: step width of blockwise decoding; see
-                `superres.decoding.batching.RefilledDecoder`.
+                `superres.decoding.batching.Stream`.
             progress: called repeatedly with (finished segments, all segments).
 
         Raises:
@@ -246,14 +246,13 @@ class Translator(Pipeline):
             yield len(segments), calls
             return
         longest = max(len(segment.source) for segment in segments)
-        decoder = self._decoder(model, feed_of(segments[::-1]),
-                                partial(self._source, length=longest), options, rows, group=rows,
-                                width=width)
+        stream = self._stream(model, feed_of(segments[::-1]), partial(self._source, length=longest),
+                              options, rows, group=rows, width=width)
         calls = 0
-        for finished in decoder.run():
+        for finished in stream.run():
             self._record_blocks(finished)
-            yield len(finished), decoder.model_calls - calls
-            calls = decoder.model_calls
+            yield len(finished), stream.model_calls - calls
+            calls = stream.model_calls
 
     def stream(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
@@ -288,9 +287,9 @@ class Translator(Pipeline):
             for loop in beam_steps(self.scoring, source, options, padding=padding):
                 yield loop.done(), lambda: self._record_beams(segments, loop.result())  # noqa: B023 -- called at once
             return
-        decoder = self._decoder(self.scoring, feed_of(segments), self._source, options,
-                                len(segments), batch=True)
-        for is_complete, results in batch_steps(decoder):
+        stream = self._stream(self.scoring, feed_of(segments), self._source, options,
+                              len(segments), batch=True)
+        for is_complete, results in batch_steps(stream):
             yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:

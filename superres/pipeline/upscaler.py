@@ -15,17 +15,16 @@ import torch
 
 from superres.checkpoint import find_checkpoint, read_reliability, read_stages
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require, require_whole
-from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
+from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
 from superres.decoding.noise import noise_keys
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, stage_keys
-from superres.pipeline.finish import finished, finishing_decoder
-from superres.pipeline.judging import JudgingDecoder, coded_stages
+from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
+from superres.pipeline.finish import finished, finishing_stream
+from superres.pipeline.judging import JudgingStream, coded_stages
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
@@ -206,7 +205,7 @@ class Upscaler(Pipeline):
             keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
                 result if None.
             width: step width, at least the block size; see
-                `superres.decoding.batching.RefilledDecoder`.
+                `superres.decoding.batching.Stream`.
             samples: pictures per image; several need a temperature above 0, and have the noise of
                 the command's samples of the image (`superres.tasks.faces.image_key`), which takes
                 the place of `keys`.
@@ -255,22 +254,12 @@ class Upscaler(Pipeline):
         progress: Callable[[int, int], None] | None,
     ) -> Upscaled:
         """Upscale a batch by all stages; arguments as for a call."""
-        earlier, total = None, self.tokens_per_image
-        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            of_first = None if progress is None else lambda done, _: progress(done, total)
-            earlier = self.first._batch(given, faces, self.options_of_first(options), width,
-                                        of_first)
-            faces = self._enlarging(faces, earlier)
-        started, before = time.perf_counter(), total - self.model_config.target_length
+        total, started = self.tokens_per_image, time.perf_counter()
         for _, results in self._steps(faces, options, width):
             if progress is not None:  # the results of a step take longer than the step
-                progress(before + min(one.trace.tokens for one in results()), total)
-        return self._upscaled(results(), time.perf_counter() - started, given, options, earlier)
-
-    def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
-        """Return the inputs of the last stage."""
-        return list(map(Face, earlier.images,
-                        stage_keys([face.key for face in faces], self.stages - 1)))
+                progress(min(sum(trace.tokens for trace in stage_traces(one))
+                             for one in results()), total)
+        return self.upscaled(results(), given, options, time.perf_counter() - started)
 
     def options_of_first(self, options: DecodeConfig) -> DecodeConfig:
         """Return the settings of the first stage: its own default for the default, or `options`
@@ -300,26 +289,13 @@ class Upscaler(Pipeline):
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")
-        yield from self._frames(given, faces, options, interval)
-
-    def _frames(
-        self, given: PhotoSources, faces: list[Face], options: DecodeConfig, interval: float,
-    ) -> Iterator[Upscaled]:
-        """Yield intermediate results of all stages; those of an earlier stage are
-        `Upscaled.earlier`."""
-        earlier = None
-        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            for frame in self.first._frames(given, faces, self.options_of_first(options), interval):
-                earlier = frame
-                yield self._upscaled([], 0.0, given, options, frame)
-            faces = self._enlarging(faces, frame)
         for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
-            yield self._upscaled(results, seconds, given, options, earlier)
+            yield self.upscaled(results, given, options, seconds)
 
     def refilled(
         self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1,
         judged: bool = False, finish: str = FINISHES[0],
-    ) -> StreamDecoder:
+    ) -> PictureStream:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a
         complete one in the batch.
 
@@ -332,37 +308,39 @@ class Upscaler(Pipeline):
         """
         options = self.default if options is None else options
         if finish != FINISHES[0]:
-            return finishing_decoder(self, feed, options, rows, finish)
+            return finishing_stream(self, feed, options, rows, finish)
         if samples > 1 or judged:
-            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows),
-                                  samples)
+            return JudgingStream(self, feed, lambda drawn: self.refilled(drawn, options, rows),
+                                 samples)
         return self.staged(feed, options, rows)
 
     def staged(
         self, feed: Feed[Any], options: DecodeConfig, rows: int,
-        small: Callable[[Feed[Any]], StreamDecoder] | None = None,
-    ) -> StreamDecoder:
-        """Return the decoder of `refilled`; `small` makes that of the inputs of a cascade's last
-        stage, if given."""
+        small: Callable[[Feed[Any]], PictureStream] | None = None, *, batch: bool = False,
+        width: int | None = None,
+    ) -> Stream[Any] | CascadeStream:
+        """Return the stream of `refilled`: the one loop over the stages.
+
+        `small` makes the stream of the inputs of a cascade's last stage, if given. `batch` and
+        `width` are those of every stage's `superres.decoding.batching.Stream`.
+        """
         own, first = self.of_last(options), self.first
 
-        def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
-            return self._decoder(self.scoring_for(own), sources, self._sources, own, rows)
+        def stream(sources: Feed[Any]) -> Stream[Any]:
+            return self._stream(self.scoring_for(own), sources, self._sources, own, rows,
+                                batch=batch, width=width)
 
         if first is None:
-            return decoder(feed)
-        drawn = small or (lambda inputs: first.refilled(inputs, self.options_of_first(options),
-                                                        rows))
-        return CascadeDecoder(feed, drawn, decoder, first.face_task, rows, self.stages - 1)
+            return stream(feed)
+        drawn = small or (lambda inputs: first.staged(inputs, self.options_of_first(options), rows,
+                                                      batch=batch, width=width))
+        return CascadeStream(feed, drawn, stream, first.face_task, rows, self.stages - 1)
 
     def _steps(self, faces: list[Face], options: DecodeConfig,
                width: int | None = None) -> Steps[list[Result[Face]]]:
-        """Upscale a batch by the last stage: a stream that ends, whose images all begin
-        together."""
-        options = self.of_last(options)
-        decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options,
-                                len(faces), batch=True, width=width)
-        return batch_steps(decoder)
+        """Upscale a batch by all stages: a stream that ends, whose images all begin together."""
+        return batch_steps(self.staged(feed_of(faces), options, len(faces), batch=True,
+                                       width=width))
 
     def _sources(self, faces: Sequence[Face]) -> Source:
         return self.source_tokens(np.stack([face.source for face in faces])), None
@@ -434,17 +412,26 @@ class Upscaler(Pipeline):
         how = {"checkpoint": f"{self.name}@{self.revision}", "config": options.to_dict()}
         return how if finish == FINISHES[0] else {**how, "finish": finish}
 
-    def _upscaled(
-        self, results: list[Result[Face]], seconds: float, given: PhotoSources,
-        options: DecodeConfig, earlier: Upscaled | None,
+    def upscaled(
+        self, results: Sequence[Result[Any]], given: PhotoSources,
+        options: DecodeConfig | None = None, seconds: float | None = None,
     ) -> Upscaled:
-        """Return the result of a batch; no `results` if no image has begun in the last stage."""
-        count = len(given.images)
-        images = self.face_task.decode(
-            torch.stack([one.tokens for one in results]).numpy()) if results else (
-                np.zeros((count, *self.face_task.target_shape), np.uint8))
-        traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64))
-                                                    for _ in range(count)]
-        seconds += 0.0 if earlier is None else earlier.seconds
-        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs,
-                        given.notes, earlier, self.record(options), scorer=self)
+        """Return the pictures of a batch, possibly of an unfinished one, with those of the stages
+        before.
+
+        Without `options`, they are those that a finished picture is made of. `seconds` are the sum
+        of the pictures' own if None.
+        """
+        before = [one.earlier for one in results if one.earlier is not None]
+        earlier = None
+        if before and self.first is not None:
+            earlier = self.first.upscaled(
+                before, given, None if options is None else self.options_of_first(options))
+        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+        made = Upscaled(
+            images, [one.trace for one in results],
+            sum(one.seconds for one in results) if seconds is None else seconds,
+            np.stack([one.item.source for one in results]), given.crops, given.inputs,
+            earlier=earlier)
+        return made if options is None else dataclasses.replace(
+            made, notes=given.notes, record=self.record(options), scorer=self)

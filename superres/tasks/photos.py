@@ -8,7 +8,6 @@ crop setting ConfigError.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from PIL import Image
 from superres.errors import InvalidInputError
 from superres.pictures.read import Picture, Pixels, picture_of
 from superres.pictures.untrusted import MOST_BYTES, read_untrusted
-from superres.system.places import check_url, is_url, public, read_place
+from superres.system.places import open_place, public
 from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask, area_reduce
@@ -168,12 +167,8 @@ def is_share(image: object) -> bool:
 def to_picture(image: PictureLike, least: int) -> Picture:
     """Return a picture of any kind, whose sides have at least `least` pixels."""
     if isinstance(image, str | os.PathLike):
-        if is_url(image):
-            place = str(image)
-            check_url(place)
-            return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place),
-                                  least=least)
-        return read_untrusted(image, least=least)
+        place = open_place(image)
+        return read_untrusted(place.source(MOST_BYTES), place.public, least=least)
     if isinstance(image, Image.Image):
         return picture_of(image, least)
     # pixels

@@ -16,13 +16,13 @@ from fakes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from stepping import check_steps
 
 from decodes import Numbered, decode
 from superres.checkpoint import save_checkpoint
 from superres.config import CostRecord, DecodeConfig, StepCosts, general_costs
 from superres.decoding import cost
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers.draft import DraftProposer
@@ -32,6 +32,7 @@ from superres.nn.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
 from superres.pipeline.recorded_costs import COSTS, read_costs, record_for, save_costs
 from superres.pipeline.upscaler import Upscaler
+from tests.nn.helpers import check_steps
 
 HEADS = SMALL.prediction_heads
 
@@ -77,11 +78,11 @@ def test_blocks_are_decoded_only_where_a_whole_decode_gains(alone, start, expect
     assert sizes.get(DecodeConfig(), source) is None
     # Where blocks of at least two tokens are asked for, there is no choice.
     assert sizes.get(replace(OPTIONS, min_block=2), source) == HEADS
-    decoder = RefilledDecoder(sizes.model, feed_of([Numbered(row, row) for row in range(3)]),
-                              lambda items: (source[[item.row for item in items]], None), OPTIONS,
-                              3, adaptive=lambda *found: sizes.get(OPTIONS, *found))
-    list(decoder.run())
-    assert decoder.loop.plain.session.width == expected
+    algorithm = Algorithm(sizes.model, OPTIONS, adaptive=lambda *found: sizes.get(OPTIONS, *found))
+    stream = Stream(algorithm, feed_of([Numbered(row, row) for row in range(3)]),
+                    lambda items: (source[[item.row for item in items]], None), 3)
+    list(stream.run())
+    assert stream.loop.plain.session.width == expected
 
 
 def test_the_costs_are_those_of_the_nearest_batch():
@@ -179,10 +180,7 @@ def test_a_damaged_file_of_costs_is_refused_in_one_line(record, message, tmp_pat
     assert "\n" not in str(found.value)
 
 
-def test_what_does_not_go_with_it_is_refused():
+def test_a_fixed_width_is_refused():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]
-    with pytest.raises(ConfigError, match="the block size of lookahead is the length of its "
-                       "n-grams"):
-        decode(model, source, DecodeConfig(adaptive=True, proposer="lookahead"))
     with pytest.raises(ConfigError, match=f"leave out the width {HEADS}"):
         decode(model, source, DecodeConfig(adaptive=True), width=HEADS)

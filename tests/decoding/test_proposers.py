@@ -29,11 +29,11 @@ from proposers import Comparison, Variant, batch_of, parse_proposers
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.workload import text_workload
 from superres.native import build
@@ -116,11 +116,8 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
      "'superres train ngrams'"),
     (["--proposer", "source"], "--proposer must be one of heads, jacobi, draft, ngram, lookup, "
      "lookahead, not"),
-    (["--sampling", "speculative"], "needs a temperature above 0"),
     (["--proposer", "lookup", "--block-size", "21"], "block size 21 is more than the 20 target "
      "tokens"),
-    (["--proposer", "lookahead", "--adaptive"], "the block size of lookahead is the length of its "
-     "n-grams"),
 ])
 def test_bad_input_is_one_line(folder, capsys, words, message):
     assert message in refusal(capsys, "translate", "dog", "--checkpoint", folder, "--device", "cpu",
@@ -329,14 +326,13 @@ def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampl
     model, source = step_model(verifier, engine=engine), random_tokens(verifier.config, 2)[0]
     options = DecodeConfig(3, proposer=name, **sampling)
     proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(verifier))
-    stateful = with_proposer_state(model, proposer)
-    loop = BlockwiseLoop(stateful, stateful.session(source, 3), options, torch.arange(2), 3,
-                         proposer)
+    algorithm = Algorithm(model, options, proposer)
+    loop = BlockwiseLoop(algorithm, algorithm.model.session(source, 3), torch.arange(2))
     loop.run(1)
     while not loop.done():
         assert timed_variants.verification(loop) > 0
         loop.run(1)
-    assert loop.is_native == (engine == "native" and name in ("heads", "draft"))
+    assert loop.runs_whole == (engine == "native" and name in ("heads", "draft"))
     decoded = decode(model, source, options, proposer=proposer)
     assert torch.equal(result_of(loop).tokens, decoded.tokens)
     assert [trace.accepted for trace in result_of(loop).traces] == [trace.accepted

@@ -25,6 +25,7 @@ import triton.language as tl
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
@@ -44,8 +45,10 @@ CONFIG = replace(
 NETWORKS = {
     "one layer": CONFIG,
     # Widths that are no powers of two, as those of the second stage.
-    "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48, decoder_layers=2),
-    "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace", cell_remainder=False),
+    "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48,
+                      decoder_layers=2),
+    "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace",
+                           cell_remainder=False),
     "no conditioning": replace(CONFIG, aligned_conditioning=False),
     "keys per pixel": replace(CONFIG, attention_keys="pixels", attention_block_length=1),
     "one head": replace(CONFIG, prediction_heads=1),
@@ -56,8 +59,8 @@ WAYS = {
     "top-k": DecodeConfig(4, accept="top-k", top_k=60), "minimum": DecodeConfig(6, min_block=3),
     "sampled": DecodeConfig(3, temperature=(0.9, 0.5, 0.7), seed=2**40 + 5),
     "nucleus": DecodeConfig(2, temperature=0.9, nucleus=0.9, accept="distance", epsilon=40,
-                            min_block=2), "speculative": DecodeConfig(4, temperature=0.9,
-                                                                      sampling="speculative"),
+                            min_block=2),
+    "speculative": DecodeConfig(4, temperature=0.9, sampling="speculative"),
     "filtered": DecodeConfig(3, temperature=(0.9, 1.1, 1.0), sampling="speculative", nucleus=0.9,
                              sample_top_k=90),
     "likeliest": DecodeConfig(2, temperature=0.9, sample_top_k=30, accept="top-k", top_k=9),
@@ -85,9 +88,8 @@ def sources(config, rows, seed=0):
 @torch.inference_mode()
 def begun(model, source, options, tokens):
     """Return a loop that has decoded the first `tokens` tokens, in two launches."""
-    size = options.block_size
-    loop = BlockwiseLoop(model, model.session(source, size), options,
-                         torch.arange(len(source), device=DEVICE), size)
+    loop = BlockwiseLoop(Algorithm(model, options), model.session(source, options.block_size),
+                         torch.arange(len(source), device=DEVICE))
     loop.plain.state.limit.fill_(tokens)
     for count in (2, *[16] * tokens):
         loop.run(0 if loop.done() else count)
@@ -110,8 +112,8 @@ def assert_same_traces(found, expected):
 def test_decodes_as_the_plain_engine(way, limited):
     source = sources(CONFIG, 1 if WAYS[way].is_sampling else 2)
     found, expected = (begun(model, source, WAYS[way], 4) for model in models(limited=limited))
-    assert found.is_native
-    assert not expected.is_native
+    assert found.runs_whole
+    assert not expected.runs_whole
     assert torch.equal(found.plain.state.tokens[:, :4], expected.plain.state.tokens[:, :4])
     assert_same_traces(found.recorder.rows(), expected.recorder.rows())
 
@@ -141,11 +143,9 @@ def test_bfloat16_blocks_have_the_tokens_of_single_steps():
     network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
     many = source.repeat(filling(source.device), 1)  # two rows per program
-    expected, blocks, alone, filled = (begun(engine, rows, DecodeConfig(size),
-                                             12).plain.state.tokens[:, :12]
-                                       for rows,
-                                       size in ((source, 1), (source, 5), (source[1:2], 8),
-                                                (many, 5)))
+    expected, blocks, alone, filled = (
+        begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens[:, :12]
+        for rows, size in ((source, 1), (source, 5), (source[1:2], 8), (many, 5)))
     assert torch.equal(blocks, expected)
     assert torch.equal(alone, expected[1:2])
     assert torch.equal(filled, expected.repeat(filling(source.device), 1))
@@ -175,7 +175,7 @@ def test_rows_are_refilled_and_kept(options):
     engine, plain = models()
     source = sources(CONFIG, 4, seed=4)
     finished, decoder = refilled(engine, source, options, 2, ready=[1, 0, 1])
-    assert decoder.loop.is_native
+    assert decoder.loop.runs_whole
     assert_equal(finished, plain, source, options)
 
 
@@ -192,8 +192,9 @@ def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
     engine, _ = models(NETWORKS[network])
     rows, size = 6, 8
     with torch.inference_mode():
-        loop = BlockwiseLoop(engine, engine.session(sources(CONFIG, rows), size),
-                             DecodeConfig(size), torch.arange(rows, device=DEVICE), size)
+        loop = BlockwiseLoop(Algorithm(engine, DecodeConfig(size)),
+                             engine.session(sources(CONFIG, rows), size),
+                             torch.arange(rows, device=DEVICE))
     held = [*loop.plain.session.row_state(), *loop.decoder.tensors[: -len(engine.weights.tensors)]]
     found = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
                  for one in held}.values())
@@ -285,7 +286,7 @@ def test_each_kernel_is_tested_before_its_first_use(
         monkeypatch.setattr(module, name, wrong)
     chosen = LimitedModel(engine, limits_of(CONFIG)) if limited else engine
     for _ in range(2):
-        assert begun(chosen, sources(CONFIG, rows), options, 1).is_native is works
+        assert begun(chosen, sources(CONFIG, rows), options, 1).runs_whole is works
     said = "decoding with the engine plain, which is slower: its test of temperature"
     assert caplog.text.count(said) == caplog.text.count("plain") == 1 - works
 
@@ -307,9 +308,12 @@ def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypa
 
 
 LAYOUTS = """
-#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
-#linear = #ttg.linear<{register = [[0, 0, 8], [1, 0, 0]], lane = [[0, 1, 0], [0, 0, 2]], warp = [], block = []}>
-#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [1, 4], instrShape = [16, 8]}>
+#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], \
+order = [1, 0]}>
+#linear = #ttg.linear<{register = [[0, 0, 8], [1, 0, 0]], lane = [[0, 1, 0], [0, 0, 2]], \
+warp = [], block = []}>
+#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [1, 4], \
+instrShape = [16, 8]}>
 """
 REDUCED = """ %x = "tt.reduce"(%y) <{axis = AXIS : i32}> ({
   ^bb0(%a: KIND loc("a"), %b: KIND loc("b")):
@@ -335,11 +339,11 @@ def test_orders_of_sums_are_read_from_the_text_of_a_kernel():
                                                                  "parent = #linear}>")
     text += MULTIPLIED + MULTIPLIED.replace("%cst_9", "%y") + reduced(0, "16x64", "#mma",
                                                                       kind="f64")
+    product = "kWidth = 2, versionMajor = 2, versionMinor = 0, instrShape = [16, 8]"
     assert sum_orders(text) == [
-        "sum of 64 sizePerThread 4, threadsPerWarp 8, warpsPerCTA 1", "sum of 8 register [8], lane "
-        "[2]", *(f"product of 64, tf32x3, {start}: kWidth = 2, versionMajor = 2, versionMinor = 0, "
-                 "instrShape = [16, 8]"
-                 for start in ("from 0", "on")), "sum of 16 warpsPerCTA 1, instrShape 16"]
+        "sum of 64 sizePerThread 4, threadsPerWarp 8, warpsPerCTA 1",
+        "sum of 8 register [8], lane [2]", f"product of 64, tf32x3, from 0: {product}",
+        f"product of 64, tf32x3, on: {product}", "sum of 16 warpsPerCTA 1, instrShape 16"]
 
 
 @torch.inference_mode()
@@ -366,8 +370,9 @@ from superres.system.folders import bundled_folder
 from superres.gpu.decoder import compiled_for
 from superres.gpu.weights import HALF, HALF_PAIRS
 network = random_model(read_network(bundled_folder() / sys.argv[1]), dtype=torch.float32)
-settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}[sys.argv[2]]
-one, two = (compiled_for(network, True, tuning=tuning, **settings).sums for tuning in (HALF, HALF_PAIRS))
+settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}
+one, two = (compiled_for(network, True, tuning=tuning, **settings[sys.argv[2]]).sums
+            for tuning in (HALF, HALF_PAIRS))
 assert len(one) > 30
 assert one == two, sorted({*one} ^ {*two})
 """
@@ -401,11 +406,12 @@ from fakes import random_model
 from superres.checkpoint import read_network
 from superres.system.folders import bundled_folder
 from superres.gpu.decoder import compiled_for
-half = sys.argv[1] == "half"
-made = compiled_for(random_model(read_network(bundled_folder() / "celeba-8to32"), dtype=torch.float32), half)
+network = random_model(read_network(bundled_folder() / "celeba-8to32"), dtype=torch.float32)
+made = compiled_for(network, sys.argv[1] == "half")
 Path("kernel.cubin").write_bytes(made.cubin)
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-usage = subprocess.run([tool, "-res-usage", "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+usage = subprocess.run([tool, "-res-usage", "kernel.cubin"], capture_output=True, text=True,
+                       check=True).stdout
 print(made.shared, made.scratch, max(map(int, re.findall(r"STACK:(\\d+)", usage))))
 """
 
@@ -434,7 +440,8 @@ def load(code):
         raise RuntimeError("the driver does not load it")
     return code
 
-compiled_and_loaded(lambda: compiled(twice, [torch.float32] * 2, {"COUNT": int(sys.argv[1])}, 4, (9, 0)), load)
+compiled_and_loaded(lambda: compiled(twice, [torch.float32] * 2, {"COUNT": int(sys.argv[1])}, 4,
+                                     (9, 0)), load)
 """
 
 

@@ -13,7 +13,6 @@ import zlib
 
 import numpy as np
 import pytest
-from batch_tools import upscale
 from PIL import Image
 from skimage.data import astronaut
 
@@ -24,6 +23,7 @@ from superres.pictures.files import IMAGE_SUFFIXES, formats
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 from superres.web.crops import crop_of
+from tests.batch.helpers import upscale
 from tests.pictures.helpers import chunk, exif, read, saved, segment, tiff
 
 LINEAR = matrix_profile(SRGB, (1.0,))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import made_from, rows_of, upscale
 from PIL import Image, ImageCms
 
 from superres import __version__
@@ -27,6 +26,7 @@ from superres.pictures.untrusted import read_origin
 from superres.pictures.write import ENCODERS, DrawnImage, encode_png
 from superres.pipeline.upscaled import Upscaled
 from superres.tasks.faces import FaceTask
+from tests.batch.helpers import made_from, rows_of, upscale
 from tests.pictures.helpers import saved
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)

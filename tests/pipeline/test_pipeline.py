@@ -14,7 +14,7 @@ from fakes import BAD_KEYS, NATIVE, TINY, random_model
 import superres
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig
-from superres.decoding.batching import COLUMNS, RefilledDecoder
+from superres.decoding.batching import COLUMNS, Stream
 from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.pipeline import upscaler as module
 from superres.pipeline.auto import load
@@ -155,7 +155,7 @@ def test_importing_the_package_does_not_import_torch():
 def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatch):
     """Reading the tokens and traces of a step takes longer than the step."""
     read = []
-    monkeypatch.setattr(RefilledDecoder, "so_far", lambda self: read.append(self))
+    monkeypatch.setattr(Stream, "so_far", lambda self: read.append(self))
     upscaler(np.zeros((1, *upscaler.face_task.source_shape), np.uint8))
     assert read == []
 

@@ -89,13 +89,13 @@ def test_compiled_code_continues_without_the_complete_rows_of_a_batch(toy, optio
     several.scoring.threads = 1
     # A sample's noise belongs to its key.
     wanted = [several([line], options, keys=[key]).texts[0] for key, line in enumerate(LINES)]
-    kept, real = [], NativeDecoder.keep
+    kept, real = [], NativeDecoder.shrink
 
     def watched(decoder, rows, session):
         kept.append((len(rows), len(decoder.plain.state.position)))
         real(decoder, rows, session)
 
-    monkeypatch.setattr(NativeDecoder, "keep", watched)
+    monkeypatch.setattr(NativeDecoder, "shrink", watched)
     assert several(LINES, options, batch_size=16).texts == wanted
     assert kept
     assert all(2 * rows <= before and before >= SHRUNK_TEXT for rows, before in kept)

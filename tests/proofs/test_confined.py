@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from batch_tools import rows_of, upscale, write_image
 from fakes import random_model
 from PIL import Image, ImageCms
 
@@ -27,6 +26,7 @@ from superres.pictures.read import read_picture
 from superres.pictures.untrusted import read_untrusted
 from superres.pipeline.upscaler import Upscaler
 from superres.system.confined import Confined
+from tests.batch.helpers import rows_of, upscale, write_image
 from tests.pictures.helpers import many_scans, saved
 from tests.pipeline.test_pipeline import FAST
 

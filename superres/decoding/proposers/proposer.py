@@ -10,8 +10,15 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
-    from superres.tree import Tree, TreeSession
+    from superres.interfaces import (
+        Sampler,
+        ScoringModel,
+        Session,
+        Sources,
+        StepOutput,
+        Tree,
+        TreeSession,
+    )
 
 
 @dataclass(frozen=True)
@@ -117,8 +124,9 @@ class Proposer:
 
 def sources_at(sources: Sources, rows: Tensor) -> Sources:
     """Return the sources in `rows`, int64 [R]; those of each part for a tuple of sources."""
-    return tuple(sources_at(part, rows) for part in sources) if isinstance(sources,
-                                                                           tuple) else sources[rows]
+    if isinstance(sources, tuple):
+        return tuple(sources_at(part, rows) for part in sources)
+    return sources[rows]
 
 
 class RowTensors:
@@ -185,8 +193,8 @@ class WrappedModel:
 
     def __init__(self, model: ScoringModel) -> None:
         self.model = model
-        self.vocabulary, self.length, self.end_token = (model.vocabulary, model.length,
-                                                        model.end_token)
+        self.vocabulary, self.length = model.vocabulary, model.length
+        self.end_token = model.end_token
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
         self.own_threads = model.own_threads
 
@@ -222,8 +230,7 @@ class StatefulModel(WrappedModel):
                      padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
         own = source[0] if isinstance(source, tuple) else source
-        made: TreeSession = self.model.tree_session(own, tree, kept, padding)
-        return made
+        return self.model.tree_session(own, tree, kept, padding)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None,
                 copies: int = 1) -> Session:

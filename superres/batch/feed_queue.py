@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -54,11 +54,6 @@ class FeedQueue(Generic[T]):
             taken = [self.items.popleft() for _ in range(min(most, len(self.items)))]
             self._changed.notify_all()
             return taken
-
-    def put_back(self, items: Sequence[T]) -> None:
-        """Return `items` to the front of the queue."""
-        with self._changed:
-            self.items.extendleft(reversed(items))
 
     def close(self) -> None:
         """Make the filling thread end."""
