@@ -31,12 +31,12 @@ from superres.checkpoint import find_checkpoint, read_stages
 from superres.config import DEFAULT_CASCADE, StepCosts
 from superres.decoding.cost import TIMED
 from superres.evaluation.recording import record_of, stages_of
+from superres.pictures.read import Pixels
 from superres.pipeline.browser_export import MODULES, write_engine
 from superres.pipeline.recorded_costs import save_costs
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import cpu_name, require_idle
 from superres.tasks.face_data import read_faces
-from superres.tasks.pictures import Pixels
 
 LOAD = """async variant => {
   const read = async name => new Uint8Array(await (await fetch(name)).arrayBuffer());

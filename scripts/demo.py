@@ -20,14 +20,14 @@ from superres import DecodeConfig, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
+from superres.pictures.read import Picture, Pixels, read_image
+from superres.pictures.write import encode_png
 from superres.pipeline.choose import fastest_exact
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.image_files import encode_png
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.pictures import Picture, Pixels, read_image
 from superres.tasks.sheets import contact_sheet
 
 BLOCK = 4

@@ -22,11 +22,11 @@ from demo import read_photographs
 from measurements import Checkpoint, run
 from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
+from superres.pictures.mark import marked
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import write_result
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.metadata import marked
-from superres.tasks.pictures import Pixels
 
 ROOT = Path(__file__).parent.parent
 BLOCK = 10
@@ -99,7 +99,7 @@ def main(
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6,
-               minimize_size=True, loop=0, xmp=marked(None),
+               minimize_size=True, loop=0, xmp=marked(),
                duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
     write_result(output, content.getvalue())
     print(output, flush=True)

@@ -25,8 +25,8 @@ from playwright.sync_api import Page, sync_playwright
 from measurements import Checkpoint, run
 from superres.config import DEFAULT_CASCADE
 from superres.errors import ConfigError
+from superres.pictures.mark import marked
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.metadata import marked
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
@@ -117,7 +117,7 @@ def draw_strokes(page: Page, output: Path) -> None:
     content = io.BytesIO()
     pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80,
                      method=6, duration=[1500, *[700] * (len(pictures) - 2), 2500],
-                     xmp=marked(None))
+                     xmp=marked())
     write_result(output / "demo-paint.webp", content.getvalue())
     print(output / "demo-paint.webp", flush=True)
 
@@ -171,7 +171,7 @@ def save(png: bytes, path: Path) -> None:
     """Write a screenshot as WebP."""
     content = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6,
-                                                    xmp=marked(None))
+                                                    xmp=marked())
     write_result(path, content.getvalue())
     print(path, flush=True)
 

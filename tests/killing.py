@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from superres.batch import archives, containers
-from superres.tasks import untrusted
+from superres.pictures import untrusted
 
 FILE_CALLS = {"open", "write", "writelines", "flush", "close", "fsync", "flock", "ftruncate",
               "truncate", "replace", "rename", "unlink", "mkdir", "rmdir", "scandir"}

@@ -50,14 +50,14 @@ from superres.evaluation.detail import bands, swings
 from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, compared_scores
 from superres.evaluation.recognition import Recogniser, recognition_scores
 from superres.evaluation.sample_scores import draw_samples, likeliest_of, pictures_of
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest, write_result
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import encode_png
-from superres.tasks.pictures import Picture, Pixels
 
 LIKELIEST, SAMPLES = "likeliest of four at temperature 0.7", 4
 """The way that draws several samples, and their number."""

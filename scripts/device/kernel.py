@@ -9,7 +9,6 @@ without the encoder, by variant, settings and batch. On a CPU, Triton's interpre
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import statistics
@@ -84,7 +83,7 @@ class Bench:
             model, source = LimitedModel(model, self.limits), (source, self.limits.bounds(
                 self.source[rows]))
         size = min(options.block_size or 1, self.model.config.prediction_heads)
-        algorithm = Algorithm(model, dataclasses.replace(options, block_size=size))
+        algorithm = Algorithm(model, replace(options, block_size=size))
         loop = BlockwiseLoop(algorithm, model.session(source, size), rows)
         loop.plain.state.limit.clamp_(max=self.limit)
         return loop

@@ -19,6 +19,7 @@ from typing import IO
 
 from superres.batch.archives import ARCHIVE_SUFFIXES, DAMAGED, is_archive, list_members, reason_of
 from superres.errors import ConfigError, InvalidInputError, PlaceError, SuperresError, plain
+from superres.pictures.files import IMAGE_SUFFIXES
 from superres.system.confined import KilledError
 from superres.system.folders import MEMBER, Inventory, Tally, walk_folder
 from superres.system.places import (
@@ -34,7 +35,6 @@ from superres.system.places import (
 )
 from superres.system.terminal import standard_input
 from superres.system.text_files import read_lines
-from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 _MATCHED = (*_SUFFIXES, *ARCHIVE_SUFFIXES)  # suffixes of what a pattern gives

@@ -25,10 +25,10 @@ from superres.batch.rows import Row
 from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
 from superres.config import portable_name, without_case
 from superres.errors import InvalidInputError, plain
+from superres.pictures.files import IMAGE_SUFFIXES
 from superres.system.places import is_url, public
 from superres.system.progress import say, track
 from superres.tasks.crops import FACE
-from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 IGNORES_CASE = sys.platform in ("win32", "darwin")  # the files of this machine
 _SPOOLED = 1000  # inputs that are pickled together

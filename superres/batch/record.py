@@ -18,13 +18,14 @@ from superres.batch.inputs import Input
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
 from superres.config import ENGINE_NUMBERS, DecodeConfig
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import ENCODERS
 from superres.system.places import public
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.image_files import FORMATS
-from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import Mask, face_sheet
 
 EARLIER_ENGINE = "native"  # the default of the releases whose manifests name no engine
+METADATA = "strip"  # of an input: earlier releases could also keep it, and their manifests say so
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -41,7 +42,7 @@ class Request:
         turn: number of the input among those of the run.
         index: number of the output among those of the input.
         sample: number of the sample; 1 where the likeliest of several is kept.
-        picture: the reduced input, with the transparency and the metadata that the output copies.
+        picture: the reduced input, with the transparency of the output.
         crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
 
@@ -166,7 +167,7 @@ class RunSettings:
                                 "engine": self.engine}
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config,
-                                    **self.content_options})
+                                    **self.content_options, "metadata": METADATA})
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, as text, without those on which its tokens do
@@ -174,8 +175,8 @@ class RunSettings:
 
         They are an adaptive block size of exact decoding, and the engine among those of one format.
         """
-        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, **(row.config or {}),
-                 **(row.options or {})}
+        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, "metadata": METADATA,
+                 **(row.config or {}), **(row.options or {})}
         alike = {"adaptive"} if self.decode.is_exact else set[str]()
         if self.engine is None or _numbers(there["engine"]) == _numbers(self.engine):
             alike.add("engine")
@@ -249,7 +250,7 @@ def encode(
     picture = replace(request.picture, rgb=image)
     if options.sheet:
         picture = replace(picture, rgb=face_sheet(request.source, image, reliable), alpha=None)
-    return FORMATS[options.format](picture, record)
+    return ENCODERS[options.format](picture, record)
 
 
 def _numbers(engine: str) -> str:

@@ -14,11 +14,11 @@ from PIL import ImageColor
 from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError
+from superres.pictures.write import ENCODERS, SUFFIXES
 from superres.pipeline.resolved_options import FINISHES, check_keep
 from superres.system.places import is_url
 from superres.tasks.crops import parse_crop
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS, SUFFIXES
 from superres.tasks.photos import DEFAULT_CROP
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
@@ -26,9 +26,6 @@ ON_EXISTING = ("skip", "redo", "overwrite", "error")
 raises an error if any output has other settings. "redo" is as "skip", but makes outputs with other
 settings and files without a row again. "overwrite" makes all outputs again. "error" fails the
 row."""
-METADATA = ("strip", "keep")
-"""Whether an output copies what describes the picture in the input's metadata, and names the colour
-space if the input does."""
 MOST_SAMPLES = 10_000  # largest number of images that are drawn from an input
 LAYOUTS = {"files": "", "webdataset": ".tar", "parquet": ".parquet"}
 """How outputs are stored, and the suffix of a shard."""
@@ -77,7 +74,6 @@ class BatchOptions:
     suffix: str = ""
     keep_tree: bool = False
     alpha: str = "white"
-    metadata: str = "strip"
     crop: str = DEFAULT_CROP
     sheet: bool = False
     verify: bool = False
@@ -93,8 +89,7 @@ class BatchOptions:
         require_choice("--on-existing", self.on_existing, [mode for mode in ON_EXISTING
                                                            if mode != "error" or not self.in_parts])
         require_whole("--rows", ROWS if self.rows is None else self.rows, 1, MOST_ROWS)
-        require_choice("--format", self.format, list(FORMATS))
-        require_choice("--metadata", self.metadata, METADATA)
+        require_choice("--format", self.format, list(ENCODERS))
         require(not set(self.suffix) & {"/", "\\", "\0"}, "--suffix must be part of a file name, "
                 f"not {self.suffix!r}")
         if self.alpha != KEEP_ALPHA:
@@ -135,7 +130,7 @@ class BatchOptions:
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
-        names = ["source", "crop", "alpha", "metadata", "format", "sheet"]
+        names = ["source", "crop", "alpha", "format", "sheet"]
         # Where a part has its own manifest, an input is known by its name alone.
         names += ["layout", "samples", "suffix"] if self.in_parts else []
         keep = None if self.keep is None else f"{self.keep} of {self.samples}"

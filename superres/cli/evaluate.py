@@ -83,11 +83,11 @@ def images(
     from superres.evaluation.images import evaluate_images, report_table
     from superres.evaluation.picture_scores import GREEDY
     from superres.evaluation.sample_scores import evaluate_samples, samples_table
+    from superres.pictures.read import Picture
+    from superres.pictures.write import encode_png
     from superres.pipeline.resolved_options import check_samples
     from superres.system.output import prepare_folder, write_result
     from superres.tasks.face_data import read_faces
-    from superres.tasks.image_files import encode_png
-    from superres.tasks.pictures import Picture
     from superres.tasks.sheets import contact_sheet
 
     check_samples(decode, samples)

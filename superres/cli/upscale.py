@@ -19,7 +19,6 @@ from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
     LOCAL_ROWS,
-    METADATA,
     MOST_ROWS,
     ON_EXISTING,
     ROWS,
@@ -29,6 +28,8 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
+from superres.pictures.untrusted import READER
+from superres.pictures.write import ENCODERS
 from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
 from superres.system.output import check_folder
 from superres.system.places import check_url, host_of, is_url
@@ -37,9 +38,7 @@ from superres.system.signals import will_keep
 from superres.system.terminal import echo
 from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.untrusted import READER
 
 # formats that pack pictures into shards
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])
@@ -60,7 +59,7 @@ Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Fol
                                       "results, DIR/<name of the input>.png, or its URL. [default: "
                                       "the current folder, as <name>-superres.png, "
                                       f"for up to {FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]),
+Format = Annotated[str, Option("--format", metavar=opt.choices([*ENCODERS, *SHARDS]),
                                help="Format of the results; webdataset and parquet pack PNG "
                                "pictures into shards.")]
 Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part "
@@ -75,11 +74,6 @@ KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help
                                   "inputs' sub-folders in the output folder.")]
 Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind "
                               "it.")]
-Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep "
-                                 "what describes the picture in EXIF, XMP and IPTC (not its "
-                                 "camera), and name the colour profile. Colours are converted to "
-                                 "sRGB, and every result is marked as made by a model, in both "
-                                 "cases.")]
 Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
                                "together, 1 or more; auto chooses a useful number that fits into "
                                "memory.")]
@@ -149,7 +143,7 @@ def upscale(
     checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
     size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, finish: Finish = FINISHES[0],
     sheet: Sheet = False, format_name: Format = "png",
-    alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
+    alpha: Alpha = "white", device: opt.Device = "auto", listed: InputList = None,
     recursive: Recursive = False,
     keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
     batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
@@ -175,7 +169,7 @@ def upscale(
     options = BatchOptions(
         output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive,
         on_existing, parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name,
-        suffix, keep_tree, alpha, metadata, crop, sheet, verify, finish)
+        suffix, keep_tree, alpha, crop, sheet, verify, finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
@@ -258,9 +252,6 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
     if context.params["sheet"] and context.params["alpha"] == KEEP_ALPHA:
         opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out",
                                "alpha")
-    if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
-        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or "
-                               "give --format png", "metadata")
 
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:

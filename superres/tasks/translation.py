@@ -57,8 +57,8 @@ def parse_languages(text: str) -> tuple[str, str]:
     """Return source and target language of a text such as "en-de"; raise ConfigError for any other
     text."""
     tags = text.split("-")
-    if len(tags) != 2 or tags[0] == tags[1] or not all(re.fullmatch(r"[a-z]{2,3}", tag)
-                                                       for tag in tags):
+    are_codes = all(re.fullmatch(r"[a-z]{2,3}", tag) for tag in tags)
+    if len(tags) != 2 or tags[0] == tags[1] or not are_codes:
         raise ConfigError(f"unknown languages {text!r}; give source and target such as en-de")
     return tags[0], tags[1]
 

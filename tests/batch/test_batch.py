@@ -61,7 +61,7 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "tokens": TOKENS, "iterations": 308, "model_calls": 309, "mean_accepted_block_size": TOKENS
         / 308, "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7,
         "crop": None, "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
-        "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip",
+        "options": {"source": "auto", "crop": "face", "alpha": "white",
                     "format": "png", "sheet": False, "keep": None, "finish": None, "start": 8,
                     "engine": "fake"},
         "size": (out / "b.png").stat().st_size, "version": version_of(str(faces / "b.png")),
@@ -195,7 +195,7 @@ def test_shards_are_disjoint_and_complete_and_may_be_empty(faces, out, count):
                                                             "1/2/3", "")),
     *(({name: value}, f"--{name.replace('_', '-')} must be") for name, value in (
         ("batch_size", 0), ("samples", 0), ("source", "x"), ("on_existing", "x"), ("format", "jpg"),
-        ("metadata", "x"), ("suffix", "a/b"), ("alpha", "reddish"), ("crop", "middle"))),
+        ("suffix", "a/b"), ("alpha", "reddish"), ("crop", "middle"))),
     ({"crop": "1,2,0"}, "--crop 1,2,0 has a SIZE of 0"),
 ])
 def test_options_out_of_range_are_refused_with_their_name(tmp_path, setting, message):

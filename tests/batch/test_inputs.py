@@ -338,7 +338,7 @@ HEIF = importlib.util.find_spec("pillow_heif") is not None
 
 
 def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
-    from superres.tasks import pictures
+    from superres.pictures import read as pictures
 
     content = b"\0\0\0\x18ftypheic" + bytes(40)
     if HEIF:

@@ -27,9 +27,9 @@ from superres.batch.run_options import BatchOptions
 from superres.cli.upscale import allowed_hosts
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError, PlaceError
+from superres.pictures.mark import DRAWN
 from superres.system import places, progress
 from superres.system.places import files_in, read_place, write_place
-from superres.tasks.metadata import DRAWN
 from tests.tasks.test_photos import group_photo
 
 pytest.importorskip("s3fs", reason="the cloud extra is not installed")

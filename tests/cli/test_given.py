@@ -123,8 +123,6 @@ REFUSED = [
           ("--block-size 2 --min-block 2 --accept top-k", "--accept top-k has no effect with "
            "--min-block 2"))),
     ("upscale in --output out --workers 2", "--workers"),
-    ("upscale in --output out --format npz --metadata keep",
-     "--metadata keep has no effect with --format npz, which holds none; leave it out"),
     ("evaluate images --data dev.npz --split valid",
      "--split valid has no effect on dev.npz, which is not a CelebA root and has no splits; leave "
      "it out"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from superres.config import DecodeConfig
-from superres.tasks.pictures import read_image
+from superres.pictures.read import read_image
 
 FACES = Path(__file__).parents[2] / "scripts" / "faces"
 FACE = FACES / "face-1.png"

@@ -19,12 +19,12 @@ from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
 from superres.errors import ConfigError
+from superres.pictures.write import read_origin
 from superres.pipeline.cascade import stage_traces
 from superres.pipeline.finish import sharpened
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.consistency import projected
 from superres.tasks.faces import area_reduce
-from superres.tasks.image_files import read_origin
 from tests.pipeline.helpers import by_item, images_of
 
 GREEDY = DecodeConfig(3, consistent=True)

@@ -1,4 +1,4 @@
-"""Write picture files of any layout from known samples, and read them by libvips, a second
+"""Picture files of any layout from known samples, files that are much work, and libvips, a second
 decoder."""
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import struct
 import zlib
 
 import numpy as np
+from PIL import Image
 
-from superres.tasks.pictures import read_picture
+from superres.pictures.read import read_picture
 
 TIFF_DEFLATE, TIFF_RAW = 8, 1
 
@@ -115,3 +116,16 @@ def libvips(data):
         return image.cast("uchar").numpy()[..., :3]
     except pyvips.Error:
         return None
+
+
+def many_scans(side, count):
+    """Return a valid progressive JPEG, `side` x `side`, whose last scan is repeated `count` times.
+
+    Each repetition takes some 26 bytes, and has the decoder go through all blocks again.
+    """
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), 128).save(buffer, "JPEG", progressive=True, quality=50)
+    content = buffer.getvalue()
+    # the last scan's header, and the end of the image
+    start, end = content.rindex(b"\xff\xda"), len(content) - 2
+    return content[:end] + content[start:end] * count + content[end:]

@@ -1,8 +1,9 @@
 """Picture files: the formats that are read, and a file's pixels told apart from its metadata.
 
 Pillow decodes the pixels of a PNG or JPEG file from a view of the file without metadata, so damaged
-metadata cannot harm the pixels. Each item of metadata is read by itself; if it is damaged, a note
-says that it is ignored.
+metadata cannot harm the pixels. Of the metadata, only what the pixels depend on is read: colours,
+transparency and the orientation, each item by itself; if it is damaged, a note says that it is
+ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import IO, Any, TypeAlias
 
 from PIL import Image, ImageFile, features
 
-from superres.tasks.metadata import Notes, ignored
+from superres.errors import plain
 
-FORMATS = {
+_SUFFIXES = {
     "PNG": (".png", ".apng"), "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "WEBP": (".webp",), "BMP": (".bmp", ".dib"), "DIB": (), "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"), "AVIF": (".avif",),
@@ -30,7 +31,7 @@ FORMATS = {
 }
 """Suffixes of files by Pillow's name of the format. For EPS, Pillow would run a program on an
 untrusted file."""
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
 MISSING = {
     "AVIF": "an AVIF picture, which this Pillow cannot read; pip install 'pillow>=11.3'",
     "HEIF": "a HEIC picture, which needs the heic extra; pip install 'superres[heic]'",
@@ -40,10 +41,11 @@ BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
 # bytes of one item of metadata, packed and unpacked; profiles of printers have 2 to 4 MB
 MOST_METADATA = 16_000_000
 MOST_ITEMS = 1000  # of a file; pictures with histories have dozens
+MOST_NOTES = 20  # lines about one picture
 # of a JPEG, without those inside the data of a scan
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-Part: TypeAlias = "bytes | tuple[int, int]"
+Piece: TypeAlias = "bytes | tuple[int, int]"
 """Bytes, or the start and the end of a range of a file."""
 
 
@@ -51,7 +53,7 @@ Part: TypeAlias = "bytes | tuple[int, int]"
 def formats() -> tuple[str, ...]:
     """Return Pillow's names of the formats that can be read; AVIF needs a Pillow with it, HEIF an
     optional package."""
-    found = [name for name in FORMATS if name != "HEIF"
+    found = [name for name in _SUFFIXES if name != "HEIF"
              and (name != "AVIF" or features.check("avif"))]
     try:
         import pillow_heif
@@ -61,14 +63,37 @@ def formats() -> tuple[str, ...]:
     return (*found, "HEIF")
 
 
-class FileView(io.RawIOBase):
-    """Parts of an open file, and bytes between them, read as one file."""
+class Notes(list[str]):
+    """Lines about what is ignored in a picture's file: at most `MOST_NOTES`, and the number of the
+    others in `more`."""
 
-    def __init__(self, file: IO[bytes], parts: Sequence[Part]) -> None:
-        self._file, self._parts, self._starts, self._position = file, parts, [0], 0
-        for part in parts:
-            self._starts.append(self._starts[-1]
-                                + (len(part) if isinstance(part, bytes) else part[1] - part[0]))
+    more = 0
+
+    def append(self, line: str, /) -> None:
+        """Add a line, or count it."""
+        if len(self) < MOST_NOTES:
+            super().append(line)
+        else:
+            self.more += 1
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines, with one about the others."""
+        return (*self, *([f"and {self.more:,} more notes"] if self.more else []))
+
+
+def ignored(name: str, error: object) -> str:
+    """Return the note about an item of metadata that is ignored."""
+    return f"metadata ignored: {name} ({plain(str(error)) or 'damaged'})"
+
+
+class FileView(io.RawIOBase):
+    """Pieces of an open file, and bytes between them, read as one file."""
+
+    def __init__(self, file: IO[bytes], pieces: Sequence[Piece]) -> None:
+        self._file, self._pieces, self._starts, self._position = file, pieces, [0], 0
+        for piece in pieces:
+            size = len(piece) if isinstance(piece, bytes) else piece[1] - piece[0]
+            self._starts.append(self._starts[-1] + size)
 
     def readable(self) -> bool:
         """Return True, as `io.BufferedReader` requires."""
@@ -84,16 +109,16 @@ class FileView(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 -- any writable buffer
-        """Read into a buffer up to the end of a part, and return the number of bytes."""
+        """Read into a buffer up to the end of a piece, and return the number of bytes."""
         number = bisect.bisect_right(self._starts, self._position) - 1
-        if number == len(self._parts):
+        if number == len(self._pieces):
             return 0
-        part, offset = self._parts[number], self._position - self._starts[number]
+        piece, offset = self._pieces[number], self._position - self._starts[number]
         size = min(len(buffer), self._starts[number + 1] - self._position)
-        if isinstance(part, bytes):
-            data = part[offset : offset + size]
+        if isinstance(piece, bytes):
+            data = piece[offset : offset + size]
         else:
-            self._file.seek(part[0] + offset)
+            self._file.seek(piece[0] + offset)
             data = self._file.read(size)
         buffer[: len(data)] = data
         self._position += len(data)
@@ -102,28 +127,28 @@ class FileView(io.RawIOBase):
 
 @dataclass
 class Split:
-    """The parts of a file that have its pixels, and its metadata.
+    """The pieces of a file that have its pixels, and its metadata.
 
     Attributes:
-        parts: parts of the file that Pillow decodes, in their order.
+        pieces: what Pillow decodes of the file, in its order.
         info: metadata by the names of Pillow's `Image.info`, and "cicp" (four numbers) and "layers"
             (of a JPEG's first scan).
         notes: lines about items of metadata that are ignored because they are damaged.
         items: number of items of metadata.
     """
 
-    parts: list[Part]
+    pieces: list[Piece]
     info: dict[str, Any] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     items: int = 0
 
     def keep(self, start: int, end: int) -> None:
-        """Add a range of the file to the parts; ranges that follow each other become one."""
-        last = self.parts[-1]
+        """Add a range of the file to the pieces; ranges that follow each other become one."""
+        last = self.pieces[-1]
         if isinstance(last, tuple) and last[1] == start:
             start = last[0]
-            self.parts.pop()
-        self.parts.append((start, end))
+            self.pieces.pop()
+        self.pieces.append((start, end))
 
     def read(self, name: str, reader: Callable[..., dict[str, Any]], *arguments: object) -> None:
         """Add an item of metadata, `reader(*arguments)`, or a note if it is damaged, or one of over
@@ -139,7 +164,8 @@ class Split:
 
     def open(self, file: IO[bytes], kind: str, end: bytes = b"") -> ImageFile.ImageFile:
         """Open the pixels, with `end` after them, as a Pillow image with the metadata."""
-        image = Image.open(io.BufferedReader(FileView(file, [*self.parts, end])), formats=[kind])
+        view = io.BufferedReader(FileView(file, [*self.pieces, end]))
+        image = Image.open(view, formats=[kind])
         image.info.update(self.info)
         return image
 
@@ -172,7 +198,7 @@ def split_png(file: IO[bytes]) -> Split:
             break
         position = end
     if position <= size:  # otherwise the pixels are cut off, as Pillow is to notice
-        split.parts.append(b"\0\0\0\0IEND\xaeB`\x82")
+        split.pieces.append(b"\0\0\0\0IEND\xaeB`\x82")
     return split
 
 
@@ -209,22 +235,14 @@ def _png_packed_text(data: bytes) -> dict[str, Any]:
     return _png_text(key + b"\0" + inflate(value[1:])) if key == b"Raw profile type exif" else {}
 
 
-def _png_international_text(data: bytes) -> dict[str, Any]:
-    key, _, value = data.partition(b"\0")
-    if key != b"XML:com.adobe.xmp":
-        return {}
-    text = value[2:].split(b"\0", 2)[2]
-    return {"xmp": inflate(text) if value[0] else text}
-
-
 _PNG_READERS: dict[bytes, Callable[[bytes], dict[str, Any]]] = {
     b"tRNS": _png_transparency,
     b"iCCP": lambda data: {"icc_profile": inflate(data.partition(b"\0")[2][1:])},
     b"eXIf": lambda data: {"exif": b"Exif\0\0" + data},
-    b"tEXt": _png_text, b"zTXt": _png_packed_text, b"iTXt": _png_international_text,
+    b"tEXt": _png_text, b"zTXt": _png_packed_text,
     b"gAMA": lambda data: {"gamma": struct.unpack(">I", data)[0] / 100_000},
-    b"cHRM": lambda data: {"chromaticity": tuple(value / 100_000 for value in struct.unpack(">8I",
-                                                                                            data))},
+    b"cHRM": lambda data: {
+        "chromaticity": tuple(value / 100_000 for value in struct.unpack(">8I", data))},
     b"sRGB": lambda data: {"srgb": data[0]},
     b"cICP": lambda data: {"cicp": struct.unpack("4B", data)},
 }
@@ -247,8 +265,8 @@ def split_jpeg(file: IO[bytes]) -> Split:
             split.info["layers"] = int.from_bytes(file.read(1), "big")
             split.keep(position, size)
             break
-        end = position + 2 + (int.from_bytes(head[2:], "big")
-                              if code not in (0x01, *range(0xD0, 0xD9)) else 0)
+        has_length = code not in (0x01, *range(0xD0, 0xD9))
+        end = position + 2 + (int.from_bytes(head[2:], "big") if has_length else 0)
         data = file.read(end - position - 4) if 0xE0 <= code <= 0xEF or code == 0xFE else None
         if data is None or _says_colours(code, data):
             split.keep(position, min(end, size))
@@ -268,12 +286,12 @@ def has_all_scans(file: IO[bytes]) -> bool:
     missing, is_progressive = {(-1, 0)}, False  # component and coefficient
     while found := _MARKER.search(data, place):
         code, place = found[1][0], found.end()
-        if code in _JPEG_FRAMES:
+        if code in _JPEG_FRAMES:  # names the components
             is_progressive = code in (0xC2, 0xCA)
             missing = {(one, number)
                        for one in data[place + 8 : place + 8 + 3 * data[place + 7] : 3]
                        for number in range(64)}
-        elif code == 0xDA:
+        elif code == 0xDA:  # a scan says what of which components it has
             end = place + 3 + 2 * int.from_bytes(data[place + 2 : place + 3], "big")
             if end + 3 > len(data):
                 return False
@@ -281,8 +299,8 @@ def has_all_scans(file: IO[bytes]) -> bool:
             if bits & 15 == 0:
                 missing -= {(one, number) for one in data[place + 3 : end : 2]
                             for number in range(first, last + 1)}
-        place += int.from_bytes(data[place : place + 2], "big") if code not in (0x01, 0xD8,
-                                                                                0xD9) else 0
+        if code not in (0x01, 0xD8, 0xD9):  # the others have a length
+            place += int.from_bytes(data[place : place + 2], "big")
     return not missing
 
 
@@ -293,30 +311,9 @@ def _says_colours(code: int, data: bytes) -> bool:
 
 def _read_segment(split: Split, profile: dict[int, bytes], code: int, data: bytes) -> None:
     if code == 0xE1 and data.startswith(b"Exif\0\0"):
-        split.read("EXIF", _extended_exif, split.info.get("exif", b"Exif\0\0"), data[6:])
-    elif code == 0xE1 and data.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
-        split.info["xmp"] = data[29:]
+        split.info.setdefault("exif", data)  # what is too long for one segment follows in others
     elif code == 0xE2 and data.startswith(b"ICC_PROFILE\0") and len(data) > 14:
         profile[data[12]] = data[13:]  # number of this part, then of all parts
-    elif code == 0xED and data.startswith(b"Photoshop 3.0\0"):
-        split.read("IPTC", _iptc, data)
-
-
-def _extended_exif(found: bytes, more: bytes) -> dict[str, Any]:
-    if len(found) > MOST_METADATA:
-        raise ValueError(f"over {MOST_METADATA:,} bytes")
-    return {"exif": found + more}
-
-
-def _iptc(data: bytes) -> dict[str, Any]:
-    """Return the IPTC data of a segment with Photoshop's resources: kind, name of even size, size,
-    content."""
-    _, found, rest = data.partition(b"8BIM\4\4")
-    if not found:
-        return {}
-    start = (rest[0] + 2) // 2 * 2
-    size = struct.unpack(">I", rest[start : start + 4])[0]
-    return {"iptc": rest[start + 4 : start + 4 + size]}
 
 
 def _joined(parts: dict[int, bytes]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 inside.
 
 Every picture that a model drew is marked as such, so that other programs can tell: see
-`superres.tasks.metadata`. Equal images with equal records give equal bytes, at any time and on any
+`superres.pictures.mark`. Equal images with equal records give equal bytes, at any time and on any
 machine.
 """
 
@@ -15,18 +15,17 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 
 from superres.errors import InvalidInputError, first_line
+from superres.pictures.mark import SOFTWARE, marked, origin
+from superres.pictures.read import MAX_PIXELS, Picture, Pixels
 from superres.system.json_files import parse_json
-from superres.tasks import exif
-from superres.tasks.colour import srgb_profile
-from superres.tasks.metadata import SOFTWARE, marked, origin, tiff_info
-from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 
 ORIGIN_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF")
 XMP_KEYWORD = "XML:com.adobe.xmp"  # of the text field of a PNG file
+_XMP_TAG = 700  # of a TIFF file
 
 
 def encode_png(picture: Picture, record: Mapping[str, Any] | None) -> bytes:
@@ -36,32 +35,21 @@ def encode_png(picture: Picture, record: Mapping[str, Any] | None) -> bytes:
     A `record` of None says that no model drew the picture; then there is no mark.
     """
     info = PngInfo()
-    xmp = picture.xmp
     if record is not None:
-        xmp = marked(xmp)
         info.add_text("Software", SOFTWARE)
         if record:
             info.add_text(SOFTWARE, json.dumps(record))
-    if xmp is not None:
-        info.add_itxt(XMP_KEYWORD, xmp.decode())
-    more = {} if picture.exif is None else {"exif": picture.exif}
-    return _saved(picture, "PNG", pnginfo=info, **more)
+        info.add_itxt(XMP_KEYWORD, marked().decode())
+    return _saved(picture, "PNG", pnginfo=info)
 
 
 def encode_webp(picture: Picture, record: Mapping[str, Any]) -> bytes:
-    """Return a picture as lossless WebP with the mark.
-
-    `record` is JSON in EXIF's ImageDescription, or in XMP if the input has a description of its
-    own.
-    """
-    block = exif.read_block(picture.exif) if picture.exif is not None else exif.Block()
-    tags = block.directories[exif.MAIN]
-    tags[exif.SOFTWARE] = exif.ASCII, SOFTWARE.encode() + b"\0"
-    is_free = exif.DESCRIPTION not in tags
-    if is_free:
-        tags[exif.DESCRIPTION] = exif.ASCII, json.dumps(record).encode() + b"\0"
-    xmp = marked(picture.xmp, None if is_free else record)
-    return _saved(picture, "WEBP", lossless=True, exact=True, exif=block.to_bytes(), xmp=xmp)
+    """Return a picture as lossless WebP with the mark, and `record` as JSON in EXIF's
+    ImageDescription."""
+    tags = Image.Exif()
+    tags[ExifTags.Base.Software] = SOFTWARE
+    tags[ExifTags.Base.ImageDescription] = json.dumps(record)
+    return _saved(picture, "WEBP", lossless=True, exact=True, exif=tags.tobytes(), xmp=marked())
 
 
 def encode_npz(picture: Picture, record: Mapping[str, Any]) -> bytes:
@@ -80,7 +68,7 @@ class DrawnImage(Image.Image):
     def of(cls, pixels: Pixels, record: Mapping[str, Any]) -> DrawnImage:
         """Return the image of uint8 [H, W, 3]; its files have `record` beside the mark."""
         image = cls._copied(Image.fromarray(pixels))
-        image.info["xmp"] = marked(None, record)
+        image.info["xmp"] = marked(record)
         return image
 
     @classmethod
@@ -98,7 +86,7 @@ class DrawnImage(Image.Image):
         info, xmp = PngInfo(), self.info["xmp"]
         info.add_itxt(XMP_KEYWORD, xmp.decode())
         # each format takes its own
-        marks = {"xmp": xmp, "pnginfo": info, "tiffinfo": {exif.XMP: xmp}}
+        marks = {"xmp": xmp, "pnginfo": info, "tiffinfo": {_XMP_TAG: xmp}}
         super().save(fp, format, **{**marks, **params})
 
 
@@ -112,10 +100,9 @@ def read_origin(file: IO[bytes], label: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(), Image.open(file, formats=ORIGIN_FORMATS) as image:
             warnings.simplefilter("ignore")  # Pillow's, of large pictures and unusual metadata
-            of_file = tiff_info(image.fp)  # before the pixels are loaded
             if image.format == "PNG" and image.width * image.height <= MAX_PIXELS:
                 image.load()  # its texts may stand behind the pixels
-            info: dict[Any, Any] = {**image.info, **of_file}
+            info, description = image.info, _description(image)
             found = {"format": image.format, "width": image.width, "height": image.height}
     except UnidentifiedImageError:
         raise InvalidInputError(f"{label} is not a picture in {', '.join(ORIGIN_FORMATS)}; give "
@@ -123,12 +110,18 @@ def read_origin(file: IO[bytes], label: str) -> dict[str, Any]:
     except Exception as error:  # Pillow raises errors of many types for damaged files
         raise InvalidInputError(f"{label} cannot be read ({first_line(error)}); check the "
                                 "file") from error
-    said, given = origin(info.get("xmp")), info.get("exif") or exif.Block()
-    tags = (exif.read_block(given) if isinstance(given, bytes) else given).directories[exif.MAIN]
-    description = tags.get(exif.DESCRIPTION, (0, b""))[1].rstrip(b"\0")
+    said = origin(info.get("xmp"))
     records = map(_record, (info.get(SOFTWARE), said.get("record"), description))
     return {**found, "mark": said.get("mark"), "tool": said.get("tool"),
             "settings": next(filter(None, records), None)}
+
+
+def _description(image: Image.Image) -> str | None:
+    """Return EXIF's ImageDescription; None if there is none, or it cannot be read."""
+    try:
+        return image.getexif().get(ExifTags.Base.ImageDescription)
+    except Exception:  # Pillow raises errors of many types for damaged metadata
+        return None
 
 
 def _record(text: str | bytes | None) -> dict[str, Any] | None:
@@ -137,8 +130,8 @@ def _record(text: str | bytes | None) -> dict[str, Any] | None:
         record = parse_json(text.encode() if isinstance(text, str) else text or b"")
     except ValueError:
         return None
-    return record if isinstance(record, dict) and not {"checkpoint",
-                                                       "config"}.isdisjoint(record) else None
+    is_ours = isinstance(record, dict) and not {"checkpoint", "config"}.isdisjoint(record)
+    return record if is_ours else None
 
 
 def _image(picture: Picture) -> Image.Image:
@@ -149,14 +142,12 @@ def _image(picture: Picture) -> Image.Image:
 
 
 def _saved(picture: Picture, kind: str, **more: Any) -> bytes:  # noqa: ANN401 -- Pillow's options
-    if picture.has_profile:
-        more["icc_profile"] = srgb_profile()
     buffer = io.BytesIO()
     _image(picture).save(buffer, kind, **more)
     return buffer.getvalue()
 
 
-FORMATS = {"png": encode_png, "webp-lossless": encode_webp, "npz": encode_npz}
+ENCODERS = {"png": encode_png, "webp-lossless": encode_webp, "npz": encode_npz}
 """Functions that return the bytes of a file, by the values of --format."""
 # suffixes of files by the values of --format
 SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}

@@ -16,11 +16,9 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from superres.tasks import exif
-from superres.tasks.colour import eight_bits
-from superres.tasks.metadata import Notes, ignored, tiff_info
-from superres.tasks.picture_files import MOST_METADATA, FileView, Part
-from superres.tasks.picture_pixels import Alpha, Colours, PixelSource
+from superres.pictures.colour import eight_bits
+from superres.pictures.decode import Alpha, Colours, PixelSource
+from superres.pictures.files import MOST_METADATA, FileView, Notes, Piece, ignored
 
 _NEW_KIND, _OLD_KIND = 254, 255  # of a page: bit 0, or 2, of a reduced copy of another
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -47,6 +45,11 @@ _BY_ROWS = {(photometric, bits) for photometric in (0, 1, 2, 5) for bits in (1, 
 _PLAIN = {1, 5, 8, 32773, 32946, 34925, 50000}
 _MOST_PIXEL_TAG = 4_000_000  # bytes of values: 500,000 strips
 MOST_PAGES = 20  # that may be thumbnails
+MOST_ENTRIES = 4096  # of a directory that is read
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8,
+          17: 8, 18: 8, 129: 1}
+"""Bytes of a value, by its type."""
+_OUTSIDE = (OSError, ValueError, OverflowError)  # of reading at an offset that is not in the file
 TIFF_STARTS = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 
 
@@ -59,6 +62,53 @@ class Tag:
     raw: bytes
 
 
+class Reader:
+    """Reads directories of a TIFF file; `order` is "" if it is none."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """Read the head of the content of `file`."""
+        self.file = file
+        file.seek(0)
+        head = file.read(16)
+        self.order = {b"II*\0": "<", b"II+\0": "<", b"MM\0*": ">", b"MM\0+": ">"}.get(head[:4], "")
+        self.word = "Q" if b"+" in head[2:4] else "I"  # BigTIFF has offsets and counts of 8 bytes
+        self.first = self.number(head[8:16] if self.word == "Q" else head[4:8])
+
+    def number(self, data: bytes) -> int:
+        """Return a whole number of any size."""
+        return int.from_bytes(data, "little" if self.order == "<" else "big")
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        data = self.file.read(size)
+        if len(data) < size:
+            raise ValueError("the file is cut off")
+        return data
+
+    def entries(self, offset: int) -> list[tuple[int, int, int, bytes]]:
+        """Return tag, type, count and inline value of each entry of a directory; the next one's
+        offset may follow."""
+        self.file.seek(offset)
+        count = self.number(self.read(2 if self.word == "I" else 8))
+        if count > MOST_ENTRIES:
+            raise ValueError("the directory has too many entries")
+        form = struct.Struct(self.order + {"I": "HHI4s", "Q": "HHQ8s"}[self.word])
+        return list(form.iter_unpack(self.read(count * form.size)))
+
+    def value(self, size: int, inline: bytes, most: int) -> bytes | None:
+        """Return a value of `size` bytes, from the entry or where the entry says; None if it cannot
+        be read."""
+        if size <= len(inline):
+            return inline[:size]
+        if size > most:
+            return None
+        try:
+            self.file.seek(self.number(inline))
+            return self.read(size)
+        except _OUTSIDE:
+            return None
+
+
 class Directory:
     """The first directory of a TIFF file that is of no thumbnail: the tags that matter for the
     pixels."""
@@ -66,10 +116,10 @@ class Directory:
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.notes, self.tags = file, Notes(), dict[int, Tag]()
         self.size = file.seek(0, os.SEEK_END)
-        reader = exif.Reader(file)
+        reader = Reader(file)
         self.order = reader.order
         for tag, kind, count, inline in _picture_entries(reader):
-            size, is_pixels = count * exif.SIZES.get(kind, 0), tag in _PIXEL_TAGS
+            size, is_pixels = count * _SIZES.get(kind, 0), tag in _PIXEL_TAGS
             if not is_pixels and tag not in (_ORIENTATION, _PROFILE):
                 continue
             value = reader.value(size, inline, _MOST_PIXEL_TAG if is_pixels else MOST_METADATA)
@@ -98,6 +148,7 @@ class Directory:
     def view(self, tags: dict[int, Tag], order: str) -> Image.Image:
         """Open the file's pixels, with these tags in this byte order alone, as a Pillow image of a
         classic TIFF."""
+        # the directory lies behind the file's content, and its longer values behind it
         start = self.size + self.size % 2
         first = start + 2 + 12 * len(tags) + 4
         entries, values = b"", b""
@@ -108,25 +159,23 @@ class Directory:
                 values += tag.raw + bytes(len(tag.raw) % 2)
             entries += struct.pack(f"{order}HHI", number, tag.kind, tag.count) + value
         header = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, start)
-        directory = bytes(start - self.size) + struct.pack(f"{order}H",
-                                                           len(tags)) + entries + bytes(4) + values
-        parts: list[Part] = [header, (8, self.size), directory]
-        return Image.open(io.BufferedReader(FileView(self.file, parts)), formats=["TIFF"])
+        directory = struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + values
+        pieces: list[Piece] = [header, (8, self.size), bytes(start - self.size) + directory]
+        return Image.open(io.BufferedReader(FileView(self.file, pieces)), formats=["TIFF"])
 
 
-def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
+def _picture_entries(reader: Reader) -> list[tuple[int, int, int, bytes]]:
     """Return the entries of the first directory that is of no thumbnail, or of the first one."""
     first = found = reader.entries(reader.first)
     for _ in range(MOST_PAGES):
-        kinds = {tag: reader.number(inline[:exif.SIZES.get(kind, 0)]) for tag, kind, _,
-                 inline in found
-                 if tag in (_NEW_KIND, _OLD_KIND)}
+        kinds = {tag: reader.number(inline[:_SIZES.get(kind, 0)])
+                 for tag, kind, _, inline in found if tag in (_NEW_KIND, _OLD_KIND)}
         if not kinds.get(_NEW_KIND, 0) & 1 and kinds.get(_OLD_KIND) != 2:
             return found
         try:
             place = reader.number(reader.read(4 if reader.word == "I" else 8))
             found = reader.entries(place) if place else []
-        except (OSError, ValueError, OverflowError):  # the pages behind are damaged
+        except _OUTSIDE:  # the pages behind are damaged
             return first
         if not found:
             return first
@@ -136,29 +185,26 @@ def _picture_entries(reader: exif.Reader) -> list[tuple[int, int, int, bytes]]:
 def open_tiff(file: IO[bytes]) -> PixelSource:
     """Open the first picture of a TIFF file; raise NotImplementedError with its layout if that
     cannot be read."""
+    # the layout
     directory = Directory(file)
     whole = directory.whole
-    photometric, compression, is_tiled = (whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0],
-                                          bool(whole(_TILES)))
-    bits = whole(_BITS, 1)
-    samples = whole(_SAMPLES,
-                    max(len(bits), 3 if photometric in (2, 6) and compression in (6, 7) else 1))[0]
+    photometric, compression = whole(_PHOTOMETRIC, 0)[0], whole(_COMPRESSION, 1)[0]
+    bits, formats = whole(_BITS, 1), set(whole(_FORMAT, 1))
+    is_jpeg = photometric in (2, 6) and compression in (6, 7)
+    samples = whole(_SAMPLES, max(len(bits), 3 if is_jpeg else 1))[0]
     planes = samples if whole(_PLANAR, 1)[0] == 2 else 1
-    formats, key = set(whole(_FORMAT, 1)), (photometric, bits[0])
+    # who can read it: of 16-bit colours, Pillow itself keeps 8 bits
+    key, extra = (photometric, bits[0]), _NATIVE.get((photometric, bits[0]), ())
     is_even, is_plain = formats == {1} and len(set(bits)) == 1, compression in _PLAIN
-    extra = _NATIVE.get(key, ())
+    is_native = is_even and (planes == 1 or not is_plain) and (
+        extra is _ANY or whole(_EXTRA) in extra)
+    differs_in_tiles = bool(whole(_TILES)) and whole(_PREDICTOR, 1) != (1,) and planes < samples
+    is_by_rows = (is_even and is_plain and key in _BY_ROWS and samples <= 16
+                  and not differs_in_tiles)
     source: PixelSource
-    is_native = is_even and (planes == 1 or not is_plain) and (extra is _ANY or whole(_EXTRA)
-                                                               in extra)
-    if is_even and is_plain and key in _BY_ROWS and samples <= 16 and not (is_native and bits[0]
-                                                                           < 16) and not (
-                                                                               is_tiled
-                                                                               and whole(_PREDICTOR,
-                                                                                         1) != (1,)
-                                                                               and planes
-                                                                               < samples):
+    if is_by_rows and not (is_native and bits[0] < 16):
         source = RowSource(directory, key, samples, planes)
-    elif is_native:  # of 16-bit colours, Pillow keeps 8 bits
+    elif is_native:
         source = PixelSource(directory.view(directory.pixel_tags, directory.order), directory.notes)
     else:
         kinds = {2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
@@ -171,8 +217,6 @@ def open_tiff(file: IO[bytes]) -> PixelSource:
     source.orientation = turn if turn in range(1, 9) else 1
     if _PROFILE in directory.tags:
         source.image.info["icc_profile"] = directory.tags[_PROFILE].raw
-    file.seek(0)
-    source.of_file = tiff_info(file)
     return source
 
 
@@ -205,8 +249,8 @@ class RowSource(PixelSource):
         # Pillow unpacks 12-bit samples in files of little-endian order only; these have no byte
         # order.
         order = "<" if self.bits == 12 else directory.order
-        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one)) for tag,
-                one in values.items()}
+        tags = {tag: Tag(4, len(one), struct.pack(f"{order}{len(one)}I", *one))
+                for tag, one in values.items()}
         return directory.view(tags, order)
 
     def needed_bytes(self) -> int:
@@ -222,13 +266,14 @@ class RowSource(PixelSource):
     def rows(self, top: int, bottom: int) -> tuple[Colours, Alpha | None]:
         """As the base class."""
         strips = [np.asarray(image.crop((0, top, image.width, bottom))) for image in self.images]
-        values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], self.samples)
+        values = np.stack(strips, axis=-1).reshape(bottom - top, self.size[0], -1)  # [H, W, K]
         if self.has_differences:
             values = np.cumsum(values, axis=1, dtype=values.dtype)
         # Pillow has scaled 2 and 4 bits to 8.
         most = {1: 1, 12: 4095, 16: 65535}.get(self.bits, 255)
         mode = _COLOURS[self.photometric]
         colours, alpha = values[..., : len(mode) if mode != "L" else 1].astype(np.uint32), None
+        # the first extra sample that is the opacity
         for place, kind in enumerate(self.extra, colours.shape[-1]):
             if kind in (1, 2) and place < self.samples:
                 opacity = values[..., place, None].astype(np.uint32)
@@ -240,6 +285,5 @@ class RowSource(PixelSource):
             colours = most - colours
         if most > 255 and mode != "CMYK":
             return (colours * np.uint32(65535) // np.uint32(most)).astype(np.uint16), alpha
-        layers = [Image.fromarray(layer) for layer in np.moveaxis(eight_bits(colours, most), -1,
-                                                                  0).copy()]
-        return Image.merge(mode, layers), alpha
+        layers = np.moveaxis(eight_bits(colours, most), -1, 0).copy()
+        return Image.merge(mode, [Image.fromarray(layer) for layer in layers]), alpha

@@ -44,8 +44,8 @@ def profile_of(info: Mapping[Any, Any]) -> bytes | None:
         primaries, transfer, matrix, is_full = info["cicp"]
         if primaries not in PRIMARIES or transfer not in CURVES or matrix != 0 or is_full != 1:
             raise ValueError(f"cICP {primaries}/{transfer}/{matrix}/{is_full} is not supported")
-        return None if (primaries, transfer) == (1, 13) else matrix_profile(PRIMARIES[primaries],
-                                                                            CURVES[transfer])
+        return None if (primaries, transfer) == (1, 13) else matrix_profile(
+            PRIMARIES[primaries], CURVES[transfer])
     if info.get("icc_profile"):
         return bytes(info["icc_profile"])
     gamma, colours = info.get("gamma"), info.get("chromaticity", SRGB)
@@ -64,8 +64,8 @@ def matrix_profile(colours: tuple[float, ...], curve: tuple[float, ...]) -> byte
     tags = {b"wtpt": b"XYZ \0\0\0\0" + _fixed(_D50)}
     for name, column in zip((b"r", b"g", b"b"), _primaries(colours).T, strict=True):
         tags[name + b"XYZ"] = b"XYZ \0\0\0\0" + _fixed(column)
-        tags[name + b"TRC"] = b"para\0\0\0\0" + struct.pack(">HH", 0 if len(curve) == 1 else 3,
-                                                            0) + _fixed(curve)
+        kind = 0 if len(curve) == 1 else 3
+        tags[name + b"TRC"] = b"para\0\0\0\0" + struct.pack(">HH", kind, 0) + _fixed(curve)
     table, body = struct.pack(">I", len(tags)), b""
     for name, value in tags.items():
         table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(value))
@@ -77,8 +77,8 @@ def matrix_profile(colours: tuple[float, ...], curve: tuple[float, ...]) -> byte
 
 def _primaries(colours: tuple[float, ...]) -> npt.NDArray[np.float64]:
     """Return XYZ of red, green and blue in the columns of [3, 3], adapted to D50."""
-    xyz = [np.array([x / y, 1, (1 - x - y) / y]) for x,
-           y in zip(colours[::2], colours[1::2], strict=True) if y > 0]
+    xyz = [np.array([x / y, 1, (1 - x - y) / y])
+           for x, y in zip(colours[::2], colours[1::2], strict=True) if y > 0]
     if len(xyz) != 4:
         raise ValueError("cHRM has a y of 0")
     white, primaries = xyz[0], np.stack(xyz[1:], axis=1)
@@ -126,9 +126,8 @@ def transform(profile: bytes, mode: str) -> _Change | None:
     greys = np.arange(256, dtype=np.uint8)[None]
     if mode == "L":
         table = np.asarray(applied(Image.fromarray(greys).convert(space)))[0]
-        return None if _is_near(table, greys.T) else lambda image: Image.fromarray(
-            table[np.asarray(image)]
-        )
+        return None if _is_near(table, greys.T) else (
+            lambda image: Image.fromarray(table[np.asarray(image)]))
     if mode != "RGB":
         return applied
     cube = np.stack(np.meshgrid(*[greys[0, ::31]] * 3), -1).reshape(-1, 3)
@@ -242,12 +241,3 @@ def srgb() -> ImageCms.ImageCmsProfile:
 @functools.cache
 def _lab() -> ImageCms.ImageCmsProfile:
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
-
-
-@functools.cache
-def srgb_profile() -> bytes:
-    """Return the ICC profile of sRGB, without its creation date, so that equal pictures give equal
-    files."""
-    profile = bytearray(srgb().tobytes())
-    profile[24:36] = bytes(12)
-    return bytes(profile)

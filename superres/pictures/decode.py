@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile
 
-from superres.tasks.colour import Deep
-from superres.tasks.metadata import Notes
-from superres.tasks.picture_files import has_all_scans, split_jpeg, split_png
+from superres.pictures.colour import Deep
+from superres.pictures.files import Notes, has_all_scans, split_jpeg, split_png
 
 Alpha = npt.NDArray[np.uint8]
 Colours: TypeAlias = "Image.Image | Deep"
@@ -37,14 +36,12 @@ class PixelSource:
         size: width and height as stored, before the orientation is applied.
         notes: lines about metadata that is ignored.
         orientation: the EXIF orientation if it is known already; otherwise `image` has it.
-        of_file: metadata of a TIFF file, which `image` lacks; see
-            `superres.tasks.metadata.tiff_info`.
     """
 
     orientation: int | None = None
 
     def __init__(self, image: Image.Image, notes: Notes) -> None:
-        self.image, self.size, self.notes, self.of_file = image, image.size, notes, dict[str, Any]()
+        self.image, self.size, self.notes = image, image.size, notes
 
     def needed_bytes(self) -> int:
         """Return how many bytes decoding and converting take at most."""
@@ -179,6 +176,6 @@ class JpegSource(PixelSource):
             self.notes.append("the JPEG's end marker is missing; all pixels are there")
 
     def _drop_half_marker(self) -> None:
-        start, end = cast("tuple[int, int]", self.split.parts.pop())
+        start, end = cast("tuple[int, int]", self.split.pieces.pop())
         self.file.seek(end - 1)
-        self.split.parts.append((start, end - (self.file.read(1) == b"\xff")))
+        self.split.pieces.append((start, end - (self.file.read(1) == b"\xff")))

@@ -20,11 +20,10 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
-from superres.tasks.colour import profile_of, to_srgb
-from superres.tasks.metadata import Notes, ignored, kept_metadata, tiff_info
-from superres.tasks.picture_files import BRANDS, MISSING, formats
-from superres.tasks.picture_pixels import MOST_BYTES, JpegSource, PixelSource, PngSource
-from superres.tasks.tiff_pixels import TIFF_STARTS, open_tiff
+from superres.pictures.colour import profile_of, to_srgb
+from superres.pictures.decode import MOST_BYTES, JpegSource, PixelSource, PngSource
+from superres.pictures.files import BRANDS, MISSING, Notes, formats, ignored
+from superres.pictures.tiff import TIFF_STARTS, open_tiff
 
 Pixels = npt.NDArray[np.uint8]
 """Pixels of one or more pictures, uint8 [..., H, W, C]."""
@@ -34,22 +33,16 @@ _STRIP_PIXELS = 1 << 18  # converted at a time
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture and its metadata.
+    """A picture.
 
     Attributes:
         rgb: uint8 [H, W, 3], sRGB, upright, blended with the background where it is transparent.
         alpha: uint8 [H, W], 255 where it is opaque; None if the whole picture is opaque.
-        exif: what is kept of the EXIF data; None without.
-        xmp: what is kept of the XMP and IPTC data, as XMP; None without.
-        has_profile: whether the file has a colour profile, from which `rgb` was converted.
         notes: lines about metadata that is damaged and ignored; the pixels are sound.
     """
 
     rgb: Pixels
     alpha: Pixels | None = None
-    exif: bytes | None = None
-    xmp: bytes | None = None
-    has_profile: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +93,6 @@ def picture_of(image: Image.Image, least: int = 1) -> Picture:
     """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not
     changed."""
     label, source = "the picture", PixelSource(image, Notes())
-    source.of_file = tiff_info(getattr(image, "fp", None))
     _check_size(label, source, MAX_PIXELS, least)
     try:
         return _decode(source, "white")
@@ -179,18 +171,18 @@ def _decode(source: PixelSource, background: str) -> Picture:
     info, notes = source.image.info, source.notes
     if source.image.mode == "F":
         raise NotImplementedError("picture of floating-point intensities, whose range is unknown")
-    orientation, metadata = _orientation(source), kept_metadata({**info, **source.of_file})
+    # what the metadata say of the pixels
+    orientation = _orientation(source)
     try:
         profile = profile_of(info)
         to_srgb(source.rows(0, 1)[0], profile)
     except ValueError as error:
         notes.append(ignored("colour profile", error))
         profile = None
-    for line in metadata.notes:
-        notes.append(line)
+    # the upright picture, filled through a view of it as the file has it
     width, height = source.size
-    rgb, alpha = (np.empty((width, height, 3) if orientation > 4 else (height, width, 3), np.uint8),
-                  None)
+    shape = (width, height, 3) if orientation > 4 else (height, width, 3)
+    rgb, alpha = np.empty(shape, np.uint8), None
     as_stored, is_opaque = _turned(rgb, orientation), source.is_opaque()
     step = max(_STRIP_PIXELS // width & ~1, 2)
     for top in range(0, height, step):
@@ -203,17 +195,17 @@ def _decode(source: PixelSource, background: str) -> Picture:
             strip = Image.composite(strip, Image.new("RGB", strip.size, background),
                                     Image.fromarray(opacity))
         as_stored[rows] = np.asarray(strip)
-    return Picture(rgb, alpha, metadata.exif, metadata.xmp, bool(profile), notes.lines())
+    return Picture(rgb, alpha, notes.lines())
 
 
 def _orientation(source: PixelSource) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 if there is none or it is damaged."""
+    """Return the EXIF orientation, 1 to 8; 1 if there is none, or it is damaged, as a note says."""
     if source.orientation is not None:
         return source.orientation
     try:
         value = source.image.getexif().get(0x0112, 1)
-    # Pillow raises errors of many types for damaged metadata, which `kept_metadata` notes
-    except Exception:
+    except Exception:  # Pillow raises errors of many types for damaged metadata
+        source.notes.append(ignored("EXIF", ""))
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -11,16 +11,15 @@ from contextlib import nullcontext
 from typing import IO, Any
 
 from superres.errors import InvalidInputError
+from superres.pictures import write
+from superres.pictures.read import MAX_PIXELS, Picture, check_file, read_picture
 from superres.system.confined import Confined, Values, limit_memory
-from superres.tasks import image_files
-from superres.tasks.pictures import MAX_PIXELS, Picture, check_file, read_picture
 
 MOST_BYTES = 500_000_000  # of a file
 MOST_MEMORY = 2_000_000_000  # bytes that decoding a picture may take, beyond those of its file
 MOST_SECONDS = 10.0  # of processor time that decoding a picture may take
-MOST_METADATA = 100_000_000  # bytes of a picture's metadata that are taken
-READER = Confined("superres.tasks.untrusted:decode", 4 * MAX_PIXELS + MOST_METADATA)
-ORIGINS = Confined("superres.tasks.untrusted:describe", 0)
+READER = Confined("superres.pictures.untrusted:decode", 4 * MAX_PIXELS)
+ORIGINS = Confined("superres.pictures.untrusted:describe", 0)
 
 
 def read_untrusted(
@@ -40,14 +39,14 @@ def read_untrusted(
 
 
 def read_origin(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `superres.tasks.image_files.read_origin` does, read in a process as
+    """Return what `superres.pictures.write.read_origin` does, read in a process as
     `read_untrusted` reads."""
     return _answer(ORIGINS, path, str(path))
 
 
 def _answer(
-    reader: Confined, file: str | os.PathLike[str] | IO[bytes], label: str, seconds: float | None = None,
-    **options: Any,  # noqa: ANN401 -- of the reader's function
+    reader: Confined, file: str | os.PathLike[str] | IO[bytes], label: str,
+    seconds: float | None = None, **options: Any,  # noqa: ANN401 -- of the reader's function
 ) -> dict[str, Any]:
     content = _content(file, label)
     try:
@@ -63,8 +62,8 @@ def _content(file: str | os.PathLike[str] | IO[bytes], label: str) -> bytes:
     try:
         if isinstance(file, (str, os.PathLike)):
             check_file(file, label)
-        with open(file, "rb") if isinstance(file,
-                                            (str, os.PathLike)) else nullcontext(file) as opened:
+        with (open(file, "rb") if isinstance(file, (str, os.PathLike))
+              else nullcontext(file) as opened):
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError for a path with a zero byte
         reason = getattr(error, "strerror", None) or error
@@ -90,4 +89,4 @@ def decode(content: bytes, memory: int, **options: Any) -> Iterator[Values]:  # 
 def describe(content: bytes, memory: int, label: str) -> Iterator[Values]:
     """Yield what `content` says of its picture's origin, in a process that `ORIGINS` starts."""
     limit_memory(memory)
-    yield image_files.read_origin(io.BytesIO(content), label)
+    yield write.read_origin(io.BytesIO(content), label)
