@@ -104,7 +104,7 @@ def decode_interleaved(
     """
     keys = [image_key(source, 1) for source in sources]
     batches = [slice(start, start + batch_size) for start in range(0, len(sources), batch_size)]
-    results = in_turns(batches, ways, lambda batch, options: upscaler(
+    results = in_turns(batches, ways, lambda batch, options: upscaler.decode(
         sources[batch], options, keys=keys[batch]), "decoding")
     timed = max(len(sources) // batch_size, 1)
     return {way: DecodedPictures.of(made, timed) for way, made in results.items()}

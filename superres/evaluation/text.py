@@ -20,7 +20,8 @@ from superres.evaluation.score_tables import table_lines
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
-    from superres.pipeline.translator import Translated, Translator
+    from superres.pipeline.translated import Translated
+    from superres.pipeline.translator import Translator
 
 COLUMNS = {
     "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
@@ -145,17 +146,17 @@ def decode_text(
     batches = [order[first:first + batch_size] for first in range(0, len(order), batch_size)]
 
     def decode(batch: list[int], way: Way) -> Translated:
-        return translator([sources[index] for index in batch], way, keys=batch,
-                          batch_size=batch_size)
+        return translator.decode([sources[index] for index in batch], way, keys=batch,
+                                 batch_size=batch_size)
 
     # in the order of the sources again
     def joined(results: list[Translated]) -> DecodedText:
-        lines = dict(zip(order, (text for result in results for text in result.texts), strict=True))
-        return DecodedText([lines[index] for index in range(len(sources))],
-                           [trace for result in results for traces in result.traces
-                            for trace in traces],
-                           sum(sum(result.cut) for result in results),
-                           sum(sum(result.tokens) for result in results),
+        lines = [line for result in results for line in result]
+        texts = {index: line.text for index, line in zip(order, lines, strict=True)}
+        return DecodedText([texts[index] for index in range(len(sources))],
+                           [trace for result in results for trace in result.traces],
+                           sum(line.truncated for line in lines),
+                           sum(line.tokens for line in lines),
                            sum(result.seconds for result in results))
 
     return {name: joined(results)
