@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from superres.cli import train as commands
 from superres.errors import ConfigError
 from superres.nn.attention import fused_attend
-from superres.pipeline import pipeline
+from superres.pipeline import choose
 from superres.training import construction, recipes
 from superres.training.construction import build_model, compile_layers, learning_rate_factor
 from superres.training.corpora import Corpus
@@ -118,7 +118,7 @@ def test_compiled_layers_that_get_too_many_shapes_raise_an_error_instead_of_beco
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine that says it has a GPU."""
-    monkeypatch.setattr(pipeline, "torch",
+    monkeypatch.setattr(choose, "torch",
                         changed(torch, cuda=changed(torch.cuda, is_available=lambda: True)))
 
 
